@@ -1,0 +1,245 @@
+"""Which processes make a cluster, and who of them this process is.
+
+    chief      runs the trainer, and computes nothing itself; may be left out
+    worker     reads rows, computes clipped gradients
+    ps         holds the shards of tables, their marks and totals, and draws their noise
+    evaluator  none of the trainer's business; may be listed
+
+The description is TensorFlow's: the environment variable TF_CONFIG, or the same JSON in a file.
+
+    {"cluster": {"worker": ["10.0.0.5:2222", "10.0.0.6:2222"], "ps": ["10.0.0.7:2222"]},
+     "task": {"type": "chief", "index": 0}}
+
+It is checked as a whole before anything starts: what is wrong here would otherwise show as a process that waits
+forever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+_EXAMPLE = '{"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The addresses of a cluster, by job, and optionally this process' place in it.
+
+    Args:
+        jobs: `chief`, `worker`, `ps` and `evaluator`, each a list of `host:port`. `worker` and `ps` must be there.
+        task: this process' job and index.
+
+    Raises:
+        ValueError: for anything that could not be a cluster, with what to change.
+
+    Example:
+
+    >>> cluster = Cluster({"worker": ["10.0.0.5:2222"], "ps": ["10.0.0.7:2222", "10.0.0.8:2222"]})
+    >>> cluster.servers
+    ('10.0.0.7:2222', '10.0.0.8:2222')
+    >>> Cluster({"worker": ["10.0.0.5:2222"], "ps": ["10.0.0.5:2222"]})
+    Traceback (most recent call last):
+    ...
+    ValueError: 10.0.0.5:2222 is both worker 0 and ps 0; each process needs an address of its own.
+    """
+
+    jobs: Mapping[str, Sequence[str]]
+    task: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "jobs", _checked_jobs(self.jobs))
+        if self.task is not None:
+            object.__setattr__(self, "task", self.checked_task(*self.task))
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the cluster description") -> Cluster:
+        """Reads TF_CONFIG's JSON.
+
+        Args:
+            text: an object with `cluster` and perhaps `task`.
+            source: what the text is, for errors.
+
+        Raises:
+            ValueError: if it is not JSON, or no cluster.
+        """
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as problem:
+            raise ValueError(f"{source} is not JSON: {problem}. It should look like {_EXAMPLE}.") from None
+        if not isinstance(found, dict) or not isinstance(found.get("cluster"), dict):
+            raise ValueError(f"{source} has no 'cluster'. It should look like {_EXAMPLE}.")
+        try:
+            return cls(found["cluster"], _read_task(found["task"]) if "task" in found else None)
+        except ValueError as problem:
+            raise ValueError(f"{source}: {problem}") from None
+
+    @classmethod
+    def from_tf_config(cls) -> Cluster:
+        """Reads the environment variable TF_CONFIG.
+
+        Raises:
+            ValueError: if it is not set, or wrong.
+        """
+        text = os.environ.get("TF_CONFIG", "")
+        if not text.strip():
+            raise ValueError(f"The environment variable TF_CONFIG is not set. It should look like {_EXAMPLE}.")
+        return cls.from_json(text, "TF_CONFIG")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Cluster:
+        """Reads a file.
+
+        Raises:
+            ValueError: if what it holds is wrong.
+            OSError: if it cannot be read.
+        """
+        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the workers."""
+        return tuple(self.jobs["worker"])
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Addresses of the parameter servers."""
+        return tuple(self.jobs["ps"])
+
+    def checked_task(self, job: Any, index: Any) -> tuple[str, int]:
+        """The place of one process.
+
+        Raises:
+            ValueError: if the cluster has no such place.
+        """
+        if job not in self.jobs:
+            raise ValueError(f"the task's type is {job!r}, but the cluster's jobs are {', '.join(self.jobs)}.")
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self.jobs[job]):
+            last = len(self.jobs[job]) - 1
+            raise ValueError(f"the task's index is {index!r}, but '{job}' has index {' to '.join(('0', str(last)))}.")
+        return job, index
+
+    def as_json(self, job: str | None = None, index: int = 0) -> str:
+        """What TF_CONFIG must say in a process of this cluster.
+
+        Args:
+            job: of that process; left out, no task is named.
+            index: of that process within its job.
+        """
+        found: dict[str, Any] = {"cluster": {name: list(at) for name, at in self.jobs.items()}}
+        if job is not None:
+            task = self.checked_task(job, index)
+            found["task"] = {"type": task[0], "index": task[1]}
+        return json.dumps(found)
+
+    def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """What the trainer takes, and `tf.distribute.ParameterServerStrategy`."""
+        import tensorflow as tf
+
+        jobs = {job: list(at) for job, at in self.jobs.items() if job != "evaluator"}
+        job, index = self.task or (None, None)
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(jobs), task_type=job, task_id=index, rpc_layer="grpc"
+        )
+
+    def wait(self, seconds: float = 60.0) -> None:
+        """Waits until every worker and server answers.
+
+        Args:
+            seconds: how long at most.
+
+        Raises:
+            TimeoutError: naming those that did not answer.
+        """
+        silent = {f"{job} {i} ({at})": at for job in ("worker", "ps") for i, at in enumerate(self.jobs[job])}
+        deadline = time.monotonic() + seconds
+        with ThreadPoolExecutor(min(32, len(silent))) as pool:
+            while True:
+                reached = list(pool.map(answers, silent.values()))
+                silent = {name: at for (name, at), good in zip(silent.items(), reached) if not good}
+                if not silent:
+                    return
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"No answer within {seconds:g} s from {', '.join(silent)}. Start each with: "
+                        "tfdp-rec server --cluster FILE --job JOB --index I"
+                    )
+                time.sleep(0.1)
+
+
+def answers(address: str, seconds: float = 1.0) -> bool:
+    """Whether somebody listens at `host:port`."""
+    host, port = split_address(address)
+    try:
+        with socket.create_connection((host, port), timeout=seconds):
+            return True
+    except OSError:
+        return False
+
+
+def split_address(address: Any) -> tuple[str, int]:
+    """Host and port.
+
+    Raises:
+        ValueError: if it is not `host:port`.
+
+    Example:
+
+    >>> split_address("[::1]:2222")
+    ('::1', 2222)
+    """
+    if not isinstance(address, str):
+        raise ValueError(f"an address must be a string 'host:port', got {address!r}.")
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or "/" in bare or bare != bare.strip():
+        raise ValueError(f"an address must be 'host:port' and nothing else, got {address!r}.")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"the port of {address!r} must be a number from 1 to 65535.")
+    return bare, int(port)
+
+
+def _checked_jobs(jobs: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(jobs, Mapping):
+        raise ValueError(f"the cluster must map jobs to lists of addresses, got {jobs!r}.")
+    for job in jobs:
+        if job not in JOBS:
+            near = difflib.get_close_matches(str(job), JOBS, 1, 0.5)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"unknown job {job!r}; jobs are {', '.join(JOBS)}.{hint}")
+    for job, meaning in (("worker", "compute gradients"), ("ps", "hold the tables (parameter servers)")):
+        if not jobs.get(job):
+            raise ValueError(f"the cluster has no '{job}', whose processes {meaning}; list at least one.")
+    seen: dict[tuple[str, int], str] = {}
+    for job, addresses in jobs.items():
+        if isinstance(addresses, str) or not isinstance(addresses, Sequence):
+            raise ValueError(f"'{job}' must be a list of 'host:port', got {addresses!r}.")
+        for index, address in enumerate(addresses):
+            place = split_address(address)
+            if place in seen:
+                here = f"{job} {index}"
+                raise ValueError(
+                    f"{address} is both {seen[place]} and {here}; each process needs an address of its own."
+                )
+            seen[place] = f"{job} {index}"
+    if len(jobs.get("chief", ())) > 1:
+        raise ValueError(f"there can be one chief, got {len(jobs['chief'])}.")
+    return {job: tuple(addresses) for job, addresses in jobs.items()}
+
+
+def _read_task(task: Any) -> tuple[Any, Any]:
+    if not isinstance(task, dict) or "type" not in task:
+        raise ValueError(f"'task' must be like {{\"type\": \"worker\", \"index\": 0}}, got {json.dumps(task)}.")
+    return task["type"], task.get("index", 0)

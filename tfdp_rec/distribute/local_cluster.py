@@ -1,0 +1,200 @@
+"""A cluster of real server processes on this machine, for tests, benchmarks and first steps.
+
+One launcher process imports TensorFlow and forks the servers, so that four servers start as fast as one and a killed
+one is back within a tenth of a second. Every end is taken care of: the launcher ends when the pipe from its parent
+closes, which the kernel sees to even if the parent is killed, and the servers when the launcher's does.
+
+The ports are the cluster's for its whole life: a bound socket keeps each one from everybody else, also while the server
+that listens there is dead and not yet restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdp_rec.distribute.cluster import Cluster
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class LocalCluster:
+    """Workers and parameter servers on 127.0.0.1; a context manager that ends them all, whatever happens.
+
+    Args:
+        workers: how many workers.
+        servers: how many parameter servers.
+        folder: for the logs; a temporary one if left out.
+        start_seconds: how long a server may take until it answers.
+
+    Raises:
+        ValueError: if there is not at least one of each.
+        OSError: if a server does not start; with what it wrote.
+
+    Example:
+
+    >>> with LocalCluster(workers=1, servers=2) as cluster:  # doctest: +SKIP
+    ...     trainer = ParameterServerTrainer(model_fn, optimizer_fn, dataset_fn, cluster.resolver())
+    ...     trainer.fit(100)
+    """
+
+    def __init__(self, workers: int = 2, servers: int = 2, folder: str | Path | None = None, start_seconds: float = 60):
+        if workers < 1 or servers < 1:
+            raise ValueError(f"a cluster needs at least one worker and one server, got {workers} and {servers}.")
+        self._counts = {"worker": workers, "ps": servers}
+        self._folder_given, self._start_seconds = folder, start_seconds
+        self._launcher: subprocess.Popen[str] | None = None
+        self._ends = contextlib.ExitStack()
+
+    # Life.
+
+    def __enter__(self) -> LocalCluster:
+        with contextlib.ExitStack() as ends:
+            self.folder = Path(self._folder_given or ends.enter_context(_temporary_folder()))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.cluster = Cluster(
+                {job: [ends.enter_context(_Port()).address for _ in range(n)] for job, n in self._counts.items()}
+            )
+            self._launcher = _launcher(self.folder / "launcher.log")
+            ends.callback(_end, self._launcher)
+            for name in self.names:
+                self._start(name)
+            self._ends = ends.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._launcher = None
+        self._ends.close()
+
+    # The cluster.
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all processes: `worker:0`, ..., `ps:0`, ..."""
+        return tuple(f"{job}:{i}" for job, addresses in self.cluster.jobs.items() for i in range(len(addresses)))
+
+    def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
+        """What the trainer takes."""
+        return self.cluster.resolver()
+
+    # One process.
+
+    def pid(self, name: str) -> int | None:
+        """The process number of a server; None if it is dead.
+
+        Args:
+            name: one of `names`.
+        """
+        return self._ask("pid", name)
+
+    def kill(self, name: str) -> None:
+        """Kills a server without warning (SIGKILL) and returns when it is gone; nothing if it was dead.
+
+        Args:
+            name: one of `names`.
+        """
+        self._ask("kill", name)
+
+    def restart(self, name: str) -> None:
+        """Starts a dead server again, at its old address and empty, and returns when it answers.
+
+        Args:
+            name: one of `names`.
+
+        Raises:
+            ValueError: if it is alive.
+            OSError: if it does not start.
+        """
+        if self.pid(name) is not None:
+            raise ValueError(f"{name} is alive; kill it first.")
+        self._start(name)
+
+    def log(self, name: str) -> str:
+        """What a server has written, all its lives together.
+
+        Args:
+            name: one of `names`, or `launcher`.
+        """
+        return self._log_path(name).read_text(encoding="utf-8", errors="replace")
+
+    def _log_path(self, name: str) -> Path:
+        return self.folder / f"{name.replace(':', '-')}.log"
+
+    def _start(self, name: str) -> None:
+        job, index = name.split(":")
+        self._ask(
+            "start", name, job=job, index=int(index), log=str(self._log_path(name)), seconds=self._start_seconds,
+            cluster=dict(self.cluster.jobs),
+        )  # fmt: skip
+
+    def _ask(self, command: str, name: str, **arguments: Any) -> Any:
+        if self._launcher is None:
+            raise ValueError("the cluster is not running; use it in a with statement.")
+        if name not in self.names:
+            raise ValueError(f"there is no {name!r}; there are {', '.join(self.names)}.")
+        assert self._launcher.stdin is not None and self._launcher.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._launcher.stdin.write(json.dumps({"command": command, "name": name, **arguments}) + "\n")
+            self._launcher.stdin.flush()
+        line = self._launcher.stdout.readline()
+        if not line:
+            raise OSError(f"the launcher of the local cluster died:\n{self.log('launcher')[-2000:]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise OSError(f"{name} did not start: {answer['error']}\n{self.log(name)[-2000:]}")
+        return answer["answer"]
+
+
+class _Port:
+    """A port of 127.0.0.1 that stays ours: servers with TF_GRPC_REUSE_PORT may listen there, nobody else can."""
+
+    def __enter__(self) -> _Port:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def _temporary_folder():  # type: ignore[no-untyped-def]
+    folder = tempfile.mkdtemp(prefix="tfdp-rec-cluster-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _launcher(log: Path) -> subprocess.Popen[str]:
+    """A session of its own: Ctrl-C reaches the parent alone, which then ends the cluster."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, "TF_GRPC_REUSE_PORT": "1"}
+    environment.pop("TF_CONFIG", None)
+    with open(log, "wb") as messages:
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tfdp_rec.distribute.launcher"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, text=True, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _end(launcher: subprocess.Popen[str]) -> None:
+    """Ends launcher and servers: they are one process group, whose leader is not reaped before the group is dead."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    for pipe in (launcher.stdin, launcher.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()  # type: ignore[union-attr]
