@@ -25,6 +25,7 @@ COMMANDS = (
     "calibrate",
     "audit",
     "federate",
+    "server",
 )
 GROUPS = {
     "study": ("tfdp_rec.studies", "repeat a published experiment"),

@@ -108,6 +108,16 @@ class Cluster:
         """
         return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
 
+    @classmethod
+    def read(cls, source: str | Path) -> Cluster:
+        """Reads the environment variable if `source` is "TF_CONFIG", and otherwise that file.
+
+        Raises:
+            ValueError: if the description is wrong.
+            OSError: if the file cannot be read.
+        """
+        return cls.from_tf_config() if source == "TF_CONFIG" else cls.from_file(source)
+
     @property
     def workers(self) -> tuple[str, ...]:
         """Addresses of the workers."""

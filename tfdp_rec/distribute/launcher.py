@@ -20,6 +20,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tfdp_rec.distribute.cluster import Cluster
+from tfdp_rec.distribute.server import serve
+
 
 class Nursery:
     """Starts, watches and kills servers.
@@ -95,13 +98,11 @@ class Nursery:
 
 
 def _serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
-    import tensorflow as tf
-
     global _server
-    _server = tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc")
+    _server = serve(Cluster(cluster), job, index)
 
 
-_server: Any = None
+_server: object = None  # lives as long as the process
 
 
 def main() -> None:

@@ -1,0 +1,69 @@
+"""`tfdp-rec server`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+HELP = """run one worker or parameter server of a cluster
+
+  tfdp-rec server --cluster cluster.json --job ps --index 0
+  tfdp-rec server                                              job and index from TF_CONFIG
+
+cluster.json is TF_CONFIG's JSON: {"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}. The server waits for the
+coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It asks nobody for a password: whoever reaches
+its port can run what they like in it, so keep the port inside a network that you trust.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `server`."""
+    parser.add_argument(
+        "--cluster", default="TF_CONFIG", metavar="FILE", help="the cluster's JSON (default: the variable TF_CONFIG)"
+    )
+    parser.add_argument("--job", choices=("worker", "ps"), help="default: TF_CONFIG's task")
+    parser.add_argument("--index", type=int, help="which of them, from 0 (default: TF_CONFIG's task)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is told to stop."""
+    # Blocked before TensorFlow makes its threads, so that none of them takes the signal and sigwait does.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        job, index = _serve(args)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        raise
+    caught = signal.sigwait(_STOPS)
+    print(f"tfdp-rec server: {job} {index} ends ({signal.Signals(caught).name})", flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # a TensorFlow server has no way to stop but its process' end
+
+
+_STOPS = {signal.SIGTERM, signal.SIGINT}
+
+
+def _serve(args: argparse.Namespace) -> tuple[str, int]:
+    from tfdp_rec.distribute import Cluster
+
+    cluster = Cluster.read(args.cluster)
+    job, index = args.job, args.index
+    if (job is None) != (index is None):
+        raise ValueError("give --job and --index together.")
+    if job is None:
+        if cluster.task is None:
+            raise ValueError(f"{args.cluster} names no task; give --job and --index.")
+        job, index = cluster.task
+    cluster.checked_task(job, index)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    from tfdp_rec.distribute.server import serve
+
+    global _server
+    _server = serve(cluster, job, index)
+    print(f"tfdp-rec server: {job} {index} is ready at {cluster.jobs[job][index]}", flush=True)
+    return job, index
+
+
+_server: object = None  # lives as long as the process
