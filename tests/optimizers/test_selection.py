@@ -345,6 +345,22 @@ def test_the_gaussian_stand_in_is_never_more_private_than_the_exponential_mechan
                 assert hockey_stick(p, r, epsilon) <= gaussian_delta(sigma, epsilon) + 1e-12
 
 
+@pytest.mark.parametrize("e0", [0.01, 0.5, 3.0, 12.0])
+def test_of_all_coins_with_that_log_odds_ratio_the_symmetric_ones_are_furthest_apart(e0):
+    """Step 4 of the proof in docs/privacy-adafest.md: with a shift left or right, the probits come closer."""
+    x = np.linspace(-12.0, 12.0, 2001) - e0 / 2
+    probits = stats.norm.ppf(1 / (1 + np.exp(-x - e0))) - stats.norm.ppf(1 / (1 + np.exp(-x)))
+    mu = 1.0 / selection.gumbel_noise_multiplier(e0, num_survivors=1)
+    assert probits.max() <= mu * (1 + 1e-9) and probits[1000] == pytest.approx(mu)
+
+
+def test_the_inequality_that_the_proof_rests_on():
+    """Step 5: the slope of probit(logistic) falls away from the middle, as g is nowhere negative."""
+    z = np.linspace(0.0, 30.0, 3001)[1:]
+    density, low, high = stats.norm.pdf(z), stats.norm.sf(z), stats.norm.cdf(z)
+    assert (density * (high - low) - z * high * low >= 0).all()
+
+
 def test_the_gaussian_stand_in_is_not_needlessly_weak():
     tight, loose = (selection.gumbel_noise_multiplier(e0, 1) for e0 in (1.0, 0.9))
     half = np.array([1.0, math.exp(0.5)]) / (1.0 + math.exp(0.5))

@@ -266,6 +266,7 @@ def gumbel_noise_multiplier(epsilon: float, num_survivors: int) -> float:
     direction has privacy loss in an interval of length e0, and is therefore mu-Gaussian-DP with
     mu = -2 Phi^-1(1 / (1 + e^(e0/2))). Gumbel top-m is m such draws: 1/s^2 = m mu^2. Being a bound on the
     whole trade-off curve it survives subsampling and composition, which an (epsilon, delta) pair would not.
+    The proof is in docs/privacy-adafest.md.
 
     Args:
         epsilon: e0, what each draw costs.
