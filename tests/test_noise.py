@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tfdp_rec.noise import EntropyNoise, KeyedNoise, SecureNoise
+from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.noise.box_muller import gaussian_pairs
 from tfdp_rec.noise.philox import philox
 
@@ -197,6 +197,45 @@ def test_calls_are_independent(name):
     source = SOURCES[name]()
     calls = np.stack([draw(source, 50, 200, variable=0, step=1).ravel() for _ in range(60)])
     assert not dependence_defects(calls)
+
+
+def scaled(source, scales, widths):
+    """Noise of several variables whose rows have these scales `[n, draws]`, traced, as a mechanism asks for it."""
+
+    @tf.function(autograph=False)
+    def ask():
+        requests = [
+            Request(number, tf.range(len(scale), dtype=tf.int64), tf.constant(scale, tf.float32), width)
+            for number, (scale, width) in enumerate(zip(scales, widths))
+        ]
+        return source.scaled(requests, STEP)
+
+    return [np.asarray(found) for found in ask()]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_scaled_noise_has_each_row_and_draw_at_its_own_scale(name):
+    """Variables of different and of odd widths, one without rows, in one call."""
+    widths, shapes = (30_000, 30_001, 30_000, 7), ((3, 1), (2, 2), (4, 1), (0, 1))
+    scales = [np.reshape(np.arange(1, 1 + math.prod(shape)) / 4, shape) for shape in shapes]
+    found = scaled(SOURCES[name](), scales, widths)
+    assert [f.shape for f in found] == [(*shape, width) for shape, width in zip(shapes, widths)]
+    unit = np.concatenate([(f / s[:, :, None]).reshape(-1, f.shape[2])[:, :30_000] for f, s in zip(found[:3], scales)])
+    assert not law_defects(unit) and not dependence_defects(unit)
+    assert all(not law_defects(row) and law_defects(1.1 * row) for row in unit)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_scale_of_zero_gives_zero(name):
+    (found,) = scaled(SOURCES[name](), [np.array([[0.0], [1.0]])], [5])
+    assert np.all(found[0] == 0) and np.all(found[1] != 0)
+
+
+def test_scaled_keyed_noise_is_the_normal_one_multiplied():
+    noise, scale = KeyedNoise(3), np.array([[0.5, 2.0], [1.0, 0.25]], np.float32)
+    (found,) = scaled(noise, [scale], [4])
+    expected = draw(noise, 2, 8).reshape(2, 2, 4) * scale[:, :, None]
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", COMPILED)

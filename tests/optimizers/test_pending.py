@@ -43,11 +43,11 @@ def effects(recursion, since, now, rates=RATES, stddevs=STDDEVS):
 
     def run(start, weight, velocity, kick):
         for step in range(start, now):
-            gradient = tf.constant(kick if step == start else 0.0, tf.float64)
+            move = tf.constant(-rates[step] * kick if step == start else 0.0, tf.float64)
             weight, moved = recursion.step(
                 tf.constant(weight, tf.float64),
                 tf.constant(velocity, tf.float64) if recursion.has_velocity else None,
-                gradient,
+                move,
                 float(rates[step]),
             )
             weight, velocity = float(weight), 0.0 if moved is None else float(moved)
@@ -71,14 +71,20 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
     """Weights and velocities [rows, draws] of some rows, paid at the end, from `start`."""
     generator = np.random.default_rng(seed)
 
-    def unit(ids, step, count):
+    def unit(count):
         drawn = generator.standard_normal((1 if shared else len(since), count, draws)).astype("float32")
         return tf.constant(scale * np.broadcast_to(drawn, (len(since), count, draws)), tf.float32)
 
     weight, velocity = (tf.fill([len(since), draws], np.float32(v)) for v in start)
     rows = (weight, velocity if kind.recursion.has_velocity else None)
     ids, now = tf.range(len(since), dtype=tf.int64), tf.constant(len(RATES), tf.int64)
-    weight, velocity = kind.pay(rows, ids, tf.constant(since, tf.int64), now, history_of(kind, forgotten), unit)
+    since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
+    if isinstance(kind, Replayed):
+        weight, velocity = kind.pay(rows, ids, since, now, history, lambda ids, step: unit(1)[:, 0])
+    else:
+        owed = kind.owed(since, now, history)
+        noise = unit(owed.stddev.shape[1]) * owed.stddev[:, :, None]
+        weight, velocity = kind.pay(rows, owed.coefficients, noise)
     velocity = tf.zeros_like(weight) if velocity is None else velocity
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
 
@@ -165,15 +171,10 @@ def test_constant_rates_give_the_geometric_sums():
     for step in range(k + 5):
         totals = kind.next_totals(totals, tf.constant(eta, tf.float64), tf.constant(s, tf.float64))
         history.append(tf.constant(step + 1, tf.int64), totals)
-    drawn = []
-
-    def unit(ids, step, count):
-        drawn.append(count)
-        return tf.reshape(tf.eye(2), [2, 2, 1])  # row 0 draws (1, 0), row 1 draws (0, 1)
-
     rows = (tf.zeros([2, 1]), tf.zeros([2, 1]))
-    ids = tf.constant([0, 1], tf.int64)
-    weight, velocity = kind.pay(rows, ids, tf.constant([5, 5], tf.int64), tf.constant(k + 5, tf.int64), history, unit)
+    owed = kind.owed(tf.constant([5, 5], tf.int64), tf.constant(k + 5, tf.int64), history)
+    units = tf.reshape(tf.eye(2), [2, 2, 1])  # row 0 draws (1, 0), row 1 draws (0, 1)
+    weight, velocity = kind.pay(rows, owed.coefficients, units * owed.stddev[:, :, None])
     factor = np.concatenate([np.asarray(velocity), np.asarray(weight)], axis=1)
     m = np.arange(1, k + 1)
     expected = (eta * s) ** 2 * np.array(
@@ -183,7 +184,6 @@ def test_constant_rates_give_the_geometric_sums():
         ]
     )
     np.testing.assert_allclose(factor.T @ factor, expected, rtol=1e-5)
-    assert drawn == [2]
 
 
 def test_history_grows_and_stays_exact():
@@ -195,7 +195,7 @@ def test_history_grows_and_stays_exact():
         append(tf.constant(step + 1, tf.int64), totals)
     assert history.table.numpy().shape == (4096, 2)
     since = tf.constant([0, 1, 2999], tf.int64)
-    owed = kind.owed_stddev(since, tf.constant(3000, tf.int64), history)
+    owed = kind.owed(since, tf.constant(3000, tf.int64), history).stddev[:, 0]
     np.testing.assert_allclose(np.square(owed), [3000, 2999, 1], rtol=1e-6)
 
 
@@ -206,7 +206,7 @@ def test_a_learning_rate_that_falls_by_ten_thousand_is_still_paid_in_full():
         rate = 1.0 if step < 200 else 1e-4
         totals = kind.next_totals(totals, tf.constant(rate, tf.float64), tf.constant(1.0, tf.float64))
         history.append(tf.constant(step + 1, tf.int64), totals)
-    owed = kind.owed_stddev(tf.constant([200, 399], tf.int64), tf.constant(400, tf.int64), history)
+    owed = kind.owed(tf.constant([200, 399], tf.int64), tf.constant(400, tf.int64), history).stddev[:, 0]
     np.testing.assert_allclose(owed, [1e-4 * np.sqrt(200), 1e-4], rtol=1e-4)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -31,11 +32,9 @@ class Silence(NoiseSource):
 class ClippedSGD(tfdp_rec.DPSGD):
     """SGD with the clipped sum, tables by their touched rows alone. Not private: for timing."""
 
-    def step_tables(
-        self, clipped: Any, means: Mapping[str, Any], stddev: Any, learning_rate: Any, upcoming: Any
-    ) -> None:
-        for path, slices in means.items():
-            self.tables[path].inject(slices, learning_rate)
+    def step_tables(self, step: Any) -> None:
+        for table in self.tables.values():
+            table.inject(functools.partial(step.mean, table), step.learning_rate)
 
 
 class OneTable:

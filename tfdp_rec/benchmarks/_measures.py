@@ -6,6 +6,7 @@ the lazy update (de-duplication, marks, sampling, writing) are timed by themselv
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tfdp_rec.clipping import engine
 from tfdp_rec.clipping.batches import hide_batch_axis
 from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.data.lookahead import LookAhead
-from tfdp_rec.noise import EntropyNoise
+from tfdp_rec.noise import EntropyNoise, Request
 from tfdp_rec.optimizers import LazyDPSGD
 
 REPEATS = 15
@@ -116,17 +117,26 @@ def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[
     tables = {path: t for path, t in optimizer.tables.items() if path in element.upcoming}
     distinct = {path: tf.unique(element.upcoming[path])[0] for path in tables}
     values = {path: tf.zeros([tf.size(ids), tables[path].width]) for path, ids in distinct.items()}
-    requests = [(t.number, distinct[path], t.width) for path, t in tables.items()]
+    requests = [
+        Request(t.number, distinct[path], tf.ones([tf.size(distinct[path]), 1]), t.width)
+        for path, t in tables.items()
+    ]
     now, gradient = tf.constant(0, tf.int64), {p: tf.IndexedSlices(values[p], distinct[p]) for p in tables}
     return {
         "de-duplication": lambda: [tf.unique(element.upcoming[path])[0] for path in tables],
         "reading marks": lambda: [optimizer.ledger.since(path, ids) for path, ids in distinct.items()],
-        "sampling": lambda: optimizer.noise.several(requests, now),
+        "sampling": lambda: optimizer.noise.scaled(requests, now),
         "noise to rows": lambda: [
             t.write(distinct[p], t.read(distinct[p])[0] - values[p], None) for p, t in tables.items()
         ],
-        "gradient to rows": lambda: [t.inject(gradient[p], tf.constant(0.0)) for p, t in tables.items()],
+        "gradient to rows": lambda: [
+            t.inject(functools.partial(_given, gradient[p]), tf.constant(0.0)) for p, t in tables.items()
+        ],
     }
+
+
+def _given(slices: tf.IndexedSlices, times: Any) -> tf.IndexedSlices:
+    return slices
 
 
 def _seconds(act: Callable[[], Any]) -> float:

@@ -104,7 +104,7 @@ def _as_function(run: Callable[[Any], ClippedSum], batch: Any) -> ClippedSum:
     def parts(batch: Any) -> tuple[Any, ...]:
         found = run(batch)
         reads = {path: (r.example, r.ids, r.shared) for path, r in found.reads.items()}
-        return found.gradients, found.norms, found.sensitivity, found.losses, reads
+        return dict(found.gradients), found.norms, found.sensitivity, found.losses, reads
 
     traced = tf.function(parts, autograph=False).get_concrete_function(batch)
     gradients, norms, sensitivity, losses, reads = traced(batch)

@@ -9,7 +9,7 @@ An example whose gradient is not finite has weight zero: it counts as an example
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,6 +32,34 @@ class Reads:
     shared: tf.Tensor
 
 
+Factors = dict[str, list[factors.Factor]]
+
+
+class Weighted(Mapping[str, Gradient]):
+    """Σ_b w_b g_b by variable path, added up when asked for.
+
+    Args:
+        collected: variable path -> the factors of its per-example gradients.
+        weights: w, `[batch]`.
+    """
+
+    def __init__(self, collected: Factors, weights: tf.Tensor):
+        self._collected, self._weights = collected, weights
+
+    def __getitem__(self, path: str) -> Gradient:
+        return factors.weighted_sum(self._collected[path], self._weights)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._collected)
+
+    def __len__(self) -> int:
+        return len(self._collected)
+
+    def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
+        """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
+        return factors.weighted_sum(self._collected[path], tf.cast(scale, self._weights.dtype) * self._weights)
+
+
 @dataclasses.dataclass
 class ClippedSum:
     """The clipped sum of a batch, and what must travel with it.
@@ -44,14 +72,27 @@ class ClippedSum:
         reads: table path -> which example read which rows. Private.
     """
 
-    gradients: dict[str, Gradient]
+    gradients: Mapping[str, Gradient]
     norms: tf.Tensor
     sensitivity: tf.Tensor
     losses: tf.Tensor
     reads: dict[str, Reads] = dataclasses.field(default_factory=dict)
 
+    def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
+        """`gradients[path]` times a scalar, in float32."""
+        if isinstance(self.gradients, Weighted):
+            return _float32(self.gradients.scaled(path, scale))
+        found = _float32(self.gradients[path])
+        factor = tf.cast(scale, tf.float32)
+        if isinstance(found, tf.IndexedSlices):
+            return tf.IndexedSlices(factor * found.values, found.indices, found.dense_shape)
+        return factor * found
 
-Factors = dict[str, list[factors.Factor]]
+
+def _float32(gradient: Gradient) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(gradient.values, tf.float32), gradient.indices, gradient.dense_shape)
+    return tf.cast(gradient, tf.float32)
 
 
 def shared_inputs(model: keras.Model) -> tuple[str, ...]:
@@ -143,8 +184,7 @@ def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor) -> Clip
     """The clipped sum of factored per-example gradients."""
     norms = total_norms(collected)
     weights = clip_weights(norms, tf.cast(l2_norm_clip, norms.dtype))
-    summed = {path: factors.weighted_sum(several, weights) for path, several in collected.items()}
-    return ClippedSum(summed, norms, l2_norm_clip, losses, reads_of(collected))
+    return ClippedSum(Weighted(collected, weights), norms, l2_norm_clip, losses, reads_of(collected))
 
 
 def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:

@@ -40,6 +40,20 @@ def _per_example_sum(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tensor, axis=list(range(1, tensor.shape.rank)))
 
 
+def _flat(tensor: tf.Tensor) -> tf.Tensor:
+    """One row an example, `[batch, values]`: the shape in which TensorFlow is fastest, and in which equal work on one
+    tensor (a layer's output gradient stands in its kernel's factor and in its bias's) is seen to be equal."""
+    if tensor.shape.rank == 2:
+        return tensor
+    values = tf.TensorShape(tensor.shape[1:]).num_elements()
+    return tf.reshape(tensor, [tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:]) if values is None else values])
+
+
+def _squared_length(tensor: tf.Tensor) -> tf.Tensor:
+    """Σ tensor[b]² for each example: TensorFlow's norm reads once what squaring and adding up read and write thrice."""
+    return tf.square(tf.raw_ops.EuclideanNorm(input=_flat(tensor), axis=[1]))
+
+
 _WIDEST = 1024  # products in a term of an inner product of two kinds: rows of a table are seldom longer
 
 
@@ -49,20 +63,22 @@ def _round_up(squared_norm: tf.Tensor, magnitude: tf.Tensor, products: int) -> t
     return squared_norm + error * tf.square(magnitude)
 
 
-def _broadcast(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    shape = tf.concat([tf.shape(weights), tf.ones(tensor.shape.rank - 1, tf.int32)], axis=0)
-    return tf.cast(tf.reshape(weights, shape), tensor.dtype)
-
-
 def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`weights[b] * tensor[b]`, where a weight of zero wins over an infinite or undefined gradient."""
-    return tf.math.multiply_no_nan(tensor, _broadcast(weights, tensor))
+    rows = _flat(tensor)
+    weighed = tf.math.multiply_no_nan(rows, tf.cast(weights, tensor.dtype)[:, None])
+    return weighed if rows is tensor else tf.reshape(weighed, tf.shape(tensor))
 
 
 def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`tensor` with the examples of weight zero set to zero; costs nothing in the usual case of none."""
-    kept = tf.cast(weights > 0, tensor.dtype)
-    return tf.cond(tf.reduce_all(weights > 0), lambda: tensor, lambda: _weigh(kept, tensor))
+    counts = tf.not_equal(weights, 0)
+    return tf.cond(tf.reduce_all(counts), lambda: tensor, lambda: _weigh(tf.cast(counts, tensor.dtype), tensor))
+
+
+def _by_position(tensor: tf.Tensor) -> tf.Tensor:
+    """`[batch, T, n]`; a tensor without positions has one."""
+    return tensor[:, None, :] if tensor.shape.rank == 2 else tensor
 
 
 class Factor(abc.ABC):
@@ -103,7 +119,7 @@ class PerExample(Factor):
         return cls(tf.add_n([f.values for f in factors]))
 
     def squared_norm(self) -> tf.Tensor:
-        return _per_example_sum(tf.square(self.values))
+        return _squared_length(self.values)
 
     def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(_weigh(weights, self.values), axis=0)
@@ -113,8 +129,8 @@ class PerExample(Factor):
 
 
 class Outer(Factor):
-    """Σ_t x_t g_tᵀ for `x` `[batch, T, in]` and `g` `[batch, T, out]`; `assemble` makes of `[n, in, out]` n gradients
-    in the variable's shape."""
+    """Σ_t x_t g_tᵀ for `x` `[batch, T, in]` and `g` `[batch, T, out]`, both without T where there is one position;
+    `assemble` makes of `[n, in, out]` n gradients in the variable's shape."""
 
     def __init__(self, x: tf.Tensor, g: tf.Tensor, assemble: Callable[[tf.Tensor], tf.Tensor]):
         self.x, self.g, self.assemble = _wide(x), _wide(g), assemble
@@ -123,8 +139,8 @@ class Outer(Factor):
     def merge(cls, factors: Sequence[Outer]) -> Outer:  # type: ignore[override]
         if len(factors) == 1:
             return factors[0]
-        x = tf.concat([f.x for f in factors], axis=1)
-        return cls(x, tf.concat([f.g for f in factors], axis=1), factors[0].assemble)
+        x, g = (tf.concat([_by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
+        return cls(x, g, factors[0].assemble)
 
     def _gram_norm(self) -> tf.Tensor:
         x, g = (tf.matmul(v, v, transpose_b=True) for v in (self.x, self.g))
@@ -133,24 +149,24 @@ class Outer(Factor):
         return _round_up(_per_example_sum(x * g), tf.reduce_sum(lengths, axis=1), products)
 
     def _formed(self) -> tf.Tensor:
-        return tf.matmul(self.x, self.g, transpose_a=True)
+        return tf.matmul(_by_position(self.x), _by_position(self.g), transpose_a=True)
 
     def squared_norm(self) -> tf.Tensor:
-        if self.x.shape[1] == 1:
-            return _per_example_sum(tf.square(self.x)) * _per_example_sum(tf.square(self.g))
+        if self.x.shape.rank == 2 or self.x.shape[1] == 1:
+            return _squared_length(self.x) * _squared_length(self.g)
         positions = self.x.shape[1]
         wide, tall = self.x.shape[2] * self.g.shape[2], self.x.shape[2] + self.g.shape[2]
         # T²(in + out) products by the Gram matrices against T·in·out by forming the gradient: take the fewer.
         if positions is not None:
             by_gram = positions * tall <= wide
-            return self._gram_norm() if by_gram else _per_example_sum(tf.square(self._formed()))
+            return self._gram_norm() if by_gram else _squared_length(self._formed())
         return tf.cond(
-            tf.shape(self.x)[1] * tall <= wide, self._gram_norm, lambda: _per_example_sum(tf.square(self._formed()))
+            tf.shape(self.x)[1] * tall <= wide, self._gram_norm, lambda: _squared_length(self._formed())
         )
 
     def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
-        flat_x, flat_g = (tf.reshape(v, [-1, v.shape[2]]) for v in (x, g))
+        flat_x, flat_g = (v if v.shape.rank == 2 else tf.reshape(v, [-1, v.shape[2]]) for v in (x, g))
         return self.assemble(tf.matmul(flat_x, flat_g, transpose_a=True)[None])[0]
 
     def dense(self) -> PerExample:
@@ -174,7 +190,7 @@ class Rows(Factor):
 
     def squared_norm(self) -> tf.Tensor:
         if self.ids.shape[1] == 1:
-            return _per_example_sum(tf.square(self.g))
+            return _squared_length(self.g)
         # One segment for each (example, id): memory grows with the bag, not with its square.
         batch = tf.shape(self.ids, tf.int64)[0]
         keys = tf.reshape(tf.range(batch)[:, None] * self.shape[0] + self.ids, [-1])
@@ -216,7 +232,7 @@ class Scores(Factor):
         raise NotImplementedError("factors of this kind stay apart")
 
     def squared_norm(self) -> tf.Tensor:
-        return _per_example_sum(tf.square(self.q)) * _per_example_sum(tf.square(self.d))
+        return _squared_length(self.q) * _squared_length(self.d)
 
     def weighted_sum(self, weights: tf.Tensor) -> tf.IndexedSlices:
         values = tf.matmul(_weigh(weights, self.d), _silence(weights, self.q), transpose_a=True)
@@ -250,8 +266,8 @@ def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
 
 def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
-    picked = tf.gather(outer.x, rows.ids, axis=2, batch_dims=1)
-    return _per_example_sum(picked * tf.matmul(outer.g, rows.g, transpose_b=True))
+    picked = tf.gather(_by_position(outer.x), rows.ids, axis=2, batch_dims=1)
+    return _per_example_sum(picked * tf.matmul(_by_position(outer.g), rows.g, transpose_b=True))
 
 
 _INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {

@@ -138,7 +138,9 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
 
 
 def _positions(tensor: tf.Tensor) -> tf.Tensor:
-    """`[batch, ..., n]` as `[batch, T, n]`."""
+    """`[batch, ..., n]` as `[batch, T, n]`; without positions, as it is."""
+    if tensor.shape.rank == 2:
+        return tensor
     middle = 1
     for size, dynamic in zip(tensor.shape[1:-1], tf.unstack(tf.shape(tensor))[1:-1]):
         middle *= dynamic if size is None else size
@@ -149,6 +151,8 @@ def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
     """A bias of `shape` is broadcast over the axes it lacks or has as 1: sum the gradient over those."""
     rank, lead = gradient.shape.rank, gradient.shape.rank - len(shape)
     axes = [a for a in range(1, rank) if a < lead or (shape[a - lead] == 1 and gradient.shape[a] != 1)]
+    if not axes and gradient.shape[1:] == shape:
+        return factors.PerExample(gradient)
     summed = tf.reduce_sum(factors._wide(gradient), axis=axes) if axes else factors._wide(gradient)
     return factors.PerExample(tf.reshape(summed, [tf.shape(gradient)[0], *shape]))
 

@@ -12,9 +12,20 @@ and, for mechanisms that choose rows, 64 fair coin tosses for each of them:
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Gaussians for some rows of a variable: `scale` `[n, draws]` multiplies the unit ones, each draw of each row."""
+
+    variable: int
+    rows: tf.Tensor
+    scale: tf.Tensor
+    width: int
 
 
 class NoiseSource(abc.ABC):
@@ -48,6 +59,23 @@ class NoiseSource(abc.ABC):
             step: int64 scalar, the step whose noise is drawn.
         """
         return [self.normal(variable, rows, step, width) for variable, rows, width in requests]
+
+    def scaled(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        """Gaussians multiplied by the scales asked for, where possible in one draw.
+
+        Args:
+            requests: the rows they name are distinct.
+            step: int64 scalar, the step whose noise is drawn.
+
+        Returns:
+            float32 tensors of shape [n, draws, width].
+        """
+        found = []
+        for request in requests:
+            draws = request.scale.shape[1]
+            unit = self.normal(request.variable, request.rows, step, draws * request.width)
+            found.append(tf.reshape(unit, [-1, draws, request.width]) * request.scale[:, :, None])
+        return found
 
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """64 independent fair coin tosses for each row, for choices finer than a float32 Gaussian.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.noise.base import NoiseSource
+from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
 from tfdp_rec.noise.philox import philox
 
@@ -51,6 +51,7 @@ class EntropyNoise(NoiseSource):
     def __init__(self, jit_compile: bool = True) -> None:
         self.jit_compile = jit_compile
         self._sample = _COMPILED if jit_compile else _sample
+        self._sample_rows = _COMPILED_ROWS if jit_compile else _sample_rows
         self._generator, self._process = _new_generator(), os.getpid()
 
     @tf.autograph.experimental.do_not_convert
@@ -67,6 +68,29 @@ class EntropyNoise(NoiseSource):
         values = tf.reshape(tf.bitcast(pairs, tf.float32), [-1])[:total]
         parts = tf.split(values, sizes, num=len(requests))
         return [tf.reshape(part, [-1, width]) for part, (_, _, width) in zip(parts, requests, strict=True)]
+
+    def scaled(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        del step  # every call draws anew
+        found: dict[int, tf.Tensor] = {}
+        for width in sorted({request.width for request in requests}):
+            places = [place for place, request in enumerate(requests) if request.width == width]
+            drawn = self._rows([requests[place].scale for place in places], width)
+            found |= dict(zip(places, drawn))
+        return [found[place] for place in range(len(requests))]
+
+    def _rows(self, scales: Sequence[tf.Tensor], width: int) -> list[tf.Tensor]:
+        """Noise for rows of one width, a row for each entry of each of `scales`, all in one draw."""
+        sizes = tf.stack([tf.size(scale, tf.int64) for scale in scales])
+        every = tf.concat([tf.reshape(scale, [-1]) for scale in scales], axis=0)
+        pairs = (width + 1) // 2
+        total = tf.size(every, tf.int64)
+        room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
+        key = self._current_generator().uniform_full_int([5], dtype=tf.uint32)
+        drawn = self._sample_rows(pairs, tf.pad(every, [[0, room - total]]), key)
+        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
+        values = values if width % 2 == 0 else values[:, :width]
+        parts = tf.split(values, sizes, num=len(scales))
+        return [tf.reshape(p, [-1, s.shape[1], width]) for p, s in zip(parts, scales, strict=True)]
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -100,6 +124,13 @@ def _sample(pairs: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return tf.complex(*gaussian_pairs(words))
 
 
+def _sample_rows(pairs: int, scale: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """So many pairs a row, multiplied by the row's scale."""
+    rows = tf.size(scale)
+    unit = tf.reshape(_sample(rows * pairs, key), [rows, pairs])
+    return tf.complex(scale[:, None] * tf.math.real(unit), scale[:, None] * tf.math.imag(unit))
+
+
 def _bucket(pairs: tf.Tensor) -> tf.Tensor:
     """The smallest admitted length that holds so many pairs, int32."""
     octave = tf.math.log(tf.cast(tf.maximum(pairs, 1), tf.float64)) / np.log(2.0)
@@ -108,4 +139,5 @@ def _bucket(pairs: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.maximum((pairs + unit - 1) // unit, 1) * unit, tf.int32)
 
 
+_COMPILED_ROWS = tf.function(_sample_rows, jit_compile=True, autograph=False)
 _COMPILED = tf.function(_sample, jit_compile=True, autograph=False)  # shared: XLA compiles a length once

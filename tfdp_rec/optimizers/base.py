@@ -12,6 +12,7 @@ Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²)
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,42 @@ _REFUSED_OPTIONS = {
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
     "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a mechanism may know of a step when it updates its tables.
+
+    Attributes:
+        clipped: the clipped sum of the batch.
+        batch_size: B, float64.
+        stddev: s = σ C / B, float64.
+        learning_rate: η, float32.
+        upcoming: table path -> ids that the next batch will read, if known.
+    """
+
+    clipped: ClippedSum
+    batch_size: tf.Tensor
+    stddev: tf.Tensor
+    learning_rate: tf.Tensor
+    upcoming: Mapping[str, tf.Tensor]
+
+    @property
+    def noise_scale(self) -> tf.Tensor:
+        """−η s: what a unit Gaussian moves a weight by, float32."""
+        return tf.cast(-tf.cast(self.learning_rate, tf.float64) * self.stddev, tf.float32)
+
+    def mean(self, table: Table, times: Any = 1.0) -> tf.IndexedSlices:
+        """ĝ of a table, times a scalar, which costs nothing; an id may stand in several places.
+
+        Nothing, if no layer read the table this time.
+        """
+        if table.path not in self.clipped.gradients:
+            return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
+        found = self.clipped.scaled(table.path, tf.cast(times, tf.float64) / self.batch_size)
+        if not isinstance(found, tf.IndexedSlices):
+            raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
+        return found
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
@@ -225,39 +262,21 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         unknown = set(clipped.gradients) - set(self.tables) - set(self._dense)
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
-        batch = resource(self._expected_batch_size)
-        sensitivity = tf.cast(clipped.sensitivity, tf.float64)
-        stddev = resource(self._noise_multiplier) * sensitivity / batch
+        batch = tf.identity(resource(self._expected_batch_size))
+        stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(self._get_current_learning_rate(), tf.float32)
-        self._step_dense(clipped, 1.0 / batch, stddev, learning_rate, regularization or {})
-        means = {path: self._mean_slices(path, clipped, 1.0 / batch) for path in self.tables}
-        self.step_tables(clipped, means, stddev, learning_rate, upcoming or {})
+        step = Step(clipped, batch, stddev, learning_rate, upcoming or {})
+        self._step_dense(step, regularization or {})
+        self.step_tables(step)
         self._iterations.assign_add(1)
 
-    def _mean_slices(self, path: str, clipped: ClippedSum, scale: tf.Tensor) -> tf.IndexedSlices:
-        """ĝ of a table: nothing, if no layer read it this time."""
-        table = self.tables[path]
-        found = clipped.gradients.get(path)
-        if found is None:
-            return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
-        if not isinstance(found, tf.IndexedSlices):
-            raise ValueError(f"'{path}' is a table, but the clipped sum has a gradient of its whole shape.")
-        return tf.IndexedSlices(tf.cast(found.values, tf.float32) * tf.cast(scale, tf.float32), found.indices)
-
-    def _step_dense(
-        self,
-        clipped: ClippedSum,
-        scale: tf.Tensor,
-        stddev: tf.Tensor,
-        learning_rate: tf.Tensor,
-        regularization: Mapping[str, tf.Tensor],
-    ) -> None:
+    def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        noise = self._dense_noise()
         noisy: list[tuple[tf.Tensor, keras.Variable]] = []
-        for path, (number, variable, velocity) in self._dense.items():
-            gradient = tf.cast(stddev, tf.float32) * self._dense_noise(number, variable)
-            if path in clipped.gradients:
-                found = tf.cast(tf.convert_to_tensor(clipped.gradients[path]), tf.float32)
-                gradient += tf.cast(scale, tf.float32) * found
+        for path, (_, variable, velocity) in self._dense.items():
+            gradient = tf.cast(step.stddev, tf.float32) * noise[path]
+            if path in step.clipped.gradients:
+                gradient += tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
             if path in regularization:
                 gradient += tf.cast(regularization[path], tf.float32)
             if self.dense_optimizer is not None:
@@ -265,7 +284,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 continue
             before = tf.cast(resource(variable), tf.float32)
             state = None if velocity is None else tf.convert_to_tensor(resource(velocity))
-            weight, moved = self.recursion.step(before, state, gradient, learning_rate)
+            weight, moved = self.recursion.step(before, state, -step.learning_rate * gradient, step.learning_rate)
             resource(variable).assign(tf.cast(weight, variable.dtype))
             if velocity is not None:
                 resource(velocity).assign(moved)
@@ -276,11 +295,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 if variable.constraint is not None:
                     variable.assign(variable.constraint(variable))
 
-    def _dense_noise(self, number: int, variable: keras.Variable) -> tf.Tensor:
-        values = int(tf.TensorShape(variable.shape).num_elements())
-        rows = tf.zeros([1], tf.int64)
-        unit = self.noise.normal(number, rows, tf.cast(resource(self._iterations), tf.int64), values)
-        return tf.reshape(unit, variable.shape)
+    def _dense_noise(self) -> dict[str, tf.Tensor]:
+        """Unit Gaussians for every dense variable, in its shape."""
+        sizes = [int(tf.TensorShape(variable.shape).num_elements()) for _, variable, _ in self._dense.values()]
+        one = tf.zeros([1], tf.int64)
+        requests = [(number, one, size) for (number, _, _), size in zip(self._dense.values(), sizes)]
+        drawn = self.noise.several(requests, self.step_number) if requests else []
+        return {path: tf.reshape(u, v.shape) for u, (path, (_, v, _)) in zip(drawn, self._dense.items())}
 
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians for some rows of a table at a step."""
@@ -292,15 +313,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return tf.cast(resource(self._iterations), tf.int64)
 
     @abc.abstractmethod
-    def step_tables(
-        self,
-        clipped: ClippedSum,
-        means: Mapping[str, tf.IndexedSlices],
-        stddev: tf.Tensor,
-        learning_rate: tf.Tensor,
-        upcoming: Mapping[str, tf.Tensor],
-    ) -> None:
-        """What the mechanism does with the tables: path -> ĝ, an id possibly in several places."""
+    def step_tables(self, step: Step) -> None:
+        """What the mechanism does with the tables."""
 
     # Pending noise: none, unless a mechanism says otherwise.
 

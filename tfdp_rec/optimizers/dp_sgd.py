@@ -14,13 +14,10 @@ Reference: Abadi et al., "Deep Learning with Differential Privacy", 2016.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers.base import PrivateOptimizer
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.tables import Table
 
 
@@ -36,29 +33,21 @@ class DPSGD(PrivateOptimizer):
     GaussianDpEvent(noise_multiplier=1.1)
     """
 
-    def step_tables(
-        self,
-        clipped: ClippedSum,
-        means: Mapping[str, tf.IndexedSlices],
-        stddev: tf.Tensor,
-        learning_rate: tf.Tensor,
-        upcoming: Mapping[str, tf.Tensor],
-    ) -> None:
-        for path, slices in means.items():
-            self._step_all_rows(self.tables[path], slices, stddev, learning_rate)
+    def step_tables(self, step: Step) -> None:
+        for table in self.tables.values():
+            self._step_all_rows(table, step)
 
-    def _step_all_rows(
-        self, table: Table, slices: tf.IndexedSlices, stddev: tf.Tensor, learning_rate: tf.Tensor
-    ) -> None:
-        ids = tf.cast(slices.indices, tf.int64)
+    def _step_all_rows(self, table: Table, step: Step) -> None:
+        moves = step.mean(table, -step.learning_rate)
+        ids = tf.cast(moves.indices, tf.int64)
         order = tf.argsort(ids)
-        ids, gradient = tf.gather(ids, order), tf.gather(slices.values, order)
+        ids, values = tf.gather(ids, order), tf.gather(moves.values, order)
 
-        def step(rows: tf.Tensor) -> None:
-            total = tf.cast(stddev, tf.float32) * self.table_noise(table, rows, self.step_number)
+        def act(rows: tf.Tensor) -> None:
+            total = step.noise_scale * self.table_noise(table, rows, self.step_number)
             first, end = tf.unstack(tf.searchsorted(ids, tf.stack([rows[0], rows[-1] + 1])))
             places = ids[first:end, None] - rows[0]
-            total = tf.tensor_scatter_nd_add(total, places, gradient[first:end])
-            table.step(rows, total, learning_rate)
+            total = tf.tensor_scatter_nd_add(total, places, values[first:end])
+            table.step(rows, total, step.learning_rate)
 
-        table.sweep(step)
+        table.sweep(act)

@@ -14,14 +14,12 @@ Reference: Ning et al., "EANA: Reducing Privacy Risk on Large-scale Recommendati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import dp_accounting
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers.base import PrivateOptimizer
+from tfdp_rec.noise import Request
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.tables import distinct_rows
 
 
@@ -40,18 +38,20 @@ class EANA(PrivateOptimizer):
     def dp_event(self) -> dp_accounting.DpEvent:
         return dp_accounting.NonPrivateDpEvent()
 
-    def step_tables(
-        self,
-        clipped: ClippedSum,
-        means: Mapping[str, tf.IndexedSlices],
-        stddev: tf.Tensor,
-        learning_rate: tf.Tensor,
-        upcoming: Mapping[str, tf.Tensor],
-    ) -> None:
-        for path, slices in means.items():
-            table = self.tables[path]
-            ids, gradient = distinct_rows(slices)
-            touched = tf.reduce_any(tf.not_equal(gradient, 0), axis=1)
-            ids, gradient = tf.boolean_mask(ids, touched), tf.boolean_mask(gradient, touched)
-            noise = tf.cast(stddev, tf.float32) * self.table_noise(table, ids, self.step_number)
-            table.step(ids, gradient + noise, learning_rate)
+    def step_tables(self, step: Step) -> None:
+        tables = list(self.tables.values())
+        moved = [_touched(*distinct_rows(step.mean(table, -step.learning_rate))) for table in tables]
+        requests = [
+            Request(table.number, ids, tf.fill([tf.size(ids), 1], step.noise_scale), table.width)
+            for table, (ids, _) in zip(tables, moved)
+        ]
+        noise = self.noise.scaled(requests, self.step_number)
+        for table, (ids, move), drawn in zip(tables, moved, noise):
+            table.step(ids, move + drawn[:, 0], step.learning_rate)
+
+
+def _touched(ids: tf.Tensor, moves: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows that move; a padding id does not. Usually that is all of them, and nothing is copied."""
+    touched = tf.reduce_any(tf.not_equal(moves, 0), axis=1)
+    keep = lambda values: tf.boolean_mask(values, touched)  # noqa: E731
+    return tf.cond(tf.reduce_all(touched), lambda: (ids, moves), lambda: (keep(ids), keep(moves)))

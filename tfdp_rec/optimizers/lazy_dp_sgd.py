@@ -22,16 +22,18 @@ Recommendation Models", ASPLOS 2024.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum, NotPrivate
-from tfdp_rec.optimizers.base import PrivateOptimizer
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.noise import Request
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.ledger import Ledger
-from tfdp_rec.optimizers.pending import UnitNoise, pending
+from tfdp_rec.optimizers.pending import Replayed, UnitNoise, pending
 from tfdp_rec.optimizers.tables import Table, after
 
 
@@ -95,29 +97,28 @@ class LazyDPSGD(PrivateOptimizer):
 
     def _pay_all(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> None:
         """Pays what distinct rows of several tables owe, with one draw for all of them."""
-        units = self._units(rows, now)
-        for path, ids in rows.items():
-            table, since = self.tables[path], self.ledger.since(path, ids)
-            paid = self.pending.pay(table.read(ids), ids, since, now, self.ledger.history, units[path])
-            with after(table.write(ids, *paid)):
-                self.ledger.mark(path, ids, now)
-
-    def _units(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> dict[str, UnitNoise]:
-        """For each table the unit Gaussians of its rows: drawn here, unless they are drawn step by step."""
-        tables, draws = [self.tables[path] for path in rows], self.pending.draws
-        if draws is None:
-            return {table.path: self._unit_of(table) for table in tables}
-        requests = [(table.number, rows[table.path], draws * table.width) for table in tables]
-        drawn = self.noise.several(requests, now) if requests else []
-        shaped = [tf.reshape(values, [-1, draws, table.width]) for values, table in zip(drawn, tables)]
-        return {table.path: lambda *_, values=values: values for table, values in zip(tables, shaped)}
+        tables = {path: self.tables[path] for path in rows}
+        since = {path: self.ledger.since(path, ids) for path, ids in rows.items()}
+        history, kind = self.ledger.history, self.pending
+        if isinstance(kind, Replayed):
+            paid = [
+                kind.pay(table.read(rows[path]), rows[path], since[path], now, history, self._unit_of(table))
+                for path, table in tables.items()
+            ]
+        else:
+            owed = [kind.owed(since[path], now, history) for path in rows]
+            requests = [Request(t.number, rows[p], o.stddev, t.width) for (p, t), o in zip(tables.items(), owed)]
+            noise = self.noise.scaled(requests, now)
+            paid = [
+                kind.pay(table.read(rows[path]), o.coefficients, drawn)
+                for (path, table), o, drawn in zip(tables.items(), owed, noise)
+            ]
+        for (path, table), values in zip(tables.items(), paid):
+            with after(table.write(rows[path], *values)):
+                self.ledger.mark(path, rows[path], now)
 
     def _unit_of(self, table: Table) -> UnitNoise:
-        def unit(rows: tf.Tensor, step: tf.Tensor, draws: int) -> tf.Tensor:
-            drawn = self.noise.normal(table.number, rows, step, draws * table.width)
-            return tf.reshape(drawn, [-1, draws, table.width])
-
-        return unit
+        return lambda ids, step: self.noise.normal(table.number, ids, step, table.width)
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """The guard: whatever the look-ahead announced, no row is read that owes noise."""
@@ -135,36 +136,30 @@ class LazyDPSGD(PrivateOptimizer):
 
     # The step.
 
-    def step_tables(
-        self,
-        clipped: ClippedSum,
-        means: Mapping[str, tf.IndexedSlices],
-        stddev: tf.Tensor,
-        learning_rate: tf.Tensor,
-        upcoming: Mapping[str, tf.Tensor],
-    ) -> None:
+    def step_tables(self, step: Step) -> None:
         if not self.tables:
             return
-        before, rate = self.ledger.now(), tf.cast(learning_rate, tf.float64)
-        with after([check for check in self._checks(means, before, rate) if check is not None]):
+        before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
+        with after([check for check in self._checks(step, before, rate) if check is not None]):
             now = before + 1
             ticked = self.ledger.tick(
-                now, self.pending.next_totals(self.ledger.history.at(before), rate, stddev)
+                now, self.pending.next_totals(self.ledger.history.at(before), rate, step.stddev)
             )
         with after(ticked):
-            for path, slices in means.items():
-                self.tables[path].inject(slices, learning_rate)
-        self._pay_all({path: self._announced(path, ids) for path, ids in upcoming.items() if path in means}, now)
+            for table in self.tables.values():
+                table.inject(functools.partial(step.mean, table), step.learning_rate)
+        upcoming = step.upcoming.items()
+        self._pay_all({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The distinct rows among announced ids; an id outside the table is for the read to refuse."""
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
         return tf.unique(tf.boolean_mask(ids, (ids >= 0) & (ids < self.tables[path].rows)))[0]
 
-    def _checks(self, means: Mapping[str, tf.IndexedSlices], now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
+    def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
         """A gradient belongs to this step only if its rows owed nothing when they were read."""
-        for path, slices in means.items():
-            since = self.ledger.since(path, slices.indices)
+        for path, table in self.tables.items():
+            since = self.ledger.since(path, step.mean(table).indices)
             yield tf.debugging.assert_equal(since, now, _STALE.format(path))
         if self.recursion.weight_decay:
             left = tf.cast(self.recursion.keep(rate), tf.float64)

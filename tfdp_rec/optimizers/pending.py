@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -35,8 +36,8 @@ import tensorflow as tf
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, scatter
 
-UnitNoise = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
-"""(ids, step, draws a weight) -> unit Gaussians [n, draws, width]."""
+UnitNoise = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""(ids, step) -> unit Gaussians [n, width]."""
 Rows = tuple[tf.Tensor, tf.Tensor | None]
 """Weights and velocities of some rows."""
 
@@ -73,11 +74,9 @@ class History:
 
 
 class Pending(abc.ABC):
-    """How owed noise is totalled and paid."""
+    """How owed noise is totalled."""
 
     columns: int
-    draws: int | None
-    """Gaussians a weight, drawn at once; None if drawn step by step."""
 
     def __init__(self, recursion: Recursion):
         self.recursion = recursion
@@ -86,60 +85,62 @@ class Pending(abc.ABC):
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         """The totals after a step of that learning rate and noise, from those before it. float64."""
 
+
+class Owed(NamedTuple):
+    """What some rows owe: Gaussians of these standard deviations `[n, draws]`, and numbers `[n]` to enter them by."""
+
+    stddev: tf.Tensor
+    coefficients: tuple[tf.Tensor, ...] = ()
+
+
+class Aggregated(Pending):
+    """All owed steps in as many Gaussians a weight as a step has variables."""
+
     @abc.abstractmethod
-    def pay(
-        self, rows: Rows, ids: tf.Tensor, since: tf.Tensor, now: tf.Tensor, history: History, unit: UnitNoise
-    ) -> Rows:
-        """The rows as they stand at step `now`, all owed noise included."""
+    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
+        """What rows marked `since` owe at step `now`. float32."""
+
+    @abc.abstractmethod
+    def pay(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+        """The rows as they stand now, given Gaussians `[n, draws, width]` of the standard deviations owed."""
 
 
 def _root(variance: tf.Tensor) -> tf.Tensor:
     return tf.sqrt(tf.maximum(variance, 0.0))
 
 
-class WithoutMomentum(Pending):
+class WithoutMomentum(Aggregated):
     """One Gaussian a row. Totals: log of what decay leaves, and the variance of a row that was never settled."""
 
-    columns, draws = 2, 1
+    columns = 2
 
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         keep = 1.0 - learning_rate * self.recursion.weight_decay
         added = tf.square(learning_rate * stddev)
         return tf.stack([totals[0] + tf.math.log(keep), tf.square(keep) * totals[1] + added])
 
-    def owed_stddev(self, since: tf.Tensor, now: tf.Tensor, history: History) -> tf.Tensor:
-        """The standard deviation owed by each row, float32."""
-        return tf.cast(self._owed(since, now, history)[1], tf.float32)
-
-    def _owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> tuple[tf.Tensor | None, tf.Tensor]:
-        """What decay has left of each row (None: all), and the standard deviation it owes."""
+    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         then, totals = history.at(since), history.at(now)
         if not self.recursion.weight_decay:
-            return None, _root(totals[1] - then[:, 1])
+            return Owed(_float32(_root(totals[1] - then[:, 1]))[:, None])
         kept = tf.exp(totals[0] - then[:, 0])
-        return kept, _root(totals[1] - tf.square(kept) * then[:, 1])
+        return Owed(_float32(_root(totals[1] - tf.square(kept) * then[:, 1]))[:, None], (_float32(kept),))
 
-    def pay(
-        self, rows: Rows, ids: tf.Tensor, since: tf.Tensor, now: tf.Tensor, history: History, unit: UnitNoise
-    ) -> Rows:
-        kept, stddev = self._owed(since, now, history)
-        weight = rows[0] if kept is None else tf.cast(kept, tf.float32)[:, None] * rows[0]
-        return weight - tf.cast(stddev, tf.float32)[:, None] * unit(ids, now, 1)[:, 0], None
+    def pay(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+        weight = coefficients[0][:, None] * rows[0] if coefficients else rows[0]
+        return weight - noise[:, 0], None
 
 
-class WithMomentum(Pending):
+class WithMomentum(Aggregated):
     """Two correlated Gaussians a row: one for the velocity, one for the weight. Totals: A, P, Q."""
 
-    columns, draws = 3, 2
+    columns = 3
 
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         added, mu = tf.square(learning_rate * stddev), self.recursion.momentum
         return tf.stack([totals[0] + added, mu * totals[1] + added, mu * mu * totals[2] + added])
 
-    def pay(
-        self, rows: Rows, ids: tf.Tensor, since: tf.Tensor, now: tf.Tensor, history: History, unit: UnitNoise
-    ) -> Rows:
-        weight, velocity = rows
+    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         mu = self.recursion.momentum
         carried = mu if self.recursion.nesterov else 1.0
         power = tf.pow(tf.constant(mu, tf.float64), tf.cast(now - since, tf.float64))
@@ -150,21 +151,26 @@ class WithMomentum(Pending):
         cov = (p - carried * mu * q) / (1 - mu)
         var = (a - 2 * carried * mu * p + (carried * mu) ** 2 * q) / (1 - mu) ** 2
         # Cholesky of the 2x2 covariance: velocity first, then what the weight has beside it.
-        first = _root(q)
-        shared = tf.math.divide_no_nan(cov, first)
-        second = _root(var - tf.square(shared))
+        first, share = _root(q), tf.math.divide_no_nan(cov, q)
+        second = _root(var - share * cov)
         reach = carried * mu * (1 - power) / (1 - mu)
-        first, shared, second, reach, power = (
-            tf.cast(v, tf.float32)[:, None] for v in (first, shared, second, reach, power)
-        )
-        z = unit(ids, now, 2)
-        return weight + reach * velocity - shared * z[:, 0] - second * z[:, 1], power * velocity - first * z[:, 0]
+        return Owed(_float32(tf.stack([first, second], axis=1)), tuple(map(_float32, (power, reach, share))))
+
+    def pay(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+        weight, velocity = rows
+        power, reach, share = (c[:, None] for c in coefficients)
+        moved = weight + reach * velocity - share * noise[:, 0] - noise[:, 1]
+        return moved, power * velocity - noise[:, 0]
+
+
+def _float32(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, tf.float32)
 
 
 class Replayed(Pending):
     """Every owed step drawn and made by itself: as many Gaussians as eager. Totals: η and s of the step before."""
 
-    columns, draws = 2, None
+    columns = 2
 
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
@@ -172,13 +178,14 @@ class Replayed(Pending):
     def pay(
         self, rows: Rows, ids: tf.Tensor, since: tf.Tensor, now: tf.Tensor, history: History, unit: UnitNoise
     ) -> Rows:
+        """The rows as they stand at step `now`."""
         has_velocity = rows[1] is not None
 
         def body(step: tf.Tensor, weight: tf.Tensor, velocity: tf.Tensor) -> tuple[tf.Tensor, ...]:
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
             due = (since <= step)[:, None]
-            noise = stddev * unit(ids, step, 1)[:, 0]
-            moved, speed = self.recursion.step(weight, velocity if has_velocity else None, noise, eta)
+            move = (-eta * stddev) * unit(ids, step)
+            moved, speed = self.recursion.step(weight, velocity if has_velocity else None, move, eta)
             weight = tf.where(due, moved, weight)
             return step + 1, weight, velocity if speed is None else tf.where(due, speed, velocity)
 
@@ -188,7 +195,7 @@ class Replayed(Pending):
         return weight, velocity if has_velocity else None
 
 
-def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
+def pending(recursion: Recursion, aggregate_noise: bool) -> Aggregated | Replayed:
     """The way to pay for a recursion: in one Gaussian (two with momentum), or step by step."""
     if not aggregate_noise:
         return Replayed(recursion)

@@ -1,9 +1,9 @@
 """The update that every mechanism makes, once: SGD with momentum or decoupled weight decay.
 
-With u = ĝ + n the noisy gradient, η the learning rate, λ the weight decay, μ the momentum:
+With u = ĝ + n the noisy gradient, η the learning rate, λ the weight decay, μ the momentum, a row moves by m = −η u:
 
-    plain, decay    θ' = (1 − ηλ) θ − η u
-    momentum        v' = μ v − η u,    θ' = θ + v'                 (Nesterov: θ' = θ + μ v' − η u)
+    plain, decay    θ' = (1 − ηλ) θ + m
+    momentum        v' = μ v + m,    θ' = θ + v'                   (Nesterov: θ' = θ + μ v' + m)
 
 All of it is linear, so a step splits into two that commute with everything a mechanism does in between:
 `inject` enters the gradient ĝ as if it had stood in the row just before the step, and `evolve` makes the step with
@@ -68,20 +68,18 @@ class Recursion:
         return 1.0 - learning_rate * self.weight_decay
 
     def step(
-        self, weight: tf.Tensor, velocity: tf.Tensor | None, gradient: tf.Tensor, learning_rate: Scalar
+        self, weight: tf.Tensor, velocity: tf.Tensor | None, move: tf.Tensor, learning_rate: Scalar
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The weight and velocity after a step with `gradient`, noise and all."""
+        """The weight and velocity after a step that moves by `move` = −η(ĝ + n)."""
         if velocity is None:
-            kept = self.keep(learning_rate) * weight if self.weight_decay else weight
-            return kept - learning_rate * gradient, None
-        velocity = self.momentum * velocity - learning_rate * gradient
+            return (self.keep(learning_rate) * weight if self.weight_decay else weight) + move, None
+        velocity = self.momentum * velocity + move
         if self.nesterov:
-            return weight + self.momentum * velocity - learning_rate * gradient, velocity
+            return weight + self.momentum * velocity + move, velocity
         return weight + velocity, velocity
 
-    def injection(self, gradient: tf.Tensor, learning_rate: Scalar) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-        """What to add to the weight and to the velocity so that a step without `gradient` does as one with it."""
+    def injection(self, learning_rate: Scalar) -> tuple[Scalar | None, Scalar | None]:
+        """How often to add ĝ to the weight and to the velocity so that a step without it does as one with it."""
         if not self.has_velocity:
-            return (-learning_rate / self.keep(learning_rate)) * gradient, None
-        to_velocity = (-learning_rate / self.momentum) * gradient
-        return (-learning_rate * gradient if self.nesterov else None), to_velocity
+            return -learning_rate / self.keep(learning_rate), None
+        return (-learning_rate if self.nesterov else None), -learning_rate / self.momentum

@@ -16,7 +16,6 @@ variables may have both, through `dense_optimizer`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
 from typing import Any
 
 import dp_accounting
@@ -24,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers.base import PrivateOptimizer
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.buckets import BucketSpace
 from tfdp_rec.optimizers.preselection import Preselection
 from tfdp_rec.optimizers.tables import resource
@@ -95,22 +94,17 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         """Table path -> the rows that this step updates, ascending and distinct, shared rows apart."""
 
-    def step_tables(
-        self,
-        clipped: ClippedSum,
-        means: Mapping[str, tf.IndexedSlices],
-        stddev: tf.Tensor,
-        learning_rate: tf.Tensor,
-        upcoming: Mapping[str, tf.Tensor],
-    ) -> None:
+    def step_tables(self, step: Step) -> None:
         if not self.tables:
             return
-        chosen = self.choose(clipped)
-        for path, slices in means.items():
-            table = self.tables[path]
-            ids = self._with_shared(path, chosen[path], clipped)
-            noise = tf.cast(stddev, tf.float32) * self.table_noise(table, ids, self.step_number)
-            table.step(ids, sum_at(slices, ids) + noise, learning_rate)
+        clipped = step.clipped
+        chosen = {path: self._with_shared(path, ids, clipped) for path, ids in self.choose(clipped).items()}
+        wanted = [(table.number, chosen[path], table.width) for path, table in self.tables.items()]
+        noises = self.noise.several(wanted, self.step_number)  # one draw for all tables
+        for (path, table), noise in zip(self.tables.items(), noises):
+            ids = chosen[path]
+            moves = sum_at(step.mean(table, -step.learning_rate), ids)
+            table.step(ids, moves + step.noise_scale * noise, step.learning_rate)
             resource(self._updated_values).assign_add(tf.size(ids, tf.int64) * table.width)
 
     def _with_shared(self, path: str, ids: tf.Tensor, clipped: ClippedSum) -> tf.Tensor:

@@ -73,18 +73,23 @@ class Table:
         done = scatter("Update", resource(self.variable), ids, weights)
         return done + ([] if velocity is None else scatter("Update", resource(self.velocity), ids, velocity))
 
-    def add(self, ids: tf.Tensor, weights: tf.Tensor | None, velocity: tf.Tensor | None = None) -> Operations:
-        """Adds to rows; an id may stand in several places."""
-        done = [] if weights is None else scatter("Add", resource(self.variable), ids, weights)
-        return done + ([] if velocity is None else scatter("Add", resource(self.velocity), ids, velocity))
+    def inject(self, gradient: Callable[[Scalar], tf.IndexedSlices], learning_rate: Scalar) -> Operations:
+        """Enters a gradient ahead of the step that will be made without it.
 
-    def inject(self, slices: tf.IndexedSlices, learning_rate: Scalar) -> Operations:
-        """Enters a gradient ahead of the step that will be made without it."""
-        return self.add(slices.indices, *self.recursion.injection(slices.values, learning_rate))
+        Args:
+            gradient: gives ĝ times a scalar; an id may stand in several places.
+            learning_rate: η.
+        """
+        done: Operations = []
+        for variable, times in zip((self.variable, self.velocity), self.recursion.injection(learning_rate)):
+            if times is not None:
+                slices = gradient(times)
+                done += scatter("Add", resource(variable), slices.indices, slices.values)
+        return done
 
-    def step(self, ids: tf.Tensor, gradient: tf.Tensor, learning_rate: Scalar) -> Operations:
+    def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""
-        return self.write(ids, *self.recursion.step(*self.read(ids), gradient, learning_rate))
+        return self.write(ids, *self.recursion.step(*self.read(ids), move, learning_rate))
 
     def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
         """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""
