@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, entropy, local
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, calibration, entropy, local
 from tfdp_rec.federated.cohort import Client, Draws, client_of, with_private_labels
 from tfdp_rec.federated.simulation import FedAdam, Simulation
-from tfdp_rec.federated.vector import VectorMechanism
+from tfdp_rec.federated.vector import PureVectorMechanism, VectorMechanism
 
 PRIVATE = AttentionMechanism(3, 5.0, 1e-5, padding=0.2, activation="relu")
 OFF = AttentionMechanism(3, math.inf, activation="relu")
@@ -42,7 +43,13 @@ def kinds(epsilon=5.0):
         "user gradient": (local.PrivateUpdate, {"user_gradient": VectorMechanism(0.1, epsilon)}),
         "published": (local.PublishedUpdate, {}),
         "gradient": (local.GradientUpdate, {"noise": VectorMechanism(0.1, epsilon)}),
+        "pure gradient": (local.GradientUpdate, {"noise": PureVectorMechanism(0.1, epsilon)}),
     }
+
+
+def silence(patch):
+    for noise in ("gaussian", "laplace"):
+        patch.setattr(entropy, noise, lambda source, shape: np.zeros(shape))
 
 
 def one_of(draws, index):
@@ -55,7 +62,7 @@ def by_name(update, gradients):
 
 @pytest.mark.parametrize("name", kinds())
 def test_a_cohort_sends_the_mean_of_its_clients(world, name, monkeypatch):
-    monkeypatch.setattr(entropy, "gaussian", lambda source, shape: np.zeros(shape))
+    silence(monkeypatch)
     kind, settings = kinds()[name]
     update = update_of(world, kind, **settings)
     draws = update.draw(world.clients, entropy.seeded(2))
@@ -113,29 +120,48 @@ def test_the_basis_gradient_is_the_slope_of_the_loss_at_a_fixed_attention(world)
     np.testing.assert_allclose(found, slopes, atol=2e-6)
 
 
-@pytest.mark.parametrize("scale", (1e-3, 1e3))
-def test_a_clients_gradient_is_clipped_and_noised_to_scale(world, scale):
-    noise = VectorMechanism(scale, 5.0)
+@pytest.mark.parametrize("clip", (1e-3, 1e3))
+@pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))
+def test_a_clients_gradient_is_clipped_and_noised_to_scale(world, kind, clip):
+    noise = kind(clip, 5.0)
     update = update_of(world, local.GradientUpdate, OFF, noise=noise)
     draws = update.draw(world.clients[:1], entropy.seeded(2))
     sent = np.concatenate([g.ravel() for g in update.gradients(draws, entropy.seeded(9))[0]])
     again = np.concatenate([g.ravel() for g in update.gradients(draws, entropy.seeded(10))[0]])
     spread = (sent - again).std() / math.sqrt(2)
-    assert spread == pytest.approx(noise.sigma, rel=0.12)
-    plain = update_of(world, local.GradientUpdate, OFF, noise=VectorMechanism(scale, math.inf))
+    assert spread == pytest.approx(noise.scale * (math.sqrt(2) if kind is PureVectorMechanism else 1), rel=0.12)
+    plain = update_of(world, local.GradientUpdate, OFF, noise=kind(clip, math.inf))
     raw = np.concatenate([g.ravel() for g in plain.gradients(draws)[0]])
-    expected = raw * min(1.0, scale / np.linalg.norm(raw))
-    silent = np.concatenate(
-        [
-            g.ravel()
-            for g in local.noised_mean(
-                VectorMechanism(scale, math.inf),
-                update._singly(draws.history, draws.samples, draws.counted, np.float32(scale))[0],
-                1,
-            )
-        ]
-    )
+    expected = raw * min(1.0, clip / np.linalg.norm(raw, ord=noise.order))
+    sums = update._singly(draws.history, draws.samples, draws.counted)[0]
+    silent = np.concatenate([g.ravel() for g in local.noised_mean(kind(clip, math.inf), sums, 1)])
     np.testing.assert_allclose(silent, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))
+def test_clipped_vectors_are_no_further_apart_than_the_noise_is_for(kind, monkeypatch):
+    """Opposite vectors reach 2C; the noise of each mechanism is exactly what that distance needs."""
+    mechanism = kind(0.3, 2.0)
+    wild = np.random.default_rng(1).normal(size=(300, 6)) * 10.0 ** np.arange(-3, 3)
+    with monkeypatch.context() as patched:
+        silence(patched)
+        clipped = mechanism.release(wild)
+    gaps = np.linalg.norm(clipped[:, None] - clipped[None], ord=mechanism.order, axis=-1)
+    assert 1.5 * 0.3 < gaps.max() <= 2 * 0.3 * (1 + 1e-9)
+    sensitivity = 2 * 0.3
+    if kind is PureVectorMechanism:
+        assert sensitivity / mechanism.scale == pytest.approx(2.0)
+    else:
+        assert calibration.gaussian_delta(2.0, sensitivity, mechanism.scale) == pytest.approx(1e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))
+def test_the_noise_of_a_mean_is_that_of_separate_releases(kind):
+    mechanism, count = kind(0.5, 3.0), 5
+    together = mechanism.mean_noise(count, (40_000,), entropy.seeded(3))
+    apart = np.mean([mechanism.mean_noise(1, (40_000,), entropy.seeded(10 + i)) for i in range(count)], axis=0)
+    assert stats.ks_2samp(together, apart).pvalue > 1e-6
+    assert stats.ks_2samp(together * 1.1, apart).pvalue < 1e-6
 
 
 def test_a_gradient_that_is_not_finite_counts_as_zero(world):
@@ -157,6 +183,7 @@ def test_accounts_of_every_form(world):
     assert 5.1 < totals["user gradient"] < 10.0
     assert totals["published"] == math.inf
     assert totals["gradient"] == pytest.approx(5.0, rel=1e-3)
+    assert totals["pure gradient"] == pytest.approx(5.0, rel=1e-3)
 
 
 def test_declared_categories_are_neither_padded_nor_relabelled_and_spend_nothing(world):
@@ -237,3 +264,6 @@ def test_arguments_that_do_not_fit_are_refused(world):
     for name, change in (("l2_norm_clip", (0.0, 1.0)), ("epsilon", (1.0, 0.0)), ("delta", (1.0, 1.0, 0.0))):
         with pytest.raises(ValueError, match=name):
             VectorMechanism(*change)
+    for name, change in (("l1_norm_clip", (math.inf, 1.0)), ("epsilon", (1.0, -1.0))):
+        with pytest.raises(ValueError, match=name):
+            PureVectorMechanism(*change)

@@ -9,7 +9,7 @@ Each form gives the gradients of a cohort's mean loss (a cohort of one is a clie
   added.
 * `PublishedUpdate`, as published: the gradient goes on through the noise into both encoders. No epsilon bounds
   what it tells about the history; it is here to be compared with.
-* `GradientUpdate`, DP-FedRec: the whole local gradient, clipped, plus Gaussian noise; with infinite epsilon, plain
+* `GradientUpdate`, DP-FedRec: the whole local gradient, clipped, plus noise; with infinite epsilon, plain
   federated learning.
 
 Loss of a client: mean over its samples of -log softmax(scores)[label].
@@ -32,7 +32,7 @@ from tfdp_rec.federated import accounting, entropy
 from tfdp_rec.federated.cohort import Client, Draws, draw
 from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
-from tfdp_rec.federated.vector import VectorMechanism
+from tfdp_rec.federated.vector import ClippedVector
 
 Gradients = list[NDArray[np.float32]]
 
@@ -116,7 +116,7 @@ class PrivateUpdate(LocalUpdate):
         user_gradient: How the user encoder's own gradient is protected; None trains no user encoder.
     """
 
-    def __init__(self, *args: Any, user_gradient: VectorMechanism | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, user_gradient: ClippedVector | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.user_gradient = user_gradient
         model = self.model
@@ -137,7 +137,8 @@ class PrivateUpdate(LocalUpdate):
             loss = tf.reduce_mean(self._client_losses(news, users, samples, counted))
         return tape.gradient(loss, [v.value for v in self._public]), loss
 
-    def _user_gradients(self, history: Any, samples: Any, counted: Any, clip: Any) -> list[Any]:
+    def _user_gradients(self, history: Any, samples: Any, counted: Any) -> list[Any]:
+        assert self.user_gradient is not None
         news = tf.stop_gradient(self.model.news_vectors(self.features))
         variables = [v.value for v in self.model.user_encoder.trainable_variables]
 
@@ -148,7 +149,7 @@ class PrivateUpdate(LocalUpdate):
                 loss = self._client_losses(news, users, sampled[None], weights[None])[0]
             return [_dense(g, v) for g, v in zip(tape.gradient(loss, variables), variables)], loss
 
-        return clipped_sum(one, (history, samples, counted), variables, clip)[0]
+        return clipped_sum(one, (history, samples, counted), variables, self.user_gradient)[0]
 
     def gradients(self, draws: Draws, source: entropy.WordSource = entropy.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; basis vectors, candidate side of the news encoder, and what `user_gradient` adds."""
@@ -157,8 +158,7 @@ class PrivateUpdate(LocalUpdate):
         public, loss = self._after(attention, draws.samples, draws.counted)
         variables, gradients = list(self._public), list(public)
         if self.user_gradient is not None:
-            clip = tf.constant(self.user_gradient.l2_norm_clip)
-            sums = self._users(draws.history, draws.samples, draws.counted, clip)
+            sums = self._users(draws.history, draws.samples, draws.counted)
             variables += self.model.user_encoder.trainable_variables
             gradients += noised_mean(self.user_gradient, sums, len(draws.history), source)
         return self._aligned(variables, gradients), float(loss)
@@ -214,7 +214,7 @@ class GradientUpdate(LocalUpdate):
         noise: How the gradient is protected; infinite epsilon is plain federated learning.
     """
 
-    def __init__(self, *args: Any, noise: VectorMechanism, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, noise: ClippedVector, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.noise = noise
         self._singly = tf.function(self._per_client)
@@ -230,7 +230,7 @@ class GradientUpdate(LocalUpdate):
             loss = tf.reduce_mean(self._loss(news, history, samples, counted))
         return tape.gradient(loss, [v.value for v in self.model.trainable_variables]), loss
 
-    def _per_client(self, history: Any, samples: Any, counted: Any, clip: Any) -> tuple[list[Any], Any]:
+    def _per_client(self, history: Any, samples: Any, counted: Any) -> tuple[list[Any], Any]:
         variables = [v.value for v in self.model.trainable_variables]
 
         def one(rows: Any, sampled: Any, weights: Any) -> tuple[list[Any], Any]:
@@ -245,7 +245,7 @@ class GradientUpdate(LocalUpdate):
                 loss = self._loss(news, local[None], places[None], weights[None])[0]
             return [_dense(g, v) for g, v in zip(tape.gradient(loss, variables), variables)], loss
 
-        return clipped_sum(one, (history, samples, counted), variables, clip)
+        return clipped_sum(one, (history, samples, counted), variables, self.noise)
 
     def gradients(self, draws: Draws, source: entropy.WordSource = entropy.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; the basis vectors are not used and get zeros (plus noise, as all do)."""
@@ -253,7 +253,7 @@ class GradientUpdate(LocalUpdate):
         if self.noise.noiseless:
             found, loss = self._jointly(*data)
             return self._aligned(self.model.trainable_variables, list(found)), float(loss)
-        sums, loss = self._singly(*data, tf.constant(self.noise.l2_norm_clip))
+        sums, loss = self._singly(*data)
         return noised_mean(self.noise, sums, len(draws.history), source), float(loss)
 
     def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
@@ -265,9 +265,12 @@ class GradientUpdate(LocalUpdate):
 
 
 def clipped_sum(
-    gradients_of: Callable[..., tuple[list[Any], Any]], clients: tuple[Any, ...], shapes: list[Any], clip: float
+    gradients_of: Callable[..., tuple[list[Any], Any]],
+    clients: tuple[Any, ...],
+    shapes: list[Any],
+    noise: ClippedVector,
 ) -> tuple[list[Any], Any]:
-    """Sum over clients of each one's gradient scaled to norm at most `clip`, one client after the other.
+    """Sum over clients of each one's gradient scaled to norm at most C, one client after the other.
 
     A gradient that is not finite counts as zero.
 
@@ -275,13 +278,13 @@ def clipped_sum(
         gradients_of: From one client's data to its gradients (dense) and loss.
         clients: The clients' data, each with a leading axis for the client.
         shapes: One tensor of each gradient's shape.
-        clip: The norm C.
+        noise: Says which norm is clipped to what.
     """
     totals, loss = [tf.zeros_like(shape) for shape in shapes], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
         found, client_loss = gradients_of(*[value[index] for value in clients])
-        norm = tf.linalg.global_norm(found)
-        weight = tf.minimum(1.0, clip / tf.maximum(norm, 1e-30))
+        norm = _norm(found, noise.order)
+        weight = tf.minimum(1.0, noise.clip / tf.maximum(norm, 1e-30))
         finite = tf.math.is_finite(norm)
         totals = [total + tf.where(finite, weight * g, 0.0) for total, g in zip(totals, found)]
         loss += client_loss
@@ -289,12 +292,9 @@ def clipped_sum(
 
 
 def noised_mean(
-    noise: VectorMechanism, sums: list[Any], count: int, source: entropy.WordSource = entropy.os_entropy
+    noise: ClippedVector, sums: list[Any], count: int, source: entropy.WordSource = entropy.os_entropy
 ) -> Gradients:
     """The mean of `count` clients' clipped gradients, each with its own noise.
-
-    The noise of the mean is drawn at once, with standard deviation sigma / sqrt(count): the same distribution,
-    and for a single client the same thing.
 
     Args:
         noise: Clip and noise of one client's whole gradient.
@@ -302,8 +302,13 @@ def noised_mean(
         count: How many clients.
         source: Where the randomness comes from.
     """
-    scale = noise.sigma / math.sqrt(count)
-    return [(np.asarray(g) / count + scale * entropy.gaussian(source, tuple(g.shape))).astype(np.float32) for g in sums]
+    return [(np.asarray(g) / count + noise.mean_noise(count, tuple(g.shape), source)).astype(np.float32) for g in sums]
+
+
+def _norm(gradients: list[Any], order: int) -> tf.Tensor:
+    if order == 1:
+        return tf.add_n([tf.reduce_sum(tf.abs(g)) for g in gradients])
+    return tf.linalg.global_norm(gradients)
 
 
 def _normalise(noisy: tf.Tensor, activation: str) -> tf.Tensor:

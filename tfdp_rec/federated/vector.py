@@ -1,13 +1,21 @@
-"""DP-FedRec's mechanism: clip a whole vector to norm C and add Gaussian noise of sensitivity 2C.
+"""DP-FedRec's mechanisms: clip a whole vector to norm C and add noise of sensitivity 2C.
 
-Used on local gradients in training and on user embeddings in serving ("VDP"). Its noise grows with the square
-root of the vector's width, which is what PrivateRec avoids.
+    Gaussian   L2 norm, N(0, (2C z)^2) on every coordinate       (epsilon, delta)
+    Laplace    L1 norm, Lap(2C / epsilon) on every coordinate    (epsilon, 0); the paper's tables use this one
+
+Used on local gradients in training and on user embeddings in serving ("VDP"). The noise is the same on each of
+the d coordinates while the clip bounds all of them together, so a coordinate's share of the signal shrinks with d
+(Laplace) or its root (Gaussian). That is what PrivateRec avoids.
+
+Reference: Liu et al., "PrivateRec", 2022, Section 4; docs/privacy-privaterec.md, section 5.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,53 +23,42 @@ from numpy.typing import ArrayLike, NDArray
 from tfdp_rec.federated import accounting, calibration, entropy
 
 
-@dataclasses.dataclass(frozen=True)
-class VectorMechanism:
-    """Clip to an L2 norm and add Gaussian noise: any two clipped vectors are 2C apart at most.
+class ClippedVector(abc.ABC):
+    """What both mechanisms share: any two vectors of norm at most C are 2C apart at most."""
 
-    Args:
-        l2_norm_clip: The clip C.
-        epsilon: Privacy of one release; `inf` neither clips nor adds noise.
-        delta: Failure probability of one release.
-
-    Raises:
-        ValueError: On a value out of range.
-
-    Example:
-        >>> round(VectorMechanism(0.5, 10.0, 1e-5).sigma, 3)
-        0.5
-    """
-
-    l2_norm_clip: float
     epsilon: float
-    delta: float = 1e-5
+    order: ClassVar[int]
+    """Which norm is clipped: 1 or 2."""
 
-    def __post_init__(self) -> None:
-        if not (self.l2_norm_clip > 0 and math.isfinite(self.l2_norm_clip)):
-            raise ValueError(f"l2_norm_clip must be positive and finite, got {self.l2_norm_clip}")
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, got {self.epsilon}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+    @property
+    @abc.abstractmethod
+    def clip(self) -> float:
+        """The clip C."""
+
+    @property
+    @abc.abstractmethod
+    def scale(self) -> float:
+        """Standard deviation (Gaussian) or scale (Laplace) of the noise on every coordinate."""
+
+    @property
+    @abc.abstractmethod
+    def profile(self) -> accounting.Profile:
+        """What one release costs."""
+
+    @abc.abstractmethod
+    def mean_noise(self, count: int, shape: tuple[int, ...], source: entropy.WordSource) -> NDArray[np.float64]:
+        """The noise in the mean of `count` releases: each has noise of its own.
+
+        Args:
+            count: How many releases.
+            shape: Of one release.
+            source: Where the randomness comes from.
+        """
 
     @property
     def noiseless(self) -> bool:
         """Whether nothing is clipped or added."""
         return math.isinf(self.epsilon)
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of the noise on every coordinate."""
-        if self.noiseless:
-            return 0.0
-        return 2.0 * self.l2_norm_clip * calibration.unit_sigma(self.epsilon, self.delta)
-
-    @property
-    def profile(self) -> accounting.Profile:
-        """What one release costs."""
-        if self.noiseless:
-            return accounting.Unbounded()
-        return accounting.GaussianRelease(self.sigma, 2.0 * self.l2_norm_clip)
 
     def release(self, vectors: ArrayLike, source: entropy.WordSource = entropy.os_entropy) -> NDArray[np.float64]:
         """Clip and noise vectors (last axis). One that is not finite sends noise alone.
@@ -73,8 +70,113 @@ class VectorMechanism:
         values = np.asarray(vectors, dtype=np.float64)
         if self.noiseless:
             return values
-        norms = np.linalg.norm(values, axis=-1, keepdims=True)
+        norms = np.linalg.norm(values, ord=self.order, axis=-1, keepdims=True)
         finite = np.isfinite(norms)
-        weights = np.minimum(1.0, self.l2_norm_clip / np.maximum(norms, np.finfo(float).tiny))
+        weights = np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(float).tiny))
         clipped = np.where(finite, values * np.where(finite, weights, 0.0), 0.0)
-        return clipped + self.sigma * entropy.gaussian(source, values.shape)
+        return clipped + self.mean_noise(1, values.shape, source)
+
+    def _check(self, name: str) -> None:
+        if not (self.clip > 0 and math.isfinite(self.clip)):
+            raise ValueError(f"{name} must be positive and finite, got {self.clip}")
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be positive, got {self.epsilon}")
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorMechanism(ClippedVector):
+    """Clip to an L2 norm and add Gaussian noise.
+
+    Args:
+        l2_norm_clip: The clip C.
+        epsilon: Privacy of one release; `inf` neither clips nor adds noise.
+        delta: Failure probability of one release.
+
+    Raises:
+        ValueError: On a value out of range.
+
+    Example:
+        >>> round(VectorMechanism(0.5, 10.0, 1e-5).scale, 3)
+        0.5
+    """
+
+    l2_norm_clip: float
+    epsilon: float
+    delta: float = 1e-5
+
+    order: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        self._check("l2_norm_clip")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+
+    @property
+    def clip(self) -> float:
+        """The clip C."""
+        return self.l2_norm_clip
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation of the noise on every coordinate."""
+        if self.noiseless:
+            return 0.0
+        return 2.0 * self.l2_norm_clip * calibration.unit_sigma(self.epsilon, self.delta)
+
+    @property
+    def profile(self) -> accounting.Profile:
+        """What one release costs."""
+        if self.noiseless:
+            return accounting.Unbounded()
+        return accounting.GaussianRelease(self.scale, 2.0 * self.l2_norm_clip)
+
+    def mean_noise(self, count: int, shape: tuple[int, ...], source: entropy.WordSource) -> NDArray[np.float64]:
+        """As in `ClippedVector`; the mean of Gaussians is a Gaussian, drawn at once."""
+        return self.scale / math.sqrt(count) * entropy.gaussian(source, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class PureVectorMechanism(ClippedVector):
+    """Clip to an L1 norm and add Laplace noise: delta = 0.
+
+    Args:
+        l1_norm_clip: The clip C.
+        epsilon: Privacy of one release; `inf` neither clips nor adds noise.
+
+    Raises:
+        ValueError: On a value out of range.
+
+    Example:
+        >>> PureVectorMechanism(0.5, 10.0).scale
+        0.1
+    """
+
+    l1_norm_clip: float
+    epsilon: float
+
+    order: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        self._check("l1_norm_clip")
+
+    @property
+    def clip(self) -> float:
+        """The clip C."""
+        return self.l1_norm_clip
+
+    @property
+    def scale(self) -> float:
+        """Scale of the Laplace noise on every coordinate."""
+        return 2.0 * self.l1_norm_clip / self.epsilon
+
+    @property
+    def profile(self) -> accounting.Profile:
+        """What one release costs."""
+        return accounting.Unbounded() if self.noiseless else accounting.PureRelease(self.epsilon)
+
+    def mean_noise(self, count: int, shape: tuple[int, ...], source: entropy.WordSource) -> NDArray[np.float64]:
+        """As in `ClippedVector`; a sum of Laplace variables is none, so each release's noise is drawn."""
+        total = np.zeros(shape)
+        for _ in range(count):
+            total += entropy.laplace(source, shape)
+        return self.scale / count * total
