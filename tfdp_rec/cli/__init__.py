@@ -26,6 +26,7 @@ COMMANDS = (
     "audit",
     "federate",
     "server",
+    "plan",
 )
 GROUPS = {
     "study": ("tfdp_rec.studies", "repeat a published experiment"),

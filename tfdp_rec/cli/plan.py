@@ -1,0 +1,149 @@
+"""`tfdp-rec plan`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfdp_rec.distribute.plan import Constants, Deployment, Step
+
+HELP = """what a training step costs on a cluster, and what bounds it
+
+  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --ids 160 --tables 4 --workers 2 --servers 2 --gbps 10
+  tfdp-rec plan --terabytes 100 --dim 128 --batch 2048 --ids 26 --tables 26 --workers 256 --servers 256 --gbps 100
+  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --measure       with constants measured on this machine, now
+
+Bytes, seconds and memory by mechanism, computed from constants; nothing is trained. docs/scaling.md says what they are
+and how far from real runs this is.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `plan`."""
+    from tfdp_rec.distribute.plan import MECHANISMS
+
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--rows", type=_count, help="of all tables together")
+    size.add_argument("--terabytes", type=float, help="of all tables together (10^12 bytes), instead of rows")
+    parser.add_argument("--dim", type=_count, required=True, help="values a row")
+    parser.add_argument("--batch", type=_count, required=True, help="examples a step")
+    parser.add_argument("--ids", type=_count, default=1, help="rows an example looks up (default: %(default)s)")
+    parser.add_argument("--tables", type=_count, default=1, help="how many tables (default: %(default)s)")
+    parser.add_argument("--dense-weights", type=_count, default=0, help="weights outside the tables (default: 0)")
+    parser.add_argument("--workers", type=_count, default=2, help="default: %(default)s")
+    parser.add_argument("--servers", type=_count, default=2, help="parameter servers (default: %(default)s)")
+    parser.add_argument("--gbps", type=float, default=10.0, help="network of each machine (default: %(default)s)")
+    parser.add_argument("--cores", type=_count, default=8, help="of each machine (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=_count, default=1_000_000, help="of the whole training: what totals are kept for (default: 1e6)"
+    )
+    parser.add_argument("--mechanism", action="append", choices=MECHANISMS, help="may be repeated; default: all")
+    parser.add_argument("--one-machine", action="store_true", help="all processes share one machine (loopback)")
+    parser.add_argument("--measure", action="store_true", help="measure the constants here first (half a minute)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans and prints."""
+    from tfdp_rec.distribute.plan import MECHANISMS, Constants, Deployment, on_one_machine, plan
+
+    if args.terabytes is not None and not 0 < args.terabytes < math.inf:
+        raise ValueError(f"--terabytes must be positive, got {args.terabytes}.")
+    rows = args.rows or max(1, int(args.terabytes * 1e12 / (4 * args.dim)))
+    at = Deployment(
+        rows, args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers, args.cores,
+        args.gbps, args.steps,
+    )  # fmt: skip
+    known = dataclasses.replace(Constants(), **_measured()) if args.measure else Constants()
+    steps = [plan(mechanism, at, known) for mechanism in dict.fromkeys(args.mechanism or MECHANISMS)]
+    if args.one_machine:
+        steps = [on_one_machine(step, at) for step in steps]
+    _print(at, known, steps, args.measure)
+    if args.json:
+        found = {
+            "deployment": dataclasses.asdict(at),
+            "constants": dataclasses.asdict(known),
+            "steps": [dataclasses.asdict(step) for step in steps],
+        }
+        args.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+def _count(text: str) -> int:
+    """A whole number; 5e6 and 5_000_000 are, too."""
+    value = float(text)
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(text)
+    return int(value)
+
+
+_count.__name__ = "whole number"  # what argparse calls it
+
+
+def _measured() -> dict[str, float]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    from tfdp_rec.benchmarks._constants import measure
+
+    return measure()
+
+
+def _print(at: Deployment, known: Constants, steps: list[Step], measured: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True)
+    console.print(
+        f"{at.rows:,} rows × {at.dim} = {bytes_text(at.table_bytes)} of tables, {at.lookups:,} rows a step; "
+        f"{at.workers} workers and {at.servers} servers of {at.cores} cores, {at.gbps:g} Gbit/s",
+        highlight=False,
+    )
+    if measured:
+        text = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(known).items())
+        console.print(f"constants: {text}", highlight=False)
+    table = Table()
+    columns = ("mechanism", "to servers", "to worker", "one step", "steps/s", "bound by", "memory a server", "release")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number in (0, 5) else "right")
+    for step in steps:
+        table.add_row(
+            step.mechanism, bytes_text(step.to_servers), bytes_text(step.to_workers), seconds_text(step.seconds),
+            f"{step.steps_per_second:.3g}", step.bound, bytes_text(step.server_bytes),
+            seconds_text(step.settle_seconds) if step.settle_seconds else "–",
+        )  # fmt: skip
+    console.print(table)
+
+
+def bytes_text(count: float) -> str:
+    """Bytes, for people.
+
+    Example:
+
+    >>> bytes_text(96e9), bytes_text(12)
+    ('96 GB', '12 B')
+    """
+    return _scaled(count, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
+
+
+def seconds_text(count: float) -> str:
+    """Seconds, for people.
+
+    Example:
+
+    >>> seconds_text(0.0123), seconds_text(7200)
+    ('12.3 ms', '2 h')
+    """
+    return _scaled(count, (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
+
+
+def _scaled(count: float, units: tuple[tuple[str, float], ...]) -> str:
+    unit, size = next(((unit, size) for unit, size in units if count >= size), units[-1])
+    return f"{count / size:.3g} {unit}"
+
+
