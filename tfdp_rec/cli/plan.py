@@ -53,11 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Plans and prints."""
     from tfdp_rec.distribute.plan import MECHANISMS, Constants, Deployment, on_one_machine, plan
 
-    if args.terabytes is not None and not 0 < args.terabytes < math.inf:
-        raise ValueError(f"--terabytes must be positive, got {args.terabytes}.")
-    rows = args.rows or max(1, int(args.terabytes * 1e12 / (4 * args.dim)))
     at = Deployment(
-        rows, args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers, args.cores,
+        _rows(args), args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers, args.cores,
         args.gbps, args.steps,
     )  # fmt: skip
     known = dataclasses.replace(Constants(), **_measured()) if args.measure else Constants()
@@ -73,6 +70,14 @@ def run(args: argparse.Namespace) -> int:
         }
         args.json.write_text(json.dumps(found, indent=1))
     return 0
+
+
+def _rows(args: argparse.Namespace) -> int:
+    if args.rows is not None:
+        return int(args.rows)
+    if not 0 < args.terabytes < math.inf or args.dim < 1:
+        raise ValueError(f"--terabytes and --dim must be positive, got {args.terabytes} and {args.dim}.")
+    return max(1, int(args.terabytes * 1e12 / (4 * args.dim)))
 
 
 def _count(text: str) -> int:
