@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from tfdp_rec.distribute.plan import MECHANISMS, Constants, Deployment, on_one_machine, plan
 
     at = Deployment(
-        _rows(args), args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers, args.cores,
-        args.gbps, args.steps,
+        _rows(args), args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers,
+        args.cores, args.gbps, args.steps,
     )  # fmt: skip
     known = dataclasses.replace(Constants(), **_measured()) if args.measure else Constants()
     steps = [plan(mechanism, at, known) for mechanism in dict.fromkeys(args.mechanism or MECHANISMS)]
