@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.benchmarks._contestants import Contestant
+from tfdp_rec.benchmarks._contestants import Contestant, Spec
 from tfdp_rec.benchmarks._workers import peak_megabytes
 from tfdp_rec.clipping import engine
 from tfdp_rec.clipping.batches import hide_batch_axis
@@ -24,6 +24,11 @@ from tfdp_rec.noise import EntropyNoise, Request
 from tfdp_rec.optimizers import LazyDPSGD
 
 REPEATS = 15
+
+
+def build(fields: dict[str, Any]) -> Contestant:
+    """The contestant that a specification in JSON describes."""
+    return Contestant(Spec(**{**fields, "table_sizes": tuple(fields["table_sizes"])}))
 
 
 def settle(contestant: Contestant) -> dict[str, float]:

@@ -5,12 +5,15 @@ A worker reads one command a line and answers with one line of JSON:
     {"spec": …}     builds the contestant          -> {"seconds": until its first step was done}
     {"steps": n}    n timed steps after one more   -> {"times": [[wall ms, processor ms], …]}
     {"call": name}  one of `CALLS`                 -> its answer
+
+What a contestant is, a module says: `build(spec's fields)` makes one, and `CALLS` are what it can be asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import resource
@@ -22,11 +25,16 @@ from typing import Any
 
 
 class Worker:
-    """A process with one contestant; a context manager, since it must be ended."""
+    """A process with one contestant; a context manager, since it must be ended.
 
-    def __init__(self, spec: Any):
+    Args:
+        spec: what to build, a dataclass with a `name`.
+        contestants: the module that says how.
+    """
+
+    def __init__(self, spec: Any, contestants: str = "tfdp_rec.benchmarks._measures"):
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-W", "ignore", "-m", "tfdp_rec.benchmarks._workers"]
+        command = [sys.executable, "-W", "ignore", "-m", "tfdp_rec.benchmarks._workers", contestants]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -62,17 +70,13 @@ class Worker:
         self._process.wait()
 
 
-def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
-    from tfdp_rec.benchmarks import _measures
-    from tfdp_rec.benchmarks._contestants import Contestant, Spec
-
-    contestant: Contestant | None = None
+def _answers(commands: Iterator[str], contestants: Any) -> Iterator[dict[str, Any]]:
+    contestant: Any = None
     for line in commands:
         command = json.loads(line)
         if "spec" in command:
             began = time.perf_counter()
-            fields = command["spec"]
-            contestant = Contestant(Spec(**{**fields, "table_sizes": tuple(fields["table_sizes"])}))
+            contestant = contestants.build(command["spec"])
             contestant.step()
             yield {"seconds": time.perf_counter() - began}
         elif contestant is None:
@@ -80,7 +84,7 @@ def _answers(commands: Iterator[str]) -> Iterator[dict[str, Any]]:
         elif "steps" in command:
             yield {"times": contestant.timed(command["steps"])}
         else:
-            yield {"answer": _measures.CALLS[command["call"]](contestant)}
+            yield {"answer": contestants.CALLS[command["call"]](contestant)}
 
 
 def peak_megabytes() -> float:
@@ -92,6 +96,6 @@ if __name__ == "__main__":
     # TensorFlow writes to stdout at times; answers go to the real one.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for found in _answers(iter(sys.stdin)):
+    for found in _answers(iter(sys.stdin), importlib.import_module(sys.argv[1])):
         answers.write(json.dumps(found) + "\n")
         answers.flush()
