@@ -191,15 +191,16 @@ class Rows(Factor):
     def squared_norm(self) -> tf.Tensor:
         if self.ids.shape[1] == 1:
             return _squared_length(self.g)
-        # One segment for each (example, id): memory grows with the bag, not with its square.
-        batch = tf.shape(self.ids, tf.int64)[0]
+        # A segment for each (example, id) of which there are several: memory grows with the bag, not with its square.
+        batch, rows = tf.shape(self.ids, tf.int64)[0], tf.reshape(self.g, [-1, self.g.shape[2]])
         keys = tf.reshape(tf.range(batch)[:, None] * self.shape[0] + self.ids, [-1])
-        distinct, segment = tf.unique(keys, out_idx=tf.int64)
-        sums = tf.math.unsorted_segment_sum(
-            tf.reshape(self.g, [-1, self.g.shape[2]]), segment, tf.size(distinct, tf.int64)
-        )
-        owners = distinct // self.shape[0]
-        return tf.math.unsorted_segment_sum(tf.reduce_sum(tf.square(sums), axis=1), owners, batch)
+        several = _repeated(keys)
+        alone = tf.where(several, tf.zeros([], rows.dtype), _squared_length(rows))
+        places = tf.where(several)[:, 0]
+        together, segment = tf.unique(tf.gather(keys, places))
+        sums = tf.math.unsorted_segment_sum(tf.gather(rows, places), segment, tf.size(together))
+        squares = tf.math.unsorted_segment_sum(_squared_length(sums), together // self.shape[0], batch)
+        return tf.reduce_sum(tf.reshape(alone, tf.shape(self.ids)), axis=1) + squares
 
     def weighted_sum(self, weights: tf.Tensor) -> tf.IndexedSlices:
         values = tf.reshape(_weigh(weights, self.g), [-1, self.g.shape[2]])
@@ -212,31 +213,41 @@ class Scores(Factor):
     sparse, mergeable = True, False  # two of them have two queries an example: their inner product is a formula below
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
-        self.shape = tuple(shape)
-        self.ids, self.d, self.q = self._distinct(tf.cast(ids, tf.int64), _wide(d)) + (_wide(q),)
+        self.ids, self.d, self.q, self.shape = tf.cast(ids, tf.int64), _wide(d), _wide(q), tuple(shape)
 
-    @staticmethod
-    def _distinct(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Candidates drawn twice are one candidate with the sum of the two logits' gradients."""
-        distinct, position = tf.unique(ids)
+    def distinct(self) -> Scores:
+        """The same gradients; candidates drawn twice are one candidate with the sum of the logits' gradients."""
+        distinct, position = tf.unique(self.ids)
         count = tf.size(distinct)
         summed = tf.cond(
-            tf.equal(count, tf.size(ids)),
-            lambda: d,
-            lambda: tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), position, count)),
+            tf.equal(count, tf.size(self.ids)),
+            lambda: self.d,
+            lambda: tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(self.d), position, count)),
         )
-        return distinct, summed
+        return Scores(distinct, summed, self.q, self.shape)
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
         raise NotImplementedError("factors of this kind stay apart")
 
     def squared_norm(self) -> tf.Tensor:
-        return _squared_length(self.q) * _squared_length(self.d)
+        several = _repeated(self.ids)
+        alone = tf.where(several[None, :], tf.zeros_like(self.d), self.d)
+        places = tf.where(several)[:, 0]
+        distinct, position = tf.unique(tf.gather(self.ids, places))
+        members = tf.one_hot(position, tf.size(distinct), dtype=self.d.dtype)
+        together = tf.matmul(tf.gather(self.d, places, axis=1), members)
+        return _squared_length(self.q) * (_squared_length(alone) + _squared_length(together))
 
     def weighted_sum(self, weights: tf.Tensor) -> tf.IndexedSlices:
         values = tf.matmul(_weigh(weights, self.d), _silence(weights, self.q), transpose_a=True)
         return tf.IndexedSlices(values, self.ids, tf.constant(self.shape, tf.int64))
+
+
+def _repeated(ids: tf.Tensor) -> tf.Tensor:
+    """Which of `ids` `[n]` stand in several places."""
+    _, position, count = tf.unique_with_counts(ids)
+    return tf.gather(count, position) > 1
 
 
 def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -251,6 +262,11 @@ def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s d_s e(id_s) qᵀ⟩ = Σ_t d[position of id_t among the candidates] (g_t · q)."""
+    if rows.ids.shape[1] == 1:
+        hit = tf.equal(rows.ids, scores.ids[None, :])
+        d = tf.reduce_sum(tf.where(hit, scores.d, tf.zeros_like(scores.d)), axis=1)
+        return d * tf.reduce_sum(rows.g[:, 0] * scores.q, axis=1)
+    scores = scores.distinct()
     found, column = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), scores.ids))
     d = tf.gather(tf.pad(scores.d, [[0, 0], [0, 1]]), column, batch_dims=1)
     along = tf.einsum("btd,bd->bt", rows.g, scores.q)
@@ -259,6 +275,7 @@ def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
 
 def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
     """⟨Σ_s d_s e(id_s) qᵀ, Σ_u c_u e(id_u) pᵀ⟩ = (q · p) Σ over common ids of d_s c_u."""
+    a, b = a.distinct(), b.distinct()
     found, column = _find(a.ids, b.ids)
     common = tf.where(found[None, :], tf.gather(tf.pad(b.d, [[0, 0], [0, 1]]), column, axis=1), tf.zeros_like(a.d))
     return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(a.d * common, axis=1)
