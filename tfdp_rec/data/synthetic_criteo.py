@@ -27,7 +27,7 @@ import numpy as np
 
 from tfdp_rec.data import criteo
 
-# What share of examples has the most frequent category of each feature. A guess at the Kaggle logs, from memory: neither
+# What share of examples has the most frequent category of each feature. A guess at the Kaggle logs from memory, neither
 # measured nor from a source that could be named. What it keeps of them is that some features are nearly constant and
 # others hardly repeat. How far rows can be left out depends on these numbers, so give your own where you know better.
 HEAD_SHARES = (

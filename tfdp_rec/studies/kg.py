@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import time
 from typing import Any
 
-from tfdp_rec.studies import movielens
+from tfdp_rec.studies import _eana
 
 HELP = """knowledge-graph entities from activity timelines: Figures 6 and 7, the other columns of Table 3
 
@@ -22,92 +23,54 @@ and bigrams.txt, one public term a line). Speed is measured at every vocabulary 
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of a study; the defaults are the paper's as far as one machine holds them."""
+class Sizes(_eana.Sizes):
+    """Sizes of the study; the defaults are the paper's as far as one machine holds them."""
 
+    width: int = 32
+    per_repeat: int = 1000
+    negatives: int = 1000
     individuals: int = 1_000_000
     vocabulary: int = 100_000
     topics: int = 200
-    width: int = 32
-    batch_size: int = 64
-    steps: int = 100_000
-    per_repeat: int = 1000
     max_repeats: int = 1000
-    references: int = 16_384
-    negatives: int = 1000
-    learning_rate: float = 1.0
-    clip: float = 2.0
     test_individuals: int = 8000
     speed_width: int = 16
     speed_steps: int = 200
 
 
 QUICK = Sizes(
-    individuals=30_000,
-    vocabulary=2000,
-    topics=20,
-    width=16,
-    steps=800,
-    per_repeat=10,
-    max_repeats=100,
-    negatives=200,
-    clip=2.0,
-    test_individuals=2000,
-    speed_width=8,
-    speed_steps=30,
-)
+    width=16, steps=800, per_repeat=10, negatives=200, individuals=30_000, vocabulary=2000, topics=20,
+    max_repeats=100, test_individuals=2000, speed_width=8, speed_steps=30,
+)  # fmt: skip
 SPEED_VOCABULARIES = (100_000, 5_000_000)
+SPEED_WAYS = ("SGD", "sparse SGD", "EANA", "LazyDPSGD", "DPSGD")  # Keras' SGD copies the tables that Keras' layers read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study kg`."""
-    parser.add_argument("--quick", action="store_true", help="small sizes, ten minutes")
     parser.add_argument("--data", metavar="FILE", help="timelines, .jsonl or .parquet; left out, generated ones")
     parser.add_argument("--vocabularies", metavar="FOLDER", help="public term lists, with --data")
-    parser.add_argument("--out", default="runs/study-kg", metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--vocabulary", type=int, metavar="N", help="entities, unigrams and bigrams each")
-    parser.add_argument("--steps", type=int, help="steps of each training")
-    parser.add_argument("--learning-rate", type=float, metavar="ETA", help="of each training")
     parser.add_argument(
-        "--speed",
-        nargs="*",
-        type=int,
-        default=None,
-        metavar="N",
+        "--speed", nargs="*", type=int, default=SPEED_VOCABULARIES, metavar="N",
         help="vocabularies for Table 3; default: 100000 5000000",
-    )
-    movielens.add_grid_arguments(parser)
+    )  # fmt: skip
+    _eana.add_arguments(parser, out="runs/study-kg")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    movielens.check_grid(args)
+    sizes = _eana.sizes_of(args, Sizes(), QUICK)
     if bool(args.data) != bool(args.vocabularies):
         raise ValueError("--data and --vocabularies go together: a list read off the data would be a release.")
-    from tfdp_rec.studies import _comparison as comparison
 
-    sizes = movielens.sizes_of(args, Sizes(), QUICK)
-    if args.vocabulary is not None:
-        sizes = dataclasses.replace(sizes, vocabulary=args.vocabulary)
-    config = {**dataclasses.asdict(sizes), "data": args.data}
-    folder = comparison.StudyFolder(args.out, config)
-    speeds = {f"{count:,}": speed_of(folder, sizes, count) for count in speed_vocabularies(args)}
-    task = make_task(sizes, args.data, args.vocabularies)
-    cells = comparison.cells_of(task, args.mechanisms, args.noise, args.epsilon, args.seeds)
-    results = folder.run(task, cells)
-    comparison.plot_precision(results, folder.path / "figure_6.png", "KG entities: precision (Figure 6)")
-    comparison.plot_exposure(results, folder.path / "figure_7.png", "KG entities: exposure (Figure 7)")
-    folder.write("table_3.json", {"study": comparison.speed_table(results), **speeds})
-    page = comparison.report(results, "KG entities (EANA, section 4.2)", ["figure_6.png", "figure_7.png"])
-    page += speed_page(sizes, speeds)
-    (folder.path / "report.md").write_text(page, encoding="utf-8")
-    print(f"{page}\n{folder.path}/report.md")
-    return 0
+    def measure_speed(folder: Any) -> tuple[dict[str, Any], str]:
+        speeds = {f"{count:,}": speed_of(folder, sizes, count) for count in args.speed}
+        return speeds, speed_page(sizes, speeds)
 
-
-def speed_vocabularies(args: argparse.Namespace) -> tuple[int, ...]:
-    """Vocabularies of Table 3."""
-    return SPEED_VOCABULARIES if args.speed is None else tuple(args.speed)
+    title = "KG entities (EANA, section 4.2)"
+    make = lambda: make_task(sizes, args.data, args.vocabularies)  # noqa: E731
+    return _eana.run(args, sizes, make, title, ["Figure 6", "Figure 7"], measure_speed)
 
 
 def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = None) -> Any:
@@ -206,7 +169,7 @@ def speed_of(folder: Any, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
     path = folder.path / f"speed_{vocabulary}_{sizes.speed_width}.json"
     if not path.exists():
         print(f"speed at {vocabulary:,} rows a table, width {sizes.speed_width}", flush=True)
-        measured = {name: time_mechanism(name, sizes, vocabulary) for name in ("SGD", "EANA", "LazyDPSGD", "DPSGD")}
+        measured = {name: time_mechanism(name, sizes, vocabulary) for name in SPEED_WAYS}
         folder.write(path.name, measured)
     return json.loads(path.read_text())
 
@@ -218,7 +181,7 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     its steps touches every row.
 
     Args:
-        name: of the mechanism.
+        name: one of `SPEED_WAYS`.
         sizes: batch, steps and `speed_width`.
         vocabulary: rows of each table.
     """
@@ -236,6 +199,9 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     kg = SyntheticKG(10**9, vocabulary, sizes.topics)
     rows = dict.fromkeys(FEATURES, vocabulary + 1)
     model = KGEntity(rows, vocabulary + 1, sizes.speed_width, kg.context_length, num_blocks=1)
+    if name == "sparse SGD":
+        for table in (*model.tables.values(), model.positions):
+            table.call = functools.partial(_gathered, table)
     private = comparison.MECHANISMS.get(name)
     optimizer = keras.optimizers.SGD(sizes.learning_rate)
     if private is not None:
@@ -261,6 +227,13 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     return {"seconds_a_step": seconds, "steps_per_second": 1 / seconds, "steps": steps}
 
 
+def _gathered(table: Any, ids: Any) -> Any:
+    """Rows of a table read from the variable itself, as the private step reads them."""
+    import tensorflow as tf
+
+    return tf.gather(table.embeddings.value, ids)
+
+
 def speed_page(sizes: Sizes, speeds: dict[str, dict[str, dict[str, float]]]) -> str:
     """Table 3 as Markdown."""
     if not speeds:
@@ -268,7 +241,7 @@ def speed_page(sizes: Sizes, speeds: dict[str, dict[str, dict[str, float]]]) -> 
     lines = [f"\n## Table 3: steps a second, width {sizes.speed_width}, batches of {sizes.batch_size}\n"]
     lines += ["| mechanism | " + " | ".join(f"{count} rows a table" for count in speeds) + " |"]
     lines += ["|---" * (1 + len(speeds)) + "|"]
-    for name in ("SGD", "EANA", "LazyDPSGD", "DPSGD"):
+    for name in SPEED_WAYS:
         values = " | ".join(f"{speed[name]['steps_per_second']:.2f}" for speed in speeds.values())
         lines.append(f"| {name} | {values} |")
     return "\n".join(lines) + "\n"

@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 from typing import Any
 
+from tfdp_rec.studies import _eana
+
 HELP = """next movie on MovieLens-20M or timelines like it: Figures 4 and 5, first column of Table 3
 
   tfdp-rec study movielens --quick                  ten minutes on two cores
@@ -19,102 +21,31 @@ gradient, as in the paper's algorithms: 0.01 at batches of 64 is a noise multipl
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of a study; the defaults are the paper's."""
+class Sizes(_eana.Sizes):
+    """Sizes of the study; the defaults are the paper's."""
 
     users: int = 138_493
     movies: int = 27_278
-    width: int = 128
-    batch_size: int = 64
-    steps: int = 100_000
-    per_repeat: int = 50
-    references: int = 16_384
-    negatives: int = 500
-    learning_rate: float = 1.0
-    clip: float = 2.0
     test_users: int = 8000
     events_each: int = 144
 
 
 QUICK = Sizes(
-    users=30_000,
-    movies=1000,
-    width=16,
-    steps=3000,
-    per_repeat=10,
-    negatives=200,
-    learning_rate=1.0,
-    clip=2.0,
-    test_users=6000,
-    events_each=40,
-)
+    width=16, steps=3000, per_repeat=10, negatives=200, users=30_000, movies=1000, test_users=6000, events_each=40
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study movielens`."""
-    parser.add_argument("--quick", action="store_true", help="small sizes, ten minutes")
     parser.add_argument("--data", metavar="FOLDER", help="MovieLens files; left out, generated timelines like them")
-    parser.add_argument("--out", default="runs/study-movielens", metavar="FOLDER", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, help="steps of each training")
-    parser.add_argument("--learning-rate", type=float, metavar="ETA", help="of each training")
-    add_grid_arguments(parser)
-
-
-def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that choose a study's cells."""
-    names = ["SGD", "DPSGD", "EANA", "LazyDPSGD"]
-    parser.add_argument(
-        "--mechanisms", nargs="+", choices=names, default=names, metavar="NAME", help="default: all four"
-    )
-    parser.add_argument(
-        "--noise", nargs="*", type=float, default=[0.001, 0.01], metavar="S", help="default: 0.001 0.01"
-    )
-    parser.add_argument("--epsilon", type=float, default=8.0, help="budget of one more noise; 0 for none; default: 8")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each cell; default: 1")
-
-
-def check_grid(args: argparse.Namespace) -> None:
-    """Refuses a grid that cannot be run.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-    if any(not noise > 0 for noise in args.noise):
-        raise ValueError(f"--noise must be positive, got {args.noise}.")
-    if not args.epsilon >= 0:
-        raise ValueError(f"--epsilon must not be negative, got {args.epsilon}.")
-    for name in ("seeds", "steps", "learning_rate"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}.")
-    if not args.noise and not args.epsilon and args.mechanisms != ["SGD"]:
-        raise ValueError("Give --noise or --epsilon: without either, no mechanism has anything to add.")
-
-
-def sizes_of(args: argparse.Namespace, full: Any, quick: Any) -> Any:
-    """The sizes asked for."""
-    given = {"steps": args.steps, "learning_rate": args.learning_rate}
-    return dataclasses.replace(quick if args.quick else full, **{k: v for k, v in given.items() if v is not None})
+    _eana.add_arguments(parser, out="runs/study-movielens")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    check_grid(args)
-    from tfdp_rec.studies import _comparison as comparison
-
-    sizes = sizes_of(args, Sizes(), QUICK)
-    config = {**dataclasses.asdict(sizes), "data": args.data}
-    folder = comparison.StudyFolder(args.out, config)
-    task = make_task(sizes, args.data)
-    cells = comparison.cells_of(task, args.mechanisms, args.noise, args.epsilon, args.seeds)
-    results = folder.run(task, cells)
-    comparison.plot_precision(results, folder.path / "figure_4.png", "Next movie: precision (Figure 4)")
-    comparison.plot_exposure(results, folder.path / "figure_5.png", "Next movie: exposure (Figure 5)")
-    folder.write("table_3.json", {"movielens": comparison.speed_table(results)})
-    page = comparison.report(results, "Next movie (EANA, section 4.1)", ["figure_4.png", "figure_5.png"])
-    (folder.path / "report.md").write_text(page, encoding="utf-8")
-    print(f"{page}\n{folder.path}/report.md")
-    return 0
+    sizes = _eana.sizes_of(args, Sizes(), QUICK)
+    title = "Next movie (EANA, section 4.1)"
+    return _eana.run(args, sizes, lambda: make_task(sizes, args.data), title, ["Figure 4", "Figure 5"])
 
 
 def make_task(sizes: Sizes, data: str | None) -> Any:

@@ -1,0 +1,138 @@
+"""What the AdaFEST study learns: clicks on generated or real logs, and the sentiment of generated sentences.
+
+A problem is where examples come from, a model with embedding tables, and a score on examples it was not trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from tfdp_rec.data import criteo
+from tfdp_rec.data.synthetic_criteo import auc
+from tfdp_rec.data.synthetic_text import SyntheticText
+from tfdp_rec.models.pctr import PCTR
+from tfdp_rec.models.text_classifier import TextClassifier
+
+
+class Examples(Protocol):
+    """Labelled examples in memory."""
+
+    @property
+    def labels(self) -> np.ndarray: ...  # noqa: D102
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: np.ndarray | slice) -> tuple[Any, np.ndarray]: ...  # noqa: D102
+
+
+class Source(Protocol):
+    """Where examples come from: generated, or files."""
+
+    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> Any: ...  # noqa: D102
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Something to learn.
+
+    Attributes:
+        source: of the examples; its parts are "train", "validation" (for choosing learning rates) and "test".
+        metric: what the score is called.
+        make_model: an untrained model.
+        loss: on its outputs.
+        tables: its embedding layers.
+        reads: (model, features) -> table path -> the rows that examples read, [examples] or [examples, reads].
+        score: (labels, outputs) -> how good the outputs are.
+    """
+
+    source: Source
+    metric: str
+    make_model: Callable[[], Any]
+    loss: keras.losses.Loss
+    tables: Callable[[Any], Sequence[keras.layers.Embedding]]
+    reads: Callable[[Any, Any], Mapping[str, np.ndarray]]
+    score: Callable[[np.ndarray, np.ndarray], float]
+
+    def rows(self, model: Any) -> dict[str, int]:
+        """Table path -> how many rows it has."""
+        return {table.embeddings.path: table.input_dim for table in self.tables(model)}
+
+    def values(self, model: Any) -> int:
+        """How many values all tables have."""
+        return sum(table.input_dim * table.output_dim for table in self.tables(model))
+
+
+def clicks(logs: Any, hidden: Sequence[int]) -> Problem:
+    """Predicted click-through on logs of Criteo's schema, judged by AUC.
+
+    Args:
+        logs: a `SyntheticCriteo` or `FileLogs`: `buckets` beside `examples`.
+        hidden: widths of the model's hidden layers.
+    """
+    return Problem(
+        source=logs,
+        metric="AUC",
+        make_model=lambda: PCTR(buckets=logs.buckets, hidden=hidden),
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        tables=lambda model: model.tables,
+        reads=lambda model, features: model.table_ids(features["categorical"]),
+        score=lambda labels, logits: auc(labels, logits[:, 0]),
+    )
+
+
+def sentences(text: SyntheticText, width: int = 32) -> Problem:
+    """The sentiment of sentences by a small transformer, judged by accuracy.
+
+    Args:
+        text: the generator.
+        width: of the token vectors.
+    """
+    return Problem(
+        source=text,
+        metric="accuracy",
+        make_model=lambda: TextClassifier(text.vocabulary_size, text.max_length, width, heads=2, blocks=1),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        tables=lambda model: [model.tokens],
+        reads=lambda model, tokens: {model.tokens.embeddings.path: tokens},
+        score=lambda labels, logits: float(np.mean(np.argmax(logits, axis=1) == labels)),
+    )
+
+
+class FileLogs:
+    """The logs in a file, or in a folder of day files.
+
+    Args:
+        path: as `criteo.read` or `criteo.day_files` takes it.
+        buckets: 26 bucket counts.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no day files in the folder.
+    """
+
+    def __init__(self, path: str, buckets: Sequence[int] = criteo.KAGGLE_BUCKETS):
+        self.buckets = buckets
+        self.files = criteo.day_files(path) if Path(path).is_dir() else [Path(path)]
+
+    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
+        """So many of a day: its first; or, of its first ten million, the last ("test") or those before these."""
+        if day >= len(self.files):
+            raise ValueError(f"there are {len(self.files)} days of logs; the study asks for day {day}")
+        read, found = [], 0
+        for chunk in criteo.read_chunks(self.files[day], self.buckets):
+            read.append(chunk)
+            found += len(chunk)
+            if found >= (num_examples if part == "train" else 10_000_000):
+                break
+        whole = criteo.CriteoExamples.concatenate(read)
+        needed = 2 * num_examples if part == "validation" else num_examples
+        if len(whole) < needed:
+            raise ValueError(f"{self.files[day]} has {len(whole)} examples; the study asks for {needed}")
+        end = {"train": num_examples, "validation": len(whole) - num_examples, "test": len(whole)}[part]
+        features, labels = whole.fetch(slice(end - num_examples, end))
+        return criteo.CriteoExamples(labels, features["numeric"], features["categorical"])
