@@ -10,6 +10,7 @@ PACKAGE = ROOT / "tfdp_rec"
 
 # Who may import whom, from the bottom up. Parts of one layer do not import each other, apart from those named.
 LAYERS = (
+    {"entropy"},
     {"clipping", "noise", "privacy", "data", "audit"},
     {"optimizers"},
     {"training", "release", "table_reader", "per_example_loss", "federated", "distribute"},
@@ -20,8 +21,9 @@ WITHIN_A_LAYER = {
     ("training", "release"),
     ("training", "table_reader"),
     ("distribute", "training"),
-    ("distribute", "per_example_loss"),
-    *((one, other) for one in LAYERS[3] for other in LAYERS[3]),
+    ("distribute", "release"),
+    ("distribute", "table_reader"),
+    *((one, other) for one in LAYERS[-1] for other in LAYERS[-1]),
 }
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -31,6 +31,7 @@ _MODULES = (
     "callbacks",
     "clipping",
     "data",
+    "distribute",
     "federated",
     "models",
     "noise",

@@ -176,7 +176,7 @@ class PrivateTraining:
         # of the step needs none (counting it, its noise), so that all of it is made to wait for the batch.
         with self._stepping(), tf.control_dependencies(tf.nest.flatten((batch, upcoming))):
             self._last = None
-            clipped = self._clipped_sum(batch)
+            clipped = self._clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
             self.optimizer.apply(clipped, upcoming=upcoming, regularization=self._regularization())
             return self._logs(clipped)
 
@@ -192,11 +192,10 @@ class PrivateTraining:
         finally:
             self._in_step = before
 
-    def _clipped_sum(self, batch: Any) -> ClippedSum:
+    def _clipped_sum(self, batch: Any, clip: tf.Tensor) -> ClippedSum:
         options, optimizer = self._private_options, self.optimizer
         strategy = strategies.strategy_named(options["strategy"])
         loss: Callable[[Any], tf.Tensor] = lambda data: self.per_example_loss(data, training=True)  # noqa: E731
-        clip = tf.cast(optimizer.clip, tf.float32)
         if options["microbatch_size"] is None:
             return strategy(self, loss, batch, clip, optimizer.before_read)
         self._last = None

@@ -69,6 +69,7 @@ class Sampling(abc.ABC):
         self.unit = unit
         self.batches_drawn = 0
         self.restarts = 0
+        self.graph_streams = 0
         self._iterating = False
 
     @abc.abstractmethod
@@ -177,6 +178,29 @@ class PoissonSampling(Sampling):
                 position += 1
             size = generator.binomial(self.num_units, self.probability)
             yield generator.choice(self.num_units, size, replace=False, shuffle=False)
+
+    def graph_batches(self, fetch: Callable[[Any], Any]) -> Any:
+        """An endless tf.data.Dataset of batches whose every part is a TensorFlow operation: for workers of a cluster.
+
+        A worker on another machine runs no Python: there `batches` does not work. Draws are from that machine's entropy
+        and cannot be seeded or counted here; `ParameterServerTrainer(sampling=...)` counts them.
+
+        Args:
+          fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors.
+
+        Example:
+          >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
+          >>> next(iter(sampling.graph_batches(lambda indices: {"id": indices})))["id"].numpy().tolist()
+          [0, 1, 2, 3]
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.data.graph_sampling import poisson_indices
+
+        self.graph_streams += 1
+        endless = tf.data.Dataset.from_tensors(0).repeat()
+        draw = lambda _: fetch(tf.ensure_shape(poisson_indices(self.num_units, self.probability), [None]))  # noqa: E731
+        return endless.map(draw).prefetch(2)
 
     def compose_history(self, runs: Sequence[Run]) -> DpEvent:
         """SelfComposed(PoissonSampled(q, event), steps) for every run."""

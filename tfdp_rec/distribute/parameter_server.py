@@ -1,0 +1,194 @@
+"""A parameter server: a private optimizer of its own over the rows and weights it holds.
+
+Every step of every worker lands on every server, as one critical section (`sections.py`):
+
+    land    the server's clock ticks, and with it all its rows owe, or get, the noise of one more step; then (LazyDPSGD)
+            or with it (DPSGD, EANA) the step's clipped gradient comes in; dense weights get both in one write
+    read    the rows about to be read are brought up to the clock, then read
+
+So a server is exactly the single-machine mechanism, run over the steps in the order in which they landed on it. Of any
+step a reader sees both gradient and noise or neither, whether or not the step touched the rows it reads: a step that
+has nothing for a server lands there too. Steps may land in different orders on different servers; docs/scaling.md says
+why that costs no privacy.
+
+The optimizer's variables (marks, totals, clock, velocities, settings, the generator of the noise) live on the server.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.distribute.sections import Lock
+from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
+from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD, PrivateOptimizer
+from tfdp_rec.optimizers.base import Step
+from tfdp_rec.optimizers.lazy_dp_sgd import _TOO_MUCH_DECAY as TOO_MUCH_DECAY
+from tfdp_rec.optimizers.pending import History
+from tfdp_rec.optimizers.tables import resource
+
+SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning_rate")
+"""What travels with every step, in this order, float64: a change reaches each step whole."""
+
+
+class _ServedHistory(History):
+    """A history that may be named in a call to another machine: TensorFlow cannot send the name of a variable of which
+    some dimensions are known and others not, so that here none is."""
+
+    def __init__(self, columns: int, start: int):
+        self.columns = columns
+        self.table = tf.Variable(tf.zeros([1, columns], tf.float64), trainable=False, shape=tf.TensorShape(None))
+        self.restart(start)
+
+    def at(self, steps: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(super().at(steps), [*steps.shape, self.columns])
+
+
+class _ServedLazyDPSGD(LazyDPSGD):
+    """Gradients may come to rows that owe noise: steps of other workers have landed since the rows were read."""
+
+    def build_tables(self) -> None:
+        super().build_tables()
+        self.ledger.history = _ServedHistory(self.pending.columns, int(self._iterations.numpy()))
+
+    def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
+        if self.recursion.has_velocity or self.recursion.weight_decay:
+            # What a row owes would act on the new gradient as well, which is younger than that: pay first.
+            self._pay_all({p: tf.unique(step.mean(t).indices)[0] for p, t in self.tables.items()}, now)
+        if self.recursion.weight_decay:
+            yield tf.debugging.assert_positive(tf.cast(self.recursion.keep(rate), tf.float64), TOO_MUCH_DECAY)
+
+
+_SERVED: dict[type, Any] = {DPSGD: DPSGD, EANA: EANA, LazyDPSGD: _ServedLazyDPSGD}
+
+
+def refuse_unserved(optimizer: PrivateOptimizer) -> None:
+    """Raises for a mechanism that parameter servers do not have.
+
+    Args:
+        optimizer: what the user trains with.
+
+    Raises:
+        NotPrivate: for it.
+    """
+    if type(optimizer) not in _SERVED:
+        raise NotPrivate(
+            f"{type(optimizer).__name__} does not run on parameter servers: it decides about rows of all servers at "
+            f"once. Use {', '.join(kind.__name__ for kind in _SERVED)}, or train on one machine."
+        )
+    source_on_server(optimizer.noise)
+
+
+class ParameterServer:
+    """One server's part of the model, and what may be done to it.
+
+    Args:
+        device: the server's.
+    """
+
+    def __init__(self, device: str):
+        self.device = device
+        self.bytes_held = 0
+        self.lock = Lock(device)
+        self._variables: list[tuple[keras.Variable, bool, tuple[int, int]]] = []
+
+    def hold(self, variable: keras.Variable, table: bool, number: int, first_row: int = 0) -> None:
+        """Takes a variable that was made on this server.
+
+        Args:
+            variable: a dense one of the model, or a shard of a table under the table's path.
+            table: whether it is a table's.
+            number: of the variable in the model.
+            first_row: of the shard in the table.
+        """
+        self._variables.append((variable, table, (number, first_row)))
+
+    def open(self, optimizer: PrivateOptimizer) -> None:
+        """Makes the server's own optimizer, like `optimizer`, and the sections."""
+        refuse_unserved(optimizer)
+        with tf.device(self.device):
+            own = _SERVED[type(optimizer)].from_config(optimizer.get_config())
+            places = [place for _, _, place in self._variables]
+            own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
+            variables = [variable for variable, _, _ in self._variables]
+            own.build(variables, {variable.path: None for variable, table, _ in self._variables if table})
+        self.optimizer = own
+        self.land = self.lock.section(self._land)
+        self._readers = {
+            path: self.lock.section(functools.partial(self._read, table.variable)) for path, table in own.tables.items()
+        }
+        self.settle = self.lock.section(self._settle)
+
+    @property
+    def paths(self) -> set[str]:
+        """Of the variables it holds something of."""
+        return {variable.path for variable, _, _ in self._variables}
+
+    def read(self, path: str, rows: tf.Tensor) -> tf.Tensor:
+        """Rows of a shard, with the noise of all steps that have landed.
+
+        Args:
+            path: of the table.
+            rows: distinct, numbered within the shard, int64.
+        """
+        return self._readers[path](rows)
+
+    # What runs on the server, under its lock.
+
+    def _read(self, shard: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
+        self.optimizer.before_read(shard, rows)
+        return tf.gather(resource(shard), rows)
+
+    def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
+        own = self.optimizer
+        given = dict(zip(SETTINGS, tf.unstack(settings)))
+        for name in SETTINGS[:3]:
+            resource(getattr(own, f"_{name}")).assign(given[name])
+        if isinstance(own._learning_rate, keras.Variable):
+            resource(own._learning_rate).assign(tf.cast(given["learning_rate"], tf.float32))
+        nothing = tf.zeros([0])
+        found = {path: tf.IndexedSlices(*g) if isinstance(g, tuple) else g for path, g in gradients.items()}
+        own.apply(ClippedSum(found, nothing, given["l2_norm_clip"], nothing), regularization=regularization)
+
+    def _settle(self) -> None:
+        if isinstance(self.optimizer, LazyDPSGD):
+            self.optimizer._settle_all()
+
+
+class PlainServer(ParameterServer):
+    """A server of an ordinary SGD, without privacy and without a lock: what the mechanisms are compared with."""
+
+    def open(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Makes the sections."""
+        self._shards = {variable.path: variable for variable, _, _ in self._variables}
+        self.land = _on(self.device, self._land)
+        self.settle = lambda: None
+
+    def read(self, path: str, rows: tf.Tensor) -> tf.Tensor:
+        """Rows of a shard."""
+        with tf.device(self.device):
+            return tf.gather(resource(self._shards[path]), rows)
+
+    def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
+        rate = tf.cast(settings[SETTINGS.index("learning_rate")], tf.float32)
+        for path, found in gradients.items():
+            variable = resource(self._shards[path])
+            if isinstance(found, tuple):
+                variable.scatter_sub(tf.IndexedSlices(rate * found[0], found[1]))
+            else:
+                variable.assign_sub(rate * found)
+
+
+def _on(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    function = tf.function(body, autograph=False, experimental_attributes={"_noinline": True})
+
+    def call(*arguments: Any) -> Any:
+        with tf.device(device):
+            return function(*arguments)
+
+    return call

@@ -1,0 +1,55 @@
+"""Critical sections on a parameter server: what runs there as a whole, one at a time.
+
+A section is one function call placed on the server, never inlined into the function that calls it:
+
+- a call begins when its arguments have arrived, so nothing in it waits for another machine;
+- its first operation takes the server's lock, and everything else in it comes after;
+- the lock is an object whose last reference releases it: at the end of the section, or when the section is cut short
+  (the caller died, another part of its step failed), as soon as the operations that were running are done.
+
+So a killed worker cannot leave a server locked, and a section sees the server's variables as if it were alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+class Lock:
+    """A server's lock.
+
+    Args:
+        device: the server's.
+    """
+
+    def __init__(self, device: str):
+        self.device, self._name = device, f"tfdp_rec-{uuid.uuid4().hex}"
+
+    def section(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """`body` as a critical section, to be called eagerly or in a function that runs elsewhere.
+
+        Args:
+            body: takes and returns nests of tensors; touches variables of this server alone.
+        """
+
+        def locked(*arguments: Any) -> Any:
+            with tf.device("CPU:0"):
+                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
+            with tf.control_dependencies([lock]):
+                result = body(*arguments)
+                result = None if result is None else tf.nest.map_structure(tf.identity, result)
+            with tf.control_dependencies(tf.compat.v1.get_default_graph().get_operations()), tf.device("CPU:0"):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return result
+
+        function = tf.function(locked, autograph=False, experimental_attributes={"_noinline": True})
+
+        def call(*arguments: Any) -> Any:
+            with tf.device(self.device):
+                return function(*arguments)
+
+        return call

@@ -1,0 +1,125 @@
+"""A table whose rows live on parameter servers, in contiguous ranges.
+
+It stands where the variable of one machine stands: `tf.gather` from it asks the servers, each for its own rows and once
+for each distinct id. Nothing ever reads it whole; what tries is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.distribute.parameter_server import ParameterServer
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Rows `first` and on of a table, on a server."""
+
+    server: ParameterServer
+    first: int
+    variable: tf.Variable
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.variable.shape[0]
+
+
+class ServedTable:
+    """Stands for the variable of a table.
+
+    Args:
+        path: of the model's variable; set when it is known.
+        shards: in the order of their rows.
+    """
+
+    def __init__(self, shards: list[Shard]):
+        self.shards, self.path = shards, "?"
+        self.open = False
+        self.dtype = shards[0].variable.dtype
+        self.shape = tf.TensorShape([sum(shard.rows for shard in shards), *shards[0].variable.shape[1:]])
+        self._ends = [shard.first + shard.rows for shard in shards]
+        self.listener: Any = None
+
+    def hold(self, variable: keras.Variable, number: int) -> None:
+        """Gives each server its shard, as the model's `variable` of that number."""
+        self.path = variable.path
+        for shard in self.shards:
+            own = keras.Variable(shard.variable, dtype=shard.variable.dtype.name, name="shard")
+            own._path = variable.path  # what the server, its optimizer and the clipped sum know it by
+            shard.server.hold(own, True, number, shard.first)
+
+    # Reading.
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """What `tf.gather` calls."""
+        if not self.open:  # traced, not run: only the shape matters
+            return tf.zeros([*indices.shape.as_list(), *self.shape[1:]] if indices.shape.is_fully_defined() else
+                            tf.concat([tf.shape(indices), self.shape[1:]], axis=0), self.dtype)  # fmt: skip
+        flat = tf.reshape(tf.cast(indices, tf.int64), [-1])
+        distinct, place = tf.unique(flat)
+        rows = self.read_distinct(distinct)
+        if self.listener is not None:
+            rows = self.listener(self.path, distinct, rows)
+        found = tf.gather(rows, place)
+        return tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0))
+
+    def read_distinct(self, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of distinct ids, each from its server."""
+        split = self.split(ids)
+        parts = [shard.server.read(self.path, own) for shard, (_, own, _) in zip(self.shards, split)]
+        return parts[0] if len(parts) == 1 else tf.dynamic_stitch([position for position, _, _ in split], parts)
+
+    def split(self, ids: tf.Tensor, values: tf.Tensor | None = None) -> list[tuple[tf.Tensor, tf.Tensor, Any]]:
+        """For each shard: positions in `ids`, ids within the shard, and its part of `values`.
+
+        An id outside the table goes to the first or last shard, which refuses it.
+        """
+        if len(self.shards) == 1:
+            return [(tf.range(tf.size(ids)), ids, values)]
+        count = len(self.shards)
+        owner = tf.minimum(tf.searchsorted(tf.constant(self._ends, tf.int64), ids, side="right"), count - 1)
+        parts = lambda tensor: tf.dynamic_partition(tensor, owner, count)  # noqa: E731
+        values_of = [None] * count if values is None else parts(values)
+        return [
+            (position, own - shard.first, value)
+            for shard, position, own, value in zip(self.shards, parts(tf.range(tf.size(ids))), parts(ids), values_of)
+        ]
+
+    def chunks(self, values: int) -> Iterator[tuple[Shard, tf.Tensor]]:
+        """The table in pieces of at most so many values: (shard, rows within it)."""
+        step = max(1, values // max(1, int(self.shape[1])))
+        for shard in self.shards:
+            for start in range(0, shard.rows, step):
+                yield shard, tf.range(start, min(start + step, shard.rows), dtype=tf.int64)
+
+    # What a variable has that must not be used.
+
+    def _whole(self) -> tf.Tensor:
+        if not self.open:
+            return tf.zeros(self.shape, self.dtype)
+        raise NotPrivate(
+            f"Table '{self.path}' lives on parameter servers and is read by row only. For the model as a whole, with "
+            "all its noise, call trainer.model()."
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._whole()
+
+    def numpy(self) -> Any:
+        """Refused."""
+        return self._whole()
+
+
+def _to_tensor(value: ServedTable, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+    tensor = value._whole()
+    return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+tf.register_tensor_conversion_function(ServedTable, _to_tensor)

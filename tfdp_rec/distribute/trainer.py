@@ -1,0 +1,321 @@
+"""Private training on parameter servers: `ParameterServerTrainer`.
+
+    chief (this process)   dispatches steps, counts attempts, writes checkpoints, releases
+    worker                 one step after another: `worker_step.py`
+    parameter server       a private optimizer of its own over what it holds: `parameter_server.py`
+
+Steps are asynchronous: workers do not wait for one another. What that means is in docs/scaling.md. A step is counted
+before it is dispatched, and again when it is dispatched again because its worker died (`attempts.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dp_accounting
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.data import PoissonSampling
+from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer, PlainServer, refuse_unserved
+from tfdp_rec.distribute.placement import Placement
+from tfdp_rec.distribute.served_table import ServedTable
+from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
+from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.optimizers.tables import resource, scatter
+from tfdp_rec.table_reader import normalised
+from tfdp_rec.training import PrivateTraining
+
+_CHUNK_VALUES = 1 << 22
+
+
+class ServerLost(RuntimeError):
+    """A parameter server died, and with it what it held."""
+
+
+class ParameterServerTrainer:
+    """Trains a model whose tables are spread over parameter servers.
+
+    Args:
+        model_fn: makes the model (with `PrivateTraining`), without arguments.
+        optimizer_fn: makes the mechanism: `DPSGD`, `EANA` or `LazyDPSGD`; or a plain `keras.optimizers.SGD`, without
+            privacy, to compare with.
+        dataset_fn: makes a worker's batches, a `tf.data.Dataset` without end; it runs on the worker, so every part of
+            it must be a TensorFlow operation (`PoissonSampling.graph_batches`).
+        cluster_resolver: which processes there are.
+        loss: as for `compile`, for a model without a `per_example_loss` of its own.
+        loss_weights: as for `compile`.
+        microbatch_size: as for `compile`.
+        sampling: the Poisson sampling that `dataset_fn` draws with; needed for a private optimizer.
+        checkpoint_directory: where training checkpoints and the count of attempts are kept; None for neither.
+        min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
+        seconds_without_progress: how long to wait for any step to end before giving up.
+
+    Raises:
+        NotPrivate: for what has no guarantee on parameter servers.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[[], Any],
+        optimizer_fn: Callable[[], keras.optimizers.Optimizer],
+        dataset_fn: Callable[[], tf.data.Dataset],
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        *,
+        loss: Any = None,
+        loss_weights: Any = None,
+        microbatch_size: int | None = None,
+        sampling: PoissonSampling | None = None,
+        checkpoint_directory: str | None = None,
+        min_shard_bytes: int = 1 << 18,
+        seconds_without_progress: float = 300.0,
+    ):
+        self._model_fn, self._optimizer_fn, self._dataset_fn = model_fn, optimizer_fn, dataset_fn
+        self._compile_options = {"loss": loss, "loss_weights": loss_weights}
+        if microbatch_size is not None:
+            self._compile_options["microbatch_size"] = microbatch_size
+        self.sampling, self._patience = sampling, seconds_without_progress
+        self._attempts = Attempts(None)
+        self._progress = _Progress()
+        self._connect(cluster_resolver)  # first: what TensorFlow made before is lost to it afterwards
+        self._optimizer = optimizer_fn()
+        self._private = isinstance(self._optimizer, PrivateOptimizer)
+        self._check_optimizer()
+        self._build(min_shard_bytes)
+
+    # Making.
+
+    def _check_optimizer(self) -> None:
+        optimizer = self._optimizer
+        if self._private:
+            refuse_unserved(optimizer)
+            if not isinstance(self.sampling, PoissonSampling):
+                raise NotPrivate(
+                    "Workers draw their batches by themselves, so only Poisson sampling has a meaning for all of them "
+                    f"together: pass sampling=, a tfdp_rec.data.PoissonSampling; got {self.sampling!r}."
+                )
+        elif type(optimizer) is not keras.optimizers.SGD or optimizer.momentum:
+            raise ValueError(
+                f"{type(optimizer).__name__} does not run on parameter servers: use DPSGD, EANA or LazyDPSGD, or, "
+                "without privacy, keras.optimizers.SGD without momentum."
+            )
+
+    def _connect(self, resolver: Any) -> None:
+        self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        self._server_count = len(resolver.cluster_spec().as_dict()["ps"])
+
+    def _build(self, min_shard_bytes: int) -> None:
+        streams = self.sampling.graph_streams if self.sampling else 0
+        self._spec = normalised(self._dataset_fn().element_spec)
+        if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
+            raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
+        kind = ParameterServer if self._private else PlainServer
+        self._servers = [kind(f"/job:ps/replica:0/task:{i}/device:CPU:0") for i in range(self._server_count)]
+        placement = Placement(self._servers, min_shard_bytes)
+        with placement.scope():
+            self.cluster_model = self._model_fn()
+            if not isinstance(self.cluster_model, PrivateTraining):
+                raise TypeError("model_fn must make a model with tfdp_rec.PrivateTraining, such as a PrivateModel.")
+            self.cluster_model.compile(optimizer=self._optimizer, **self._compile_options)
+            self._build_layers()
+        if self._private:
+            self._optimizer.build([], {})  # the variables are the servers'
+        self._tables = self._hand_over(placement)
+        for server in self._servers:
+            server.open(self._optimizer)
+        for table in self._tables.values():
+            table.open = True
+        self._make_step()
+
+    def _build_layers(self) -> None:
+        """Makes the variables of layers that have none yet."""
+        model = self.cluster_model
+        if all(layer.built for layer in model._flatten_layers()):
+            return
+        flat = [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in tf.nest.flatten(self._spec)]
+
+        def loss(*tensors: tf.Tensor) -> tf.Tensor:
+            return model.per_example_loss(tf.nest.pack_sequence_as(self._spec, tensors), training=False)
+
+        with keras.StatelessScope():  # variables are made when it ends, outside the trace
+            tf.function(loss, autograph=False).get_concrete_function(*flat)
+
+    def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
+        """Gives each variable to the server it is on, now that the model tells which ones are tables."""
+        model = self.cluster_model
+        paths = set(model.table_reader(self._spec).tables)
+        tables = {}
+        for number, variable in enumerate(model.trainable_variables):
+            held = variable._value
+            if variable.path in paths:
+                table = held if isinstance(held, ServedTable) else placement.as_table(held)
+                table.hold(variable, number)
+                variable._value = tables[variable.path] = table
+                continue
+            if isinstance(held, ServedTable):
+                variable._value = held = placement.as_whole(held)
+            next(s for s in self._servers if s.device == held.device).hold(variable, False, number)
+        return tables
+
+    def _make_step(self) -> None:
+        kind = WorkerStep if self._private else PlainStep
+        make = kind(self.cluster_model, self._tables, self._servers)
+        function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
+        dataset = self._coordinator.create_per_worker_dataset(tf.function(self._dataset_fn, autograph=False))
+        self._iterator = iter(dataset)
+        spec = self._iterator._values[0]._type_spec
+        with self.strategy.scope():
+            self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
+
+    # Training.
+
+    @property
+    def attempts(self) -> int:
+        """Steps that were made, or may have been, each as often as it was dispatched."""
+        return self._attempts.count
+
+    def fit(
+        self,
+        steps: int,
+        callbacks: list[keras.callbacks.Callback] | None = None,
+        *,
+        steps_per_report: int = 100,
+        verbose: int = 1,
+    ) -> keras.callbacks.History:
+        """Makes `steps` attempts of a step, spread over the workers.
+
+        Args:
+            steps: how many; a step that is made again because its worker died is one more of them.
+            callbacks: as for Keras' `fit`, called every `steps_per_report` steps as if these were one batch.
+            steps_per_report: steps between two calls of the callbacks. The workers wait for each other there.
+            verbose: 1 for a progress bar.
+
+        Raises:
+            ServerLost: a parameter server died; start again and `resume()`.
+            TimeoutError: no step ended for `seconds_without_progress`.
+        """
+        model = self.cluster_model
+        model.stop_training = False
+        reports = -(-steps // steps_per_report)
+        listeners = keras.callbacks.CallbackList(
+            callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=reports, model=model
+        )
+        history = next(c for c in listeners.callbacks if isinstance(c, keras.callbacks.History))
+        listeners.on_train_begin()
+        listeners.on_epoch_begin(0)
+        logs: dict[str, Any] = {}
+        total = np.zeros(2)
+        try:
+            for report, number in enumerate(_parts(steps, steps_per_report)):
+                model.steps_per_execution = number
+                listeners.on_train_batch_begin(report)
+                total += self._round(number)
+                logs = {"loss": float(total[0] / total[1]) if total[1] else float("nan")}
+                listeners.on_train_batch_end(report, logs)
+                if model.stop_training:
+                    break
+        finally:
+            self._attempts.close()
+        listeners.on_epoch_end(0, logs)
+        listeners.on_train_end(logs)
+        return history
+
+    def _round(self, number: int) -> np.ndarray:
+        """So many attempts; the sum of losses and the number of examples."""
+        self._attempts.reserve(self._event(), number)
+        before = self._attempts.count
+        self._progress.restart()
+        settings = tf.constant(self._settings(), tf.float64)
+
+        def attempt(iterator: Any) -> None:
+            if self._attempts.take():
+                self._progress.add(self._step(iterator, settings).numpy())
+
+        try:
+            for _ in range(number):
+                # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
+                self._coordinator._cluster.schedule(attempt, (self._iterator,), {})
+            self._wait()
+        finally:
+            made = self._attempts.count - before
+            if self.sampling is not None:
+                self.sampling.batches_drawn += made
+            self._optimizer.iterations.assign_add(made)
+        return self._progress.total
+
+    def _wait(self) -> None:
+        try:
+            while not self._coordinator.done():
+                if self._progress.seconds() > self._patience:
+                    raise TimeoutError(
+                        f"No step ended for {self._patience:g} s. Is a worker or server down and not restarted?"
+                    )
+                time.sleep(0.002)
+            self._coordinator.join()
+        except tf.errors.OpError as problem:
+            if "/job:ps" in str(problem):
+                raise ServerLost(
+                    "A parameter server died, and with it its part of the model. Start it again, and this program, "
+                    f"which goes on from the last checkpoint with trainer.resume(). ({problem.message[:200]})"
+                ) from problem
+            raise
+
+    def _event(self) -> dp_accounting.DpEvent:
+        return self._optimizer.dp_event() if self._private else dp_accounting.NonPrivateDpEvent()
+
+    def _settings(self) -> list[float]:
+        optimizer = self._optimizer
+        if not self._private:
+            return [0.0, 0.0, 1.0, float(optimizer.learning_rate)]
+        rate = optimizer._learning_rate
+        rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # a schedule is the servers' own
+        return [optimizer.l2_norm_clip, optimizer.noise_multiplier, optimizer.expected_batch_size, rate]
+
+    # Release.
+
+    def model(self) -> Any:
+        """The model as it stands, with all its noise, in this process: an ordinary one, to evaluate, save or export."""
+        local = self._model_fn()
+        local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
+        local.table_reader(self._spec)
+        for mine, variable in zip(local.weights, self.cluster_model.weights, strict=True):
+            table = self._tables.get(variable.path)
+            if table is None:
+                mine.assign(resource(variable).numpy())
+                continue
+            for shard, rows in table.chunks(_CHUNK_VALUES):
+                values = shard.server.read(variable.path, rows)
+                scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
+        return local
+
+
+class _Progress:
+    """The losses of a round, and when the last of them came."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.restart()
+
+    def restart(self) -> None:
+        self.total, self._last = np.zeros(2), time.monotonic()
+
+    def add(self, found: np.ndarray) -> None:
+        with self._lock:
+            self.total = self.total + found
+            self._last = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._last
+
+
+def _parts(total: int, size: int) -> Iterator[int]:
+    while total > 0:
+        yield min(size, total)
+        total -= size

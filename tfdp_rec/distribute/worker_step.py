@@ -1,0 +1,118 @@
+"""What a worker does in a step: a batch, rows from the servers, the clipped sum, and the landing on every server.
+
+    batch -> forward and one backward pass under recording -> clipped sum -> to each server its part
+
+Rows come through `ServedTable`, settled; gradients are taken with respect to the rows that were read, and go back as
+one row an id. A batch that has nothing for a server still lands there: its noise falls due there as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.clipping import ClippedSum, batches
+from tfdp_rec.clipping.recorder import recording
+from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
+from tfdp_rec.distribute.served_table import ServedTable
+from tfdp_rec.optimizers.tables import distinct_rows, resource
+from tfdp_rec.table_reader import normalised
+
+
+class WorkerStep:
+    """The step of a model whose variables live on servers.
+
+    Args:
+        model: built under a `Placement`.
+        tables: by path.
+        servers: all of them.
+    """
+
+    def __init__(self, model: Any, tables: Mapping[str, ServedTable], servers: list[ParameterServer]):
+        self._model, self._tables, self._servers = model, tables, servers
+
+    def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
+        """Makes the step.
+
+        Args:
+            data: a batch.
+            settings: as `SETTINGS`, float64.
+
+        Returns:
+            The sum of the examples' finite losses, and how many these are, float32 [2]. Private: nothing protects them.
+        """
+        model = self._model
+        batch = batches.hide_batch_axis(batches.tensors(normalised(data)), model.shared_inputs)
+        with model._stepping(), tf.control_dependencies(tf.nest.flatten(batch)):
+            clipped = self._clipped_sum(batch, settings)
+            model._last = None
+            with tf.control_dependencies([clipped.norms]):
+                self._send({path: clipped.gradients[path] for path in clipped.gradients}, settings)
+            return _loss(clipped)
+
+    def _clipped_sum(self, batch: Any, settings: tf.Tensor) -> ClippedSum:
+        return self._model._clipped_sum(batch, tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32))
+
+    def _send(self, gradients: Mapping[str, Any], settings: tf.Tensor) -> None:
+        parts: list[dict[str, Any]] = [{} for _ in self._servers]
+        for path, gradient in gradients.items():
+            for server, part in self._split(path, gradient):
+                parts[self._servers.index(server)][path] = part
+        regularization = self._model._regularization()
+        for server, part in zip(self._servers, parts):
+            own = {path: gradient for path, gradient in regularization.items() if path in server.paths}
+            server.land(part, settings, own)
+
+    def _split(self, path: str, gradient: Any) -> list[tuple[ParameterServer, Any]]:
+        """Each server's part: (values, rows) of a table, or a dense gradient."""
+        if path not in self._tables:
+            server = next(server for server in self._servers if path in server.paths)
+            return [(server, tf.cast(tf.convert_to_tensor(gradient), tf.float32))]
+        ids, values = distinct_rows(gradient)
+        table = self._tables[path]
+        split = table.split(ids, tf.cast(values, tf.float32))
+        return [(shard.server, (part, own)) for shard, (_, own, part) in zip(table.shards, split)]
+
+
+class PlainStep(WorkerStep):
+    """The step of ordinary SGD: the gradient of the mean loss, neither clipped nor noised."""
+
+    def _clipped_sum(self, batch: Any, settings: tf.Tensor) -> ClippedSum:
+        model, read = self._model, []
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            dense = {v.path: resource(v) for v in model.trainable_variables if v.path not in self._tables}
+            tape.watch(list(dense.values()))
+
+            def watched(path: str, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+                tape.watch(rows)
+                read.append((path, ids, rows))
+                return rows
+
+            for table in self._tables.values():
+                table.listener = watched
+            try:
+                with recording(model):
+                    losses = model.per_example_loss(batch, training=True)
+            finally:
+                for table in self._tables.values():
+                    table.listener = None
+            total = tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
+        found = tape.gradient(total, [rows for _, _, rows in read] + list(dense.values()))
+        gradients: dict[str, Any] = {}
+        for (path, ids, _), gradient in zip(read, found):
+            if gradient is not None:
+                gradient = tf.convert_to_tensor(gradient)
+                before = gradients.get(path, (gradient[:0], ids[:0]))
+                gradients[path] = (tf.concat([before[0], gradient], 0), tf.concat([before[1], ids], 0))
+        gradients = {path: tf.IndexedSlices(*slices) for path, slices in gradients.items()}
+        gradients |= {path: g for path, g in zip(dense, found[len(read) :]) if g is not None}
+        return ClippedSum(gradients, tf.zeros_like(losses), tf.zeros([]), losses)
+
+
+def _loss(clipped: ClippedSum) -> tf.Tensor:
+    finite = tf.math.is_finite(clipped.norms) & tf.math.is_finite(tf.cast(clipped.losses, clipped.norms.dtype))
+    losses = tf.cast(tf.boolean_mask(clipped.losses, finite), tf.float32)
+    return tf.stack([tf.reduce_sum(losses), tf.cast(tf.size(losses), tf.float32)])
+

@@ -1,0 +1,41 @@
+"""Random words from the operating system's generator, as TensorFlow operations: on whichever machine they run.
+
+A graph that runs on another machine cannot call Python there, and TensorFlow's own non-deterministic seed has 32 bits.
+What a graph can do is read a file, and `/dev/urandom` is one: `TextLineDataset` reads it up to so many line ends. Each
+word is the keyed hash (SipHash) of 16 such lines, some 4,000 random bytes; that they hold fewer than 64 has a chance
+below 1e-18.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+_SOURCE = "/dev/urandom"
+_LINES_A_WORD = 16
+_HASH_KEY = [0x746664705F726563, 0x656E74726F7079]  # any; the secret is in what is hashed
+
+
+def system_words(count: int) -> tf.Tensor:
+    """Random bits that nobody can repeat, drawn anew at every execution.
+
+    Args:
+        count: how many words.
+
+    Returns:
+        uint32 tensor of shape [count].
+
+    Example:
+
+    >>> words = system_words(4)
+    >>> words.shape.as_list(), bool(tf.reduce_all(words == system_words(4)))
+    ([4], False)
+    """
+    lines = count * _LINES_A_WORD
+    read = tf.data.TextLineDataset(_SOURCE).batch(lines, drop_remainder=True).take(1).get_single_element()
+    text = tf.strings.reduce_join(tf.reshape(read, [count, _LINES_A_WORD]), axis=1)
+    return tf.cast(tf.strings.to_hash_bucket_strong(text, 2**32, key=_HASH_KEY), tf.uint32)
+
+
+def system_key() -> tf.Tensor:
+    """Counter and key of a Philox generator, int64 [3], from the operating system's entropy."""
+    return tf.bitcast(tf.reshape(system_words(6), [3, 2]), tf.int64)
