@@ -37,13 +37,14 @@ class Lock:
         """
 
         def locked(*arguments: Any) -> Any:
-            with tf.device("CPU:0"):
+            # Each operation by name on this server: "CPU:0", or nothing, is any machine's, and TensorFlow takes the chief's.
+            with tf.device(self.device):
                 lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
-            with tf.control_dependencies([lock]):
-                result = body(*arguments)
-                result = None if result is None else tf.nest.map_structure(tf.identity, result)
-            with tf.control_dependencies(tf.compat.v1.get_default_graph().get_operations()), tf.device("CPU:0"):
-                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+                with tf.control_dependencies([lock]):
+                    result = body(*arguments)
+                    result = None if result is None else tf.nest.map_structure(tf.identity, result)
+                with tf.control_dependencies(tf.compat.v1.get_default_graph().get_operations()):
+                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return result
 
         function = tf.function(locked, autograph=False, experimental_attributes={"_noinline": True})
