@@ -6,7 +6,8 @@ Reads one command a line, answers with one line of JSON:
     {"command": "kill", "name": …}    SIGKILL, and waits                                           -> {"answer": null}
     {"command": "pid", "name": …}                                                                  -> {"answer": pid}
 
-Ends with its input, and its servers with it: each holds the reading end of a pipe whose only writer is the launcher.
+Ends with its input, and its servers with it: each holds the reading end of a pipe whose only writer is the launcher. If
+it was given a folder, this is temporary and goes as well.
 Forking is safe because this process itself never makes a TensorFlow device, session or thread pool.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -125,6 +127,8 @@ def main() -> None:
             answers.flush()
     finally:
         nursery.kill_all()
+        for folder in sys.argv[1:]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

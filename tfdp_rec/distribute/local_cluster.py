@@ -65,7 +65,7 @@ class LocalCluster:
             self.cluster = Cluster(
                 {job: [ends.enter_context(_Port()).address for _ in range(n)] for job, n in self._counts.items()}
             )
-            self._launcher = _launcher(self.folder / "launcher.log")
+            self._launcher = _launcher(self.folder, temporary=self._folder_given is None)
             ends.callback(_end, self._launcher)
             for name in self.names:
                 self._start(name)
@@ -178,13 +178,14 @@ def _temporary_folder():  # type: ignore[no-untyped-def]
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _launcher(log: Path) -> subprocess.Popen[str]:
+def _launcher(folder: Path, temporary: bool) -> subprocess.Popen[str]:
     """A session of its own: Ctrl-C reaches the parent alone, which then ends the cluster."""
     environment = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, "TF_GRPC_REUSE_PORT": "1"}
     environment.pop("TF_CONFIG", None)
-    with open(log, "wb") as messages:
+    command = [sys.executable, "-W", "ignore", "-m", "tfdp_rec.distribute.launcher"]
+    with open(folder / "launcher.log", "wb") as messages:
         return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tfdp_rec.distribute.launcher"],
+            command + ([str(folder)] if temporary else []),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, text=True, env=environment,
             start_new_session=True,
         )  # fmt: skip
