@@ -107,7 +107,7 @@ class ParameterServerTrainer:
             )
 
     def _connect(self, resolver: Any) -> None:
-        self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self.strategy = _connected(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._server_count = len(resolver.cluster_spec().as_dict()["ps"])
 
@@ -171,8 +171,8 @@ class ParameterServerTrainer:
         dataset = self._coordinator.create_per_worker_dataset(tf.function(self._dataset_fn, autograph=False))
         self._iterator = iter(dataset)
         spec = self._iterator._values[0]._type_spec
-        with self.strategy.scope():
-            self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
+        # Not under the strategy's scope: variables are updated where they are, which is nothing to the strategy.
+        self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
 
     # Training.
 
@@ -294,6 +294,17 @@ class ParameterServerTrainer:
                 values = shard.server.read(variable.path, rows)
                 scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
         return local
+
+
+_strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow connects a process once to a cluster
+
+
+def _connected(resolver: Any) -> tf.distribute.ParameterServerStrategy:
+    key = str(sorted(resolver.cluster_spec().as_dict().items()))
+    if key not in _strategies:
+        _strategies.clear()
+        _strategies[key] = tf.distribute.ParameterServerStrategy(resolver)
+    return _strategies[key]
 
 
 class _Progress:
