@@ -47,7 +47,7 @@ class Sizes:
     steps: int = 200
     hidden: tuple[int, ...] = (64, 64)
     learning_rate: float = 20.0
-    dense_learning_rate: float = 3e-3
+    dense_learning_rate: float = 1e-2
     delta: float = 1e-6
     days: int = 6
     day_epsilon: float = 3.0
@@ -59,12 +59,12 @@ class Grid:
 
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
     mechanisms: tuple[str, ...] = ("DPSGD", "frozen", "AdaFEST", "FEST", "AdaFEST+", "exponential")
-    thresholds: tuple[float, ...] = (3.0, 4.5, 10.0, 15.0, 30.0)
+    thresholds: tuple[float, ...] = (3.0, 4.5, 10.0, 15.0, 25.0, 35.0)
     rows: tuple[int, ...] = (100, 1000, 10_000)
     draws: tuple[int, ...] = (30, 300, 3000)
     seeds: int = 1
     tuned_threshold: float = 15.0
-    table_rates: tuple[float, ...] = (20.0, 40.0, 80.0)
+    table_rates: tuple[float, ...] = (10.0, 20.0, 40.0)
     dense_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
 
 
