@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.distribute.sections import Lock
+from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
@@ -96,6 +97,11 @@ class ParameterServer:
         self.bytes_held = 0
         self.lock = Lock(device)
         self._variables: list[tuple[keras.Variable, bool, tuple[int, int]]] = []
+        self._untrained: list[tf.Variable] = []
+
+    def keep(self, variable: tf.Variable) -> None:
+        """Takes a variable of the model that is not trained, for checkpoints."""
+        self._untrained.append(variable)
 
     def hold(self, variable: keras.Variable, table: bool, number: int, first_row: int = 0) -> None:
         """Takes a variable that was made on this server.
@@ -123,6 +129,18 @@ class ParameterServer:
             path: self.lock.section(functools.partial(self._read, table.variable)) for path, table in own.tables.items()
         }
         self.settle = self.lock.section(self._settle)
+
+    @property
+    def layout(self) -> list[list[Any]]:
+        """What it holds, as JSON: path, first row, shape."""
+        return [[v.path, first, list(v.shape)] for v, _, (_, first) in self._variables]
+
+    def state(self) -> ServerState:
+        """All that training depends on, for checkpoints; the key of the noise is not among it."""
+        named = {f"model/{v.path}": resource(v) for v, _, _ in self._variables}
+        named |= {f"untrained/{i}": v for i, v in enumerate(self._untrained)}
+        named |= {f"optimizer/{i}": resource(v) for i, v in enumerate(self.optimizer.variables)}
+        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in self.optimizer.ledger_variables.items()})
 
     @property
     def paths(self) -> set[str]:

@@ -10,6 +10,7 @@ before it is dispatched, and again when it is dispatched again because its worke
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer, PlainServer, refuse_unserved
 from tfdp_rec.distribute.placement import Placement
 from tfdp_rec.distribute.served_table import ServedTable
@@ -33,6 +35,7 @@ from tfdp_rec.table_reader import normalised
 from tfdp_rec.training import PrivateTraining
 
 _CHUNK_VALUES = 1 << 22
+_MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 
 
 class ServerLost(RuntimeError):
@@ -53,7 +56,9 @@ class ParameterServerTrainer:
         loss_weights: as for `compile`.
         microbatch_size: as for `compile`.
         sampling: the Poisson sampling that `dataset_fn` draws with; needed for a private optimizer.
-        checkpoint_directory: where training checkpoints and the count of attempts are kept; None for neither.
+        checkpoint_directory: where training checkpoints and the count of attempts are kept, on a file system that all
+            processes share; one training, one directory. None for neither.
+        checkpoint_every: attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
         min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
         seconds_without_progress: how long to wait for any step to end before giving up.
 
@@ -73,6 +78,7 @@ class ParameterServerTrainer:
         microbatch_size: int | None = None,
         sampling: PoissonSampling | None = None,
         checkpoint_directory: str | None = None,
+        checkpoint_every: int | None = None,
         min_shard_bytes: int = 1 << 18,
         seconds_without_progress: float = 300.0,
     ):
@@ -81,13 +87,16 @@ class ParameterServerTrainer:
         if microbatch_size is not None:
             self._compile_options["microbatch_size"] = microbatch_size
         self.sampling, self._patience = sampling, seconds_without_progress
-        self._attempts = Attempts(None)
+        self._attempts = _attempts(checkpoint_directory)
+        self._resumed = self._attempts.count == 0
+        self._every, self._saved = checkpoint_every, 0
         self._progress = _Progress()
         self._connect(cluster_resolver)  # first: what TensorFlow made before is lost to it afterwards
         self._optimizer = optimizer_fn()
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
         self._build(min_shard_bytes)
+        self._checkpoints = self._make_checkpoints(checkpoint_directory)
 
     # Making.
 
@@ -161,8 +170,15 @@ class ParameterServerTrainer:
                 continue
             if isinstance(held, ServedTable):
                 variable._value = held = placement.as_whole(held)
-            next(s for s in self._servers if s.device == held.device).hold(variable, False, number)
+            self._server_of(held).hold(variable, False, number)
+        trained, metrics = {id(v) for v in model.trainable_variables}, {id(v) for v in model.metrics_variables}
+        for variable in model.variables:
+            if id(variable) not in trained | metrics:
+                self._server_of(variable._value).keep(variable._value)
         return tables
+
+    def _server_of(self, variable: tf.Variable) -> ParameterServer:
+        return next(server for server in self._servers if server.device == variable.device)
 
     def _make_step(self) -> None:
         kind = WorkerStep if self._private else PlainStep
@@ -174,7 +190,51 @@ class ParameterServerTrainer:
         # Not under the strategy's scope: variables are updated where they are, which is nothing to the strategy.
         self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
 
+    def _make_checkpoints(self, directory: str | None) -> Checkpoints | None:
+        if directory is None or not self._private:
+            return None
+        config = {**self._optimizer.get_config(), **self._optimizer.constructed_with}  # type: ignore[attr-defined]
+        identity = {
+            "format": "tfdp_rec cluster checkpoint, not a model to release: rows may still owe noise",
+            "mechanism": keras.saving.get_registered_name(type(self._optimizer)),
+            "settings": {k: v for k, v in config.items() if k not in _MAY_DIFFER},
+            "servers": [server.layout for server in self._servers],
+        }
+        return Checkpoints(directory, [server.state() for server in self._servers], identity)
+
     # Training.
+
+    def resume(self, accountant: Any = None) -> int:
+        """Puts the servers where the last checkpoint left them, and goes on counting where the count was.
+
+        Steps between that checkpoint and the end of the program that wrote it are lost, and stay counted.
+
+        Args:
+            accountant: a fresh `tfdp_rec.privacy.Accountant`, which is told of all attempts so far.
+
+        Returns:
+            The attempts so far.
+
+        Raises:
+            ValueError: there is no checkpoint directory, it is of another training, or the accountant is not fresh.
+        """
+        if self._checkpoints is None:
+            raise ValueError("There is nothing to resume from: pass checkpoint_directory.")
+        if accountant is not None:
+            if accountant.steps:
+                raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
+            for event, count in self._attempts.runs:
+                accountant.record(event, count)
+        self._checkpoints.restore()
+        self._optimizer.iterations.assign(self._attempts.count)
+        self._resumed, self._saved = True, self._attempts.count
+        return self._attempts.count
+
+    def save(self) -> None:
+        """Writes a checkpoint, if there is a directory for it."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(self._attempts.count)
+            self._saved = self._attempts.count
 
     @property
     def attempts(self) -> int:
@@ -202,6 +262,11 @@ class ParameterServerTrainer:
             TimeoutError: no step ended for `seconds_without_progress`.
         """
         model = self.cluster_model
+        if not self._resumed:
+            raise ValueError(
+                f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, whose "
+                "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
+            )
         model.stop_training = False
         reports = -(-steps // steps_per_report)
         listeners = keras.callbacks.CallbackList(
@@ -219,10 +284,13 @@ class ParameterServerTrainer:
                 total += self._round(number)
                 logs = {"loss": float(total[0] / total[1]) if total[1] else float("nan")}
                 listeners.on_train_batch_end(report, logs)
+                if self._every is not None and self._attempts.count - self._saved >= self._every:
+                    self.save()
                 if model.stop_training:
                     break
         finally:
             self._attempts.close()
+        self.save()
         listeners.on_epoch_end(0, logs)
         listeners.on_train_end(logs)
         return history
@@ -281,7 +349,10 @@ class ParameterServerTrainer:
     # Release.
 
     def model(self) -> Any:
-        """The model as it stands, with all its noise, in this process: an ordinary one, to evaluate, save or export."""
+        """The model as it stands, with all its noise, in this process: an ordinary one, to evaluate, save or export.
+
+        What was released must not be forgotten: a checkpoint of the settled state is written before this returns.
+        """
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         local.table_reader(self._spec)
@@ -293,7 +364,15 @@ class ParameterServerTrainer:
             for shard, rows in table.chunks(_CHUNK_VALUES):
                 values = shard.server.read(variable.path, rows)
                 scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
+        self.save()
         return local
+
+
+def _attempts(directory: str | None) -> Attempts:
+    if directory is None:
+        return Attempts(None)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    return Attempts(os.path.join(directory, "attempts.json"))
 
 
 _strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow connects a process once to a cluster
