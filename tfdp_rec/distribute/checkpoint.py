@@ -4,8 +4,8 @@
         training.json       what training it is of; written by the coordinator
         server-I/...        what server I holds, rows that owe noise and all; written by that server
 
-The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole and
-synced, and the one before it goes when it has. No noise key is in it.
+The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole
+and synced, and the one before it goes when it has. No noise key is in it.
 """
 
 from __future__ import annotations

@@ -17,16 +17,16 @@ The optimizer's variables (marks, totals, clock, velocities, settings, the gener
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, NotPrivate
-from tfdp_rec.distribute.sections import Lock
-from tfdp_rec.distribute.server_state import ServerState
+from tfdp_rec.distribute.sections import Lock, on_server
 from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
+from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.lazy_dp_sgd import _TOO_MUCH_DECAY as TOO_MUCH_DECAY
@@ -184,7 +184,7 @@ class PlainServer(ParameterServer):
     def open(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Makes the sections."""
         self._shards = {variable.path: variable for variable, _, _ in self._variables}
-        self.land = _on(self.device, self._land)
+        self.land = on_server(self.device, self._land)
         self.settle = lambda: None
 
     def read(self, path: str, rows: tf.Tensor) -> tf.Tensor:
@@ -201,12 +201,3 @@ class PlainServer(ParameterServer):
             else:
                 variable.assign_sub(rate * found)
 
-
-def _on(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    function = tf.function(body, autograph=False, experimental_attributes={"_noinline": True})
-
-    def call(*arguments: Any) -> Any:
-        with tf.device(device):
-            return function(*arguments)
-
-    return call

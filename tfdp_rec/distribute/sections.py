@@ -37,20 +37,33 @@ class Lock:
         """
 
         def locked(*arguments: Any) -> Any:
-            # Each operation by name on this server: "CPU:0", or nothing, is any machine's, and TensorFlow takes the chief's.
-            with tf.device(self.device):
-                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
-                with tf.control_dependencies([lock]):
-                    result = body(*arguments)
-                    result = None if result is None else tf.nest.map_structure(tf.identity, result)
-                with tf.control_dependencies(tf.compat.v1.get_default_graph().get_operations()):
-                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
+            with tf.control_dependencies([lock]):
+                result = body(*arguments)
+                result = None if result is None else tf.nest.map_structure(tf.identity, result)
+            with tf.control_dependencies(tf.compat.v1.get_default_graph().get_operations()):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return result
 
-        function = tf.function(locked, autograph=False, experimental_attributes={"_noinline": True})
+        return on_server(self.device, locked)
 
-        def call(*arguments: Any) -> Any:
-            with tf.device(self.device):
-                return function(*arguments)
 
-        return call
+def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """`body` as one call that a server makes, all of it there.
+
+    Args:
+        device: the server's.
+        body: takes and returns nests of tensors.
+    """
+
+    def placed(*arguments: Any) -> Any:
+        with tf.device(device):  # by name: "CPU:0", or nothing, could be any machine's, and becomes the chief's
+            return body(*arguments)
+
+    function = tf.function(placed, autograph=False, experimental_attributes={"_noinline": True})
+
+    def call(*arguments: Any) -> Any:
+        with tf.device(device):
+            return function(*arguments)
+
+    return call

@@ -1,7 +1,8 @@
 """What a parameter server keeps of a training, written and read by the server itself.
 
-Files in a folder that coordinator and servers share, one for each piece of each variable, so that neither file nor memory
-grows with a table. Writing is one critical section: a step that lands late is in all of a server's files or in none.
+Files in a folder that coordinator and servers share, one for each piece of each variable, so that neither file nor
+memory grows with a table. Writing is one critical section: a step that lands late is in all of a server's files or in
+none.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ before it is dispatched, and again when it is dispatched again because its worke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.distribute.attempts import Attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
+from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer, PlainServer, refuse_unserved
 from tfdp_rec.distribute.placement import Placement
 from tfdp_rec.distribute.served_table import ServedTable
@@ -61,8 +63,11 @@ class ParameterServerTrainer:
         checkpoint_every: attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
         min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
         seconds_without_progress: how long to wait for any step to end before giving up.
+        seconds_to_connect: how long workers and servers may take until they answer.
 
     Raises:
+        ValueError: for what is no cluster, or an optimizer that does not run on one.
+        TimeoutError: naming the workers and servers that do not answer.
         NotPrivate: for what has no guarantee on parameter servers.
     """
 
@@ -81,6 +86,7 @@ class ParameterServerTrainer:
         checkpoint_every: int | None = None,
         min_shard_bytes: int = 1 << 18,
         seconds_without_progress: float = 300.0,
+        seconds_to_connect: float = 60.0,
     ):
         self._model_fn, self._optimizer_fn, self._dataset_fn = model_fn, optimizer_fn, dataset_fn
         self._compile_options = {"loss": loss, "loss_weights": loss_weights}
@@ -91,7 +97,9 @@ class ParameterServerTrainer:
         self._resumed = self._attempts.count == 0
         self._every, self._saved = checkpoint_every, 0
         self._progress = _Progress()
-        self._connect(cluster_resolver)  # first: what TensorFlow made before is lost to it afterwards
+        cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
+        cluster.wait(seconds_to_connect)
+        self._connect(cluster_resolver, len(cluster.servers))  # first: it makes TensorFlow forget what was made before
         self._optimizer = optimizer_fn()
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
@@ -115,10 +123,10 @@ class ParameterServerTrainer:
                 "without privacy, keras.optimizers.SGD without momentum."
             )
 
-    def _connect(self, resolver: Any) -> None:
+    def _connect(self, resolver: Any, servers: int) -> None:
         self.strategy = _connected(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
-        self._server_count = len(resolver.cluster_spec().as_dict()["ps"])
+        self._server_count = servers
 
     def _build(self, min_shard_bytes: int) -> None:
         streams = self.sampling.graph_streams if self.sampling else 0
@@ -225,7 +233,8 @@ class ParameterServerTrainer:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             for event, count in self._attempts.runs:
                 accountant.record(event, count)
-        self._checkpoints.restore()
+        with _servers_alive():
+            self._checkpoints.restore()
         self._optimizer.iterations.assign(self._attempts.count)
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
@@ -233,7 +242,8 @@ class ParameterServerTrainer:
     def save(self) -> None:
         """Writes a checkpoint, if there is a directory for it."""
         if self._checkpoints is not None:
-            self._checkpoints.save(self._attempts.count)
+            with _servers_alive():
+                self._checkpoints.save(self._attempts.count)
             self._saved = self._attempts.count
 
     @property
@@ -310,7 +320,8 @@ class ParameterServerTrainer:
             for _ in range(number):
                 # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
                 self._coordinator._cluster.schedule(attempt, (self._iterator,), {})
-            self._wait()
+            with _servers_alive():
+                self._wait()
         finally:
             made = self._attempts.count - before
             if self.sampling is not None:
@@ -319,21 +330,13 @@ class ParameterServerTrainer:
         return self._progress.total
 
     def _wait(self) -> None:
-        try:
-            while not self._coordinator.done():
-                if self._progress.seconds() > self._patience:
-                    raise TimeoutError(
-                        f"No step ended for {self._patience:g} s. Is a worker or server down and not restarted?"
-                    )
-                time.sleep(0.002)
-            self._coordinator.join()
-        except tf.errors.OpError as problem:
-            if "/job:ps" in str(problem):
-                raise ServerLost(
-                    "A parameter server died, and with it its part of the model. Start it again, and this program, "
-                    f"which goes on from the last checkpoint with trainer.resume(). ({problem.message[:200]})"
-                ) from problem
-            raise
+        while not self._coordinator.done():
+            if self._progress.seconds() > self._patience:
+                raise TimeoutError(
+                    f"No step ended for {self._patience:g} s. Is a worker or server down and not restarted?"
+                )
+            time.sleep(0.002)
+        self._coordinator.join()
 
     def _event(self) -> dp_accounting.DpEvent:
         return self._optimizer.dp_event() if self._private else dp_accounting.NonPrivateDpEvent()
@@ -356,16 +359,44 @@ class ParameterServerTrainer:
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         local.table_reader(self._spec)
-        for mine, variable in zip(local.weights, self.cluster_model.weights, strict=True):
-            table = self._tables.get(variable.path)
-            if table is None:
-                mine.assign(resource(variable).numpy())
-                continue
-            for shard, rows in table.chunks(_CHUNK_VALUES):
-                values = shard.server.read(variable.path, rows)
-                scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
+        with _servers_alive():
+            for mine, variable in zip(local.weights, self.cluster_model.weights, strict=True):
+                self._fetch(variable, mine)
         self.save()
         return local
+
+    def _fetch(self, variable: keras.Variable, mine: keras.Variable) -> None:
+        """Brings a variable here, settled; a table some rows at a time."""
+        table = self._tables.get(variable.path)
+        if table is None:
+            mine.assign(resource(variable).numpy())
+            return
+        for shard, rows in table.chunks(_CHUNK_VALUES):
+            values = shard.server.read(variable.path, rows)
+            scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
+
+
+@contextlib.contextmanager
+def _servers_alive() -> Iterator[None]:
+    """Says what to do if a server died."""
+    try:
+        yield
+    except tf.errors.OpError as problem:
+        if not _is_loss_of_server(problem):
+            raise
+        raise ServerLost(
+            "A parameter server died, and with it its part of the model. Start it again, and then this program, which "
+            f"goes on from the last checkpoint with trainer.resume(). ({problem.message[:200]})"
+        ) from problem
+
+
+def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
+    if "/job:ps" not in str(problem):
+        return False
+    # A server that is back before anybody noticed answers, but knows nothing; another error is the step's own.
+    forgot = ("unknown device", "Unable to find the relevant tensor remote_handle", "context_id")
+    gone = isinstance(problem, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError))
+    return gone or any(words in str(problem) for words in forgot)
 
 
 def _attempts(directory: str | None) -> Attempts:

@@ -103,7 +103,7 @@ class PlainStep(WorkerStep):
         gradients: dict[str, Any] = {}
         for (path, ids, _), gradient in zip(read, found):
             if gradient is not None:
-                gradient = tf.convert_to_tensor(gradient)
+                gradient = tf.convert_to_tensor(gradient)  # slices of the rows read, which are few
                 before = gradients.get(path, (gradient[:0], ids[:0]))
                 gradients[path] = (tf.concat([before[0], gradient], 0), tf.concat([before[1], ids], 0))
         gradients = {path: tf.IndexedSlices(*slices) for path, slices in gradients.items()}
