@@ -13,6 +13,7 @@ neither trained on nor in any other table.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
 import math
@@ -127,6 +128,8 @@ class Study:
                 raise ValueError(f"{path} is from a study of other sizes; give another --out, or the same arguments")
             return found
         result = {**work(), "sizes": sizes}
+        keras.backend.clear_session()  # or the graphs of all trainings stay in memory
+        gc.collect()
         with replacing(path) as file:
             json.dump(result, file, indent=1)
         return result

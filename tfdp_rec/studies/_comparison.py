@@ -11,6 +11,7 @@ with B the expected batch size: 0.01 at B = 64 is a noise multiplier of 0.64.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import time
@@ -243,6 +244,8 @@ class StudyFolder:
             for number, cell in enumerate(todo, start=1):
                 say(f"{cell.title}, seed {cell.seed} ({number} of {len(todo)})")
                 self.write(f"cells/{cell.name}.json", run_cell(task, cell, advance))
+                keras.backend.clear_session()  # or the graphs of all cells stay in memory
+                gc.collect()
         results = [self.result(cell) for cell in cells]
         self.write("results.json", results)
         return [result for result in results if result is not None]
