@@ -1,7 +1,8 @@
 """The cells of the news study: train one model one way, measure it served in several ways, keep one JSON file.
 
-A cell's epsilon is per round and click (delta 1e-5), as in the paper; the file also says what the client that
-answered most often has spent in all.
+A cell's epsilon is per round and click, as in the paper; the file also says what the client that answered most
+often has spent in all. Noise is Laplace (delta 0), as in the paper's tables; Gaussian cells (delta 1e-5) are there
+because DP-FedRec does better with them.
 """
 
 from __future__ import annotations
@@ -27,24 +28,30 @@ from tfdp_rec.federated import (
     LabelPermutation,
     PublishedGaussian,
     PublishedLabelPermutation,
+    PublishedLaplace,
+    PureLaplace,
     cohort,
     entropy,
     evaluation,
     local,
 )
+from tfdp_rec.federated.mechanism import Activation
 from tfdp_rec.federated.public import pseudo_readers
 from tfdp_rec.federated.simulation import FedAdam, Simulation
-from tfdp_rec.federated.vector import VectorMechanism
+from tfdp_rec.federated.vector import ClippedVector, PureVectorMechanism, VectorMechanism
 from tfdp_rec.models import news
 
 DELTA = 1e-5
 HISTORY, SAMPLES, NEGATIVES = 20, 4, 4
 TEMPERATURE = 0.1
+CENTRAL_RATE, PATIENCE = 0.01, 3
 PADDING = 0.2
 SERVING_EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0)
 PADDINGS = (0.0, 0.2, 0.5, 0.8)
 TRAINING_EPSILONS = (1.0, 5.0, 20.0, math.inf)
 BASES = (2, 3, 10)
+VARIED = ("dp-fedrec", "published", "corrected+public")
+CALIBRATIONS = {"laplace": (PublishedLaplace, PureLaplace), "gaussian": (PublishedGaussian, AnalyticGaussian)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Cell:
         method: of `studies.news.METHODS`.
         epsilon: Per round and click.
         num_basis: B.
+        noise: laplace or gaussian.
         seed: Of the initial weights and of the draws.
     """
 
@@ -63,25 +71,32 @@ class Cell:
     method: str
     epsilon: float = 10.0
     num_basis: int = 5
+    noise: str = "laplace"
     seed: int = 0
 
     @property
     def name(self) -> str:
         """File name."""
-        return f"{self.encoder}-{self.method}-eps{self.epsilon:g}-B{self.num_basis}-{self.seed}"
+        return f"{self.encoder}-{self.method}-{self.noise}-eps{self.epsilon:g}-B{self.num_basis}-{self.seed}"
+
+    @property
+    def delta(self) -> float:
+        """Of one release."""
+        return 0.0 if self.noise == "laplace" else DELTA
 
 
 def cells_of(encoders: Sequence[str], seeds: int) -> list[Cell]:
-    """Every method with every encoder; then epsilon and B varied with the first encoder."""
+    """Every method with every encoder, some with Gaussian noise too; then epsilon and B with the first encoder."""
     from tfdp_rec.studies.news import METHODS
 
-    varied = ("dp-fedrec", "published", "corrected+public")
     cells = []
     for seed in range(seeds):
         cells += [Cell(encoder, method, seed=seed) for encoder in encoders for method in METHODS]
-        first = encoders[0]
-        cells += [Cell(first, method, epsilon, seed=seed) for method in varied for epsilon in TRAINING_EPSILONS]
-        cells += [Cell(first, method, num_basis=b, seed=seed) for method in varied[1:] for b in BASES]
+        cells += [Cell(encoder, method, noise="gaussian", seed=seed) for encoder in encoders for method in VARIED]
+    # the figures' other points: one seed
+    first = encoders[0]
+    cells += [Cell(first, method, epsilon) for method in VARIED for epsilon in TRAINING_EPSILONS]
+    cells += [Cell(first, method, num_basis=b) for method in VARIED[1:] for b in BASES]
     return [c for c in cells if not (c.method == "dp-fedrec" and math.isinf(c.epsilon))]
 
 
@@ -108,6 +123,7 @@ class Study:
         users = [shown for shown in self.data.by_user().values() if len(shown) > 1 and shown[-1].clicks]
         self.clients = [cohort.client_of(shown[:-1]) for shown in users]
         self.tests = [shown[-1] for shown in users]
+        self.validation = [shown[-2] for shown in users]
 
     def _read(self, data: str | None) -> mind.NewsDataset:
         if data is not None:
@@ -142,7 +158,7 @@ class Study:
         result: dict[str, Any] = {"client_epsilon": spent, "train": ranking.plain(), "seconds": 0.0}
         result["no history"] = ranking.without_history()
         result["served"] = ranking.served(serving_of(cell, 10.0, PADDING))
-        if cell == Cell("nrms", cell.method, seed=cell.seed):
+        if cell == Cell("nrms", cell.method):
             result["by serving epsilon"] = {
                 f"{epsilon:g}": ranking.served(serving_of(cell, epsilon, PADDING)) for epsilon in SERVING_EPSILONS
             }
@@ -177,6 +193,8 @@ class Study:
     def train(self, cell: Cell, model: Any) -> float | None:
         """Train a model as the cell says; what the busiest client spent in all (None: no bound)."""
         clients, rounds = self.clients, self.sizes.rounds
+        if cell.method == "untrained":
+            return 0.0
         if cell.method == "centralized":
             self._centralized(cell, model)
             return None
@@ -218,18 +236,15 @@ class Study:
             self._simulation(cell, update, clients, 0.01).run(rounds)
 
     def _mechanism(self, cell: Cell) -> AttentionMechanism:
-        calibration = PublishedGaussian() if cell.method == "published" else AnalyticGaussian()
-        return AttentionMechanism(
-            cell.num_basis, cell.epsilon, DELTA, padding=PADDING, activation="relu", calibration=calibration
-        )
+        return attention_of(cell, cell.epsilon, PADDING, "relu")
 
     def update_of(self, cell: Cell, model: Any) -> local.LocalUpdate:
         """The local update of a federated cell."""
         features = self.data.catalogue.features
         exact = LabelPermutation(math.inf, NEGATIVES)
-        off = AttentionMechanism(cell.num_basis, math.inf, DELTA, activation="relu")
+        off = AttentionMechanism(cell.num_basis, math.inf, activation="relu")
         if cell.method in ("fedrec", "dp-fedrec"):
-            noise = VectorMechanism(0.005, math.inf if cell.method == "fedrec" else cell.epsilon, DELTA)
+            noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
             return local.GradientUpdate(model, features, off, exact, HISTORY, SAMPLES, noise=noise)
         mechanism = self._mechanism(cell)
         if cell.method == "published":
@@ -240,27 +255,51 @@ class Study:
         return local.PrivateUpdate(model, features, mechanism, labels, HISTORY, SAMPLES, user_gradient=user)
 
     def _centralized(self, cell: Cell, model: Any) -> None:
-        """Adam on pooled clicks, as many as the federated rounds see (twice as many overfitted)."""
+        """Adam on pooled clicks, stopped early by a tenth of the readers, whose last training click is held out."""
+        held = [i for i in range(0, len(self.clients), 10) if self.validation[i].clicks]
+        ranking = [self.validation[i] for i in held]
+        clients = [client for i, client in enumerate(self.clients) if i not in set(held)]
         update = self.update_of(dataclasses.replace(cell, method="fedrec"), model)
-        adam = keras.optimizers.Adam(0.003)
+        adam = keras.optimizers.Adam(CENTRAL_RATE)
         order, source = np.random.default_rng(cell.seed), entropy.seeded(cell.seed)
-        for _ in range(self.sizes.rounds):
-            chosen = order.choice(len(self.clients), min(self.sizes.cohort, len(self.clients)), replace=False)
-            gradients, _ = update.gradients(update.draw([self.clients[i] for i in chosen], source))
-            adam.apply([tf.constant(g) for g in gradients], model.trainable_variables)
+        best, weights, checks = 0.0, model.get_weights(), 0
+        every = max(1, self.sizes.rounds // 8)
+        while checks < PATIENCE:
+            for _ in range(every):
+                chosen = order.choice(len(clients), min(self.sizes.cohort, len(clients)), replace=False)
+                gradients, _ = update.gradients(update.draw([clients[i] for i in chosen], source))
+                adam.apply([tf.constant(g) for g in gradients], model.trainable_variables)
+            found = Ranking(model, self.data, ranking, direct=True).plain()["AUC"]
+            checks = 0 if found > best else checks + 1
+            if found > best:
+                best, weights = found, model.get_weights()
+        model.set_weights(weights)
 
 
 def is_direct(cell: Cell) -> bool:
     """Whether the model is scored by the user embedding itself."""
-    return cell.method in ("centralized", "fedrec", "dp-fedrec")
+    return cell.method in ("untrained", "centralized", "fedrec", "dp-fedrec")
 
 
-def serving_of(cell: Cell, epsilon: float, padding: float) -> AttentionMechanism | VectorMechanism:
+def vector_of(cell: Cell, clip: float, epsilon: float) -> ClippedVector:
+    """DP-FedRec's mechanism with a cell's noise."""
+    return PureVectorMechanism(clip, epsilon) if cell.noise == "laplace" else VectorMechanism(clip, epsilon, DELTA)
+
+
+def attention_of(cell: Cell, epsilon: float, padding: float, activation: Activation) -> AttentionMechanism:
+    """PrivateRec's mechanism with a cell's noise, as published or corrected."""
+    published, corrected = CALIBRATIONS[cell.noise]
+    calibration = published() if cell.method == "published" else corrected()
+    return AttentionMechanism(
+        cell.num_basis, epsilon, cell.delta, padding=padding, activation=activation, calibration=calibration
+    )
+
+
+def serving_of(cell: Cell, epsilon: float, padding: float) -> AttentionMechanism | ClippedVector:
     """The serving mechanism that belongs to a method."""
     if is_direct(cell):
-        return VectorMechanism(0.001, epsilon, DELTA)
-    calibration = PublishedGaussian() if cell.method == "published" else AnalyticGaussian()
-    return AttentionMechanism(cell.num_basis, epsilon, DELTA, padding=padding, calibration=calibration)
+        return vector_of(cell, 0.001, epsilon)
+    return attention_of(cell, epsilon, padding, "softplus")
 
 
 class Ranking:
@@ -302,10 +341,10 @@ class Ranking:
         mean = users.mean(0) if self.direct else weights.mean(0) @ self.basis
         return self._metrics(np.tile(mean, (len(self.tests), 1)))
 
-    def served(self, mechanism: AttentionMechanism | VectorMechanism) -> dict[str, float]:
+    def served(self, mechanism: AttentionMechanism | ClippedVector) -> dict[str, float]:
         """With the client's mechanism in serving."""
         source = entropy.seeded(7)
-        if isinstance(mechanism, VectorMechanism):
+        if isinstance(mechanism, ClippedVector):
             return self._metrics(mechanism.release(np.array(self._encode()[1]), source))
         padded = mechanism.padding_mask(self.history.shape, source) & (self.history != 0)
         released = mechanism.release(np.array(self._encode(padded)[0]), source)

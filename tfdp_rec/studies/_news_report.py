@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from tfdp_rec.federated import AnalyticGaussian, AttentionMechanism, PublishedGaussian
+from tfdp_rec.federated import AttentionMechanism, PublishedLaplace, PureLaplace
 from tfdp_rec.federated.evaluation import METRICS
+from tfdp_rec.studies._news import VARIED
 
 TITLES = {
+    "untrained": "Untrained",
     "centralized": "Centralized",
     "fedrec": "FedRec, no privacy",
     "dp-fedrec": "DP-FedRec",
@@ -52,15 +55,16 @@ def write(folder: Path, results: Results, encoders: Sequence[str]) -> str:
 
 
 NOTE = (
-    "Epsilon is per round (training) or per answer (serving) and per clicked item, at delta 1e-5. `all rounds` is "
-    "what the client that answered most often has spent in all; ∞ where nothing bounds it. `no history` is the "
-    "AUC of the same model when every reader is taken for the average one: what is above it is personal."
+    "Epsilon is per round (training) or per answer (serving) and per clicked item: pure, by Laplace noise as in the "
+    "paper's tables, or with delta 1e-5 where a row says Gaussian. `all rounds` is what the client that answered most "
+    "often has spent in all, at delta 1e-5; ∞ where nothing bounds it. `no history` is the AUC of the same model when "
+    "every reader is taken for the average one: what is above it is personal."
 )
 
 
 def pick(results: Results, **wanted: Any) -> list[dict[str, Any]]:
-    """Results of all seeds of a cell; the defaults are epsilon 10 and B = 5."""
-    wanted = {"epsilon": 10.0, "num_basis": 5} | wanted
+    """Results of all seeds of a cell; the defaults are epsilon 10, B = 5 and Laplace noise."""
+    wanted = {"epsilon": 10.0, "num_basis": 5, "noise": "laplace"} | wanted
     return [r for r in results.values() if all(r[name] == value for name, value in wanted.items())]
 
 
@@ -74,16 +78,16 @@ def table(results: Results, encoders: Sequence[str], how: str) -> list[dict[str,
     """
     rows = []
     for encoder in encoders:
-        for method, title in TITLES.items():
-            found = pick(results, encoder=encoder, method=method)
+        for (method, title), noise in itertools.product(TITLES.items(), ("laplace", "gaussian")):
+            found = pick(results, encoder=encoder, method=method, noise=noise)
             if not found or (how == "served" and method == "centralized"):
                 continue
             values = {m: [r[how][m] for r in found] for m in METRICS}
             spent = [r["client_epsilon"] for r in found]
             rows.append(
-                {"encoder": encoder, "method": title}
+                {"encoder": encoder, "method": title + ", Gaussian" * (noise == "gaussian"), "seeds": len(found)}
                 | {m: float(np.mean(v)) for m, v in values.items()}
-                | {f"{m} std": float(np.std(v)) for m, v in values.items()}
+                | {f"{m} std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for m, v in values.items()}
                 | {"no history": float(np.mean([r["no history"]["AUC"] for r in found]))}
                 | {"all rounds": None if None in spent else max(spent)}
             )
@@ -95,15 +99,19 @@ def markdown(rows: Iterable[dict[str, Any]]) -> list[str]:
     lines = ["| encoder | method | AUC | MRR | nDCG@5 | nDCG@10 | no history | all rounds |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in rows:
-        numbers = " | ".join(f"{row[m]:.2f}" for m in (*METRICS, "no history"))
-        spent = "∞" if row["all rounds"] is None else f"{row['all rounds']:.1f}"
-        lines.append(f"| {row['encoder']} | {row['method']} | {numbers} | {spent} |")
+        numbers = " | ".join(_spread(row[m], row[f"{m} std"], row["seeds"]) for m in METRICS)
+        spent = "∞" if row["all rounds"] is None else f"{row['all rounds']:.0f}"
+        lines.append(f"| {row['encoder']} | {row['method']} | {numbers} | {row['no history']:.1f} | {spent} |")
     return lines
+
+
+def _spread(mean: float, deviation: float, seeds: int) -> str:
+    return f"{mean:.1f}" + (f" ± {deviation:.1f}" if seeds > 1 else "")
 
 
 def _save(folder: Path, name: str, figure: Any) -> str:
     figure.tight_layout()
-    figure.savefig(folder / name, dpi=120)
+    figure.savefig(folder / name, dpi=100)
     plt.close(figure)
     return name
 
@@ -115,13 +123,18 @@ def _mean(found: list[dict[str, Any]], *keys: str) -> float:
     return float(np.mean(values))
 
 
+def _with(results: Results, measured: str, method: str) -> list[dict[str, Any]]:
+    """Results of a method with NRMS that hold a measurement."""
+    return [r for r in pick(results, encoder="nrms", method=method) if measured in r]
+
+
 def figure_4(folder: Path, results: Results) -> str | None:
     """AUC against the serving epsilon."""
-    if not pick(results, encoder="nrms", method="fedrec"):
+    if not _with(results, "by serving epsilon", "fedrec"):
         return None
     figure, axes = plt.subplots(figsize=(6, 4))
     for method in COLOURS:
-        found = pick(results, encoder="nrms", method=method)
+        found = _with(results, "by serving epsilon", method)
         epsilons = list(found[0]["by serving epsilon"])
         values = [_mean(found, "by serving epsilon", e, "AUC") for e in epsilons]
         axes.semilogx([float(e) for e in epsilons], values, "o-", color=COLOURS[method], label=TITLES[method])
@@ -133,22 +146,22 @@ def figure_4(folder: Path, results: Results) -> str | None:
 
 def figure_5(folder: Path, results: Results) -> str | None:
     """Noise and AUC against the padding probability."""
-    found = pick(results, encoder="nrms", method="corrected+public")
+    found = _with(results, "by padding", "corrected+public")
     if not found:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
     probabilities = np.linspace(0, 0.9, 19)
     for colour, epsilon in zip(("C0", "C1", "C2"), (0.1, 1.0, 10.0)):
-        for calibration, line in ((AnalyticGaussian(), "-"), (PublishedGaussian(), "--")):
+        for calibration, line in ((PureLaplace(), "-"), (PublishedLaplace(), "--")):
             scales = [
-                AttentionMechanism(5, epsilon, 1e-5, padding=p, calibration=calibration).noise_scale
+                AttentionMechanism(5, epsilon, 0.0, padding=p, calibration=calibration).noise_scale
                 for p in probabilities
             ]
             left.semilogy(probabilities, scales, line, color=colour, label=f"ε = {epsilon:g}" * (line == "-"))
         keys = [key for key in found[0]["by padding"] if key.startswith(f"{epsilon:g} ")]
         values = [_mean(found, "by padding", key, "AUC") for key in keys]
         right.plot([float(key.split()[1]) for key in keys], values, "o-", color=colour, label=f"ε = {epsilon:g}")
-    left.set(xlabel="padding p", ylabel="σ", title="Noise (dashed: as published)")
+    left.set(xlabel="padding p", ylabel="scale of the Laplace noise", title="Noise (dashed: as published)")
     right.set(xlabel="padding p", ylabel="AUC", title="Serving, corrected + public")
     left.legend(fontsize=7)
     right.legend(fontsize=7)
@@ -167,7 +180,7 @@ def figure_7(folder: Path, results: Results, encoder: str) -> str | None:
 
 def _lines(folder: Path, results: Results, encoder: str, vary: str, name: str, label: str) -> str | None:
     figure, axes = plt.subplots(figsize=(6, 4))
-    methods = ("dp-fedrec", "published", "corrected+public")
+    methods = VARIED
     points = sorted({r[vary] for r in results.values() if r["method"] in methods[1:] and r["encoder"] == encoder})
     for method in methods if vary == "epsilon" else methods[1:]:
         source = {p: pick(results, encoder=encoder, method=method, **{vary: p}) for p in points}

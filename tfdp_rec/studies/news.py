@@ -16,6 +16,7 @@ it stopped. The published form does not have the privacy it claims: it is there 
 """
 
 METHODS = (
+    "untrained",
     "centralized",
     "fedrec",
     "dp-fedrec",
@@ -41,7 +42,7 @@ class Sizes:
     consented: float = 0.05
 
 
-QUICK = Sizes(users=2000, news=600, dim=32, rounds=150, cohort=64, seeds=1)
+QUICK = Sizes(users=2000, news=600, dim=32, rounds=100, cohort=64, seeds=1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, token_mask
+from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, token_mask, unit_table
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -236,22 +236,6 @@ class PLMEncoder(keras.layers.Layer):
         """The encoder of a config, its backbone included."""
         backbone = keras.saving.deserialize_keras_object(config.pop("backbone"))
         return cls(backbone, **config)
-
-
-def unit_table(size: int, dim: int, name: str) -> keras.layers.Embedding:
-    """A table that starts with vectors as long as pre-trained ones are: N(0, 1) a coordinate.
-
-    From Keras' own start (uniform within 0.05) news vectors are a thirtieth as long, all readers get the same
-    attention over the basis vectors, and PrivateRec learns what is popular, not what a reader likes.
-
-    Args:
-        size: Rows.
-        dim: Width.
-        name: The layer's.
-    """
-    return keras.layers.Embedding(
-        size, dim, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0), name=name
-    )
 
 
 def _states(output: Any) -> Any:

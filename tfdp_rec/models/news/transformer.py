@@ -5,6 +5,8 @@ from __future__ import annotations
 import keras
 from keras import ops
 
+from tfdp_rec.models.news.layers import unit_table
+
 
 def tiny_transformer(
     vocabulary_size: int, max_length: int, width: int = 64, num_heads: int = 4, num_layers: int = 1
@@ -25,7 +27,7 @@ def tiny_transformer(
     tokens = keras.Input((max_length,), dtype="int32", name="token_ids")
     mask = keras.Input((max_length,), dtype="bool", name="padding_mask")
     positions = keras.layers.Embedding(max_length, width, name="positions")(ops.arange(max_length))
-    states = keras.layers.Embedding(vocabulary_size, width, name="tokens")(tokens) + positions
+    states = unit_table(vocabulary_size, width, "tokens")(tokens) + positions
     for _ in range(num_layers):
         pairs = ops.expand_dims(mask, 1)
         attend = keras.layers.MultiHeadAttention(num_heads, max(1, width // num_heads))
