@@ -43,3 +43,39 @@ def plot(experiment: str, found: Sequence[Mapping[str, Any]], path: Path) -> Non
     axes.legend()
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def plot_servers(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws steps a second and bytes a step of every mechanism, case by case.
+
+    Args:
+        found: cases, as `bench ps --json` writes them.
+        path: where to; the suffix tells the format.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(name for case in found for name in case["mechanisms"]))
+    figure, (rates, traffic) = pyplot.subplots(1, 2, figsize=(4 + 2.2 * len(found), 4), layout="constrained")
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        for place, case in enumerate(found):
+            if name not in case["mechanisms"]:
+                continue
+            at, figures = place + (number - (len(names) - 1) / 2) * width, case["mechanisms"][name]
+            turns = [1e3 / turn["ms"] for turn in figures["rounds"]]
+            middle = figures["steps_per_second"]
+            label, colour = name if place == 0 else None, f"C{number}"
+            around = [[middle - min(turns)], [max(turns) - middle]]
+            rates.bar(at, middle, width, yerr=around, label=label, color=colour, capsize=2)
+            traffic.bar(at, figures["bytes"], width, label=label, color=colour)
+    for axes, title in ((rates, "steps a second"), (traffic, "bytes on the wire a step")):
+        axes.set_xticks(range(len(found)), [f"{case['label']} × {case['case']['dim']}" for case in found])
+        axes.set_yscale("log")
+        axes.set_title(title)
+    rates.legend()
+    figure.suptitle("bench ps: loopback, all processes on one machine")
+    figure.savefig(path)
+    pyplot.close(figure)
