@@ -260,9 +260,9 @@ class ForgetsTheLastStep(LazyDPSGD):
 
 
 class MarksBeforePaying(LazyDPSGD):
-    def _pay(self, table, ids, now):
+    def _pay(self, table, ids, now, debts=None):
         self.ledger.mark(table.path, ids, now)
-        super()._pay(table, ids, now)
+        super()._pay(table, ids, now, debts)
 
 
 @ALL

@@ -23,7 +23,7 @@ Recommendation Models", ASPLOS 2024.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -33,8 +33,11 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.ledger import Ledger
-from tfdp_rec.optimizers.pending import Replayed, UnitNoise, pending
+from tfdp_rec.optimizers.pending import Owed, Replayed, UnitNoise, pending
 from tfdp_rec.optimizers.tables import Table, after
+
+Debts = Callable[[tf.Tensor], Owed]
+"""What rows owe, from the steps they were settled at."""
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -91,22 +94,22 @@ class LazyDPSGD(PrivateOptimizer):
 
     # Paying.
 
-    def _pay(self, table: Table, ids: tf.Tensor, now: tf.Tensor) -> None:
+    def _pay(self, table: Table, ids: tf.Tensor, now: tf.Tensor, debts: Debts | None = None) -> None:
         """Pays what distinct rows of a table owe up to step `now`; for a row that owes nothing this changes nothing."""
-        self._pay_all({table.path: ids}, now)
+        self._pay_all({table.path: ids}, now, debts)
 
-    def _pay_all(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> None:
+    def _pay_all(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, debts: Debts | None = None) -> None:
         """Pays what distinct rows of several tables owe, with one draw for all of them."""
+        history, kind = self.ledger.history, self.pending
         tables = {path: self.tables[path] for path in rows}
         since = {path: self.ledger.since(path, ids) for path, ids in rows.items()}
-        history, kind = self.ledger.history, self.pending
         if isinstance(kind, Replayed):
             paid = [
                 kind.pay(table.read(rows[path]), rows[path], since[path], now, history, self._unit_of(table))
                 for path, table in tables.items()
             ]
         else:
-            owed = [kind.owed(since[path], now, history) for path in rows]
+            owed = [debts(since[path]) if debts else kind.owed(since[path], now, history) for path in rows]
             requests = [Request(t.number, rows[p], o.stddev, t.width) for (p, t), o in zip(tables.items(), owed)]
             noise = self.noise.scaled(requests, now)
             paid = [
@@ -185,9 +188,12 @@ class LazyDPSGD(PrivateOptimizer):
         self.ledger.settled_at = now
 
     def _settle_all(self) -> None:
-        now = self.ledger.now()
+        now, debts = self.ledger.now(), None
+        if not isinstance(self.pending, Replayed):
+            # There are fewer steps than rows: what a row owes is found once for every step it may be marked with.
+            debts = self.pending.owed(tf.range(now + 1), now, self.ledger.history).of
         for table in self.tables.values():
-            table.sweep(lambda ids, table=table: self._pay(table, ids, now))  # type: ignore[misc]
+            table.sweep(lambda ids, table=table: self._pay(table, ids, now, debts))  # type: ignore[misc]
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:

@@ -92,6 +92,10 @@ class Owed(NamedTuple):
     stddev: tf.Tensor
     coefficients: tuple[tf.Tensor, ...] = ()
 
+    def of(self, rows: tf.Tensor) -> Owed:
+        """What some of the rows owe."""
+        return Owed(tf.gather(self.stddev, rows), tuple(tf.gather(c, rows) for c in self.coefficients))
+
 
 class Aggregated(Pending):
     """All owed steps in as many Gaussians a weight as a step has variables."""
