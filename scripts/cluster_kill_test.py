@@ -1,8 +1,8 @@
 """Kills workers, servers and coordinators of a local cluster at random moments, and checks every release.
 
-A coordinator trains with LazyDPSGD on two workers and two servers, releases the model every few steps, and goes on until
-told to stop. The model is linear with a known gradient, and noise is a function of table, row and clock, so that a row
-has exactly one right value for each pair (k, t): k gradients, the noise of t steps. Checked at every release:
+A coordinator trains with LazyDPSGD on two workers and two servers, releases the model every few steps, and goes on
+until told to stop. The model is linear with a known gradient, and noise is a function of table, row and clock, so that
+a row has exactly one right value for each pair (k, t): k gradients, the noise of t steps. Checked at every release:
 
 - a row that no step touches has the noise of exactly the steps on its server's clock;
 - a row that every step touches has that noise, and k <= t gradients: never a gradient without its noise;

@@ -22,7 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping import NotPrivate, batches
+from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.distribute.attempts import Attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
@@ -96,7 +97,7 @@ class ParameterServerTrainer:
         self._attempts = _attempts(checkpoint_directory)
         self._resumed = self._attempts.count == 0
         self._every, self._saved = checkpoint_every, 0
-        self._progress = _Progress()
+        self._progress, self._coupling_checked = _Progress(), False
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         cluster.wait(seconds_to_connect)
         self._connect(cluster_resolver, len(cluster.servers))  # first: it makes TensorFlow forget what was made before
@@ -192,8 +193,9 @@ class ParameterServerTrainer:
         kind = WorkerStep if self._private else PlainStep
         make = kind(self.cluster_model, self._tables, self._servers)
         function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
-        dataset = self._coordinator.create_per_worker_dataset(tf.function(self._dataset_fn, autograph=False))
-        self._iterator = iter(dataset)
+        make_data = tf.function(self._dataset_fn, autograph=False)
+        self._dataset = self._coordinator.create_per_worker_dataset(make_data)
+        self._iterator = iter(self._dataset)
         spec = self._iterator._values[0]._type_spec
         # Not under the strategy's scope: variables are updated where they are, which is nothing to the strategy.
         self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
@@ -277,6 +279,7 @@ class ParameterServerTrainer:
                 f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, whose "
                 "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
             )
+        self._refuse_coupling()
         model.stop_training = False
         reports = -(-steps // steps_per_report)
         listeners = keras.callbacks.CallbackList(
@@ -284,6 +287,7 @@ class ParameterServerTrainer:
         )
         history = next(c for c in listeners.callbacks if isinstance(c, keras.callbacks.History))
         listeners.on_train_begin()
+        self._refuse_listeners(listeners.callbacks)
         listeners.on_epoch_begin(0)
         logs: dict[str, Any] = {}
         total = np.zeros(2)
@@ -305,11 +309,41 @@ class ParameterServerTrainer:
         listeners.on_train_end(logs)
         return history
 
+    def _refuse_coupling(self) -> None:
+        """Once: a loss that mixes examples has no bound. Looks at a batch of a worker's, which is not trained on."""
+        if not self._private or self._coupling_checked:
+            return
+        draw, iterator = tf.function(lambda iterator: next(iterator), autograph=False), iter(self._dataset)
+        for _ in range(3):  # one of less than two examples says nothing
+            value = self._coordinator.schedule(draw, (iterator,))
+            self._wait_for_servers()
+            batch = batches.tensors(normalised(value.fetch()))
+            with self.cluster_model._stepping():
+                refuse_coupling(self.cluster_model, batch)
+            if int(batches.batch_size(batch, self.cluster_model.shared_inputs)) > 1:
+                break
+        self.cluster_model._last, self._coupling_checked = None, True
+
+    def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        if getattr(self._optimizer, "observers", ()):
+            raise ValueError("Callbacks that look at the clipped sum do not work here: it is on the workers.")
+        saving = [type(c).__name__ for c in callbacks if hasattr(c, "resume")]
+        if saving:
+            raise ValueError(f"{saving[0]} knows one machine's variables; give the trainer a checkpoint_directory.")
+
+    def _wait_for_servers(self) -> None:
+        self._progress.restart()
+        with _servers_alive():
+            try:
+                self._wait()
+            except tf.errors.OutOfRangeError as problem:
+                raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
+
     def _round(self, number: int) -> np.ndarray:
         """So many attempts; the sum of losses and the number of examples."""
         self._attempts.reserve(self._event(), number)
         before = self._attempts.count
-        self._progress.restart()
+        self._progress.total = np.zeros(2)
         settings = tf.constant(self._settings(), tf.float64)
 
         def attempt(iterator: Any) -> None:
@@ -320,8 +354,7 @@ class ParameterServerTrainer:
             for _ in range(number):
                 # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
                 self._coordinator._cluster.schedule(attempt, (self._iterator,), {})
-            with _servers_alive():
-                self._wait()
+            self._wait_for_servers()
         finally:
             made = self._attempts.count - before
             if self.sampling is not None:
@@ -364,6 +397,14 @@ class ParameterServerTrainer:
                 self._fetch(variable, mine)
         self.save()
         return local
+
+    def export(self, path: str) -> None:
+        """Exports the model for serving, with all its noise; as Keras' `export`.
+
+        Args:
+            path: of the SavedModel.
+        """
+        self.model().export(path)
 
     def _fetch(self, variable: keras.Variable, mine: keras.Variable) -> None:
         """Brings a variable here, settled; a table some rows at a time."""
@@ -421,11 +462,11 @@ class _Progress:
     """The losses of a round, and when the last of them came."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self.total = threading.Lock(), np.zeros(2)
         self.restart()
 
     def restart(self) -> None:
-        self.total, self._last = np.zeros(2), time.monotonic()
+        self._last = time.monotonic()
 
     def add(self, found: np.ndarray) -> None:
         with self._lock:

@@ -1,0 +1,292 @@
+"""What the tests of the trainer run, each in a process of its own: a process that has been a coordinator stays one.
+
+python scenarios.py NAME [ARGUMENTS]    prints one line of JSON at the end
+"""
+
+import functools
+import json
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdp_rec
+from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer, sections, worker_step
+from tfdp_rec.distribute.parameter_server import ParameterServer
+from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.optimizers.tables import Table
+
+# A model with two tables, one of them divided, and dense weights; a fixed sequence of batches, one of them empty.
+
+ROWS, UNITS, BATCH = 300, 64, 16
+SIZES = (16, 9, 0, 20, 16, 1, 16, 30, 12, 16, 5, 16)
+
+
+def ordinary_model():
+    draw = functools.partial(keras.initializers.RandomUniform, -0.5, 0.5)
+    ids = keras.Input([3], dtype="int32")
+    many = keras.layers.Embedding(ROWS, 8, name="many", embeddings_initializer=draw(seed=1))(ids)
+    few = keras.layers.Embedding(5, 4, name="few", embeddings_initializer=draw(seed=2))(ids % 5)
+    both = keras.layers.Concatenate()([keras.layers.Flatten()(many), keras.layers.Flatten()(few)])
+    hidden = keras.layers.Dense(8, "relu", name="hidden", kernel_initializer=draw(seed=3))(both)
+    return tfdp_rec.PrivateModel(ids, keras.layers.Dense(1, name="out", kernel_initializer=draw(seed=4))(hidden))
+
+
+def fixed_batches():
+    generator = np.random.default_rng(0)
+    x = tf.RaggedTensor.from_row_lengths(generator.integers(0, ROWS, [sum(SIZES), 3]).astype("int32"), SIZES)
+    y = tf.RaggedTensor.from_row_lengths(generator.normal(size=[sum(SIZES), 1]).astype("float32"), SIZES)
+    batch = lambda k: (tf.ensure_shape(x[k], [None, 3]), tf.ensure_shape(y[k], [None, 1]))  # noqa: E731
+    return tf.data.Dataset.range(len(SIZES)).map(batch)
+
+
+MECHANISMS = {
+    "lazy": ("LazyDPSGD", {}),
+    "lazy, step by step": ("LazyDPSGD", {"aggregate_noise": False}),
+    "lazy, momentum": ("LazyDPSGD", {"momentum": 0.9}),
+    "lazy, Nesterov": ("LazyDPSGD", {"momentum": 0.8, "nesterov": True}),
+    "lazy, decay": ("LazyDPSGD", {"weight_decay": 0.1}),
+    "lazy, schedule and Adam": ("LazyDPSGD", {"dense_optimizer": "adam", "schedule": True}),
+    "eager": ("DPSGD", {}),
+    "eager, momentum": ("DPSGD", {"momentum": 0.9}),
+    "eager, decay": ("DPSGD", {"weight_decay": 0.1}),
+    "eana": ("EANA", {}),
+    "eana, momentum": ("EANA", {"momentum": 0.9}),
+}
+
+
+def optimizer_of(name):
+    kind, options = MECHANISMS[name][0], dict(MECHANISMS[name][1])
+    rate = keras.optimizers.schedules.ExponentialDecay(0.3, 3, 0.7) if options.pop("schedule", False) else 0.3
+    return getattr(tfdp_rec, kind)(rate, 1.0, 0.7, expected_batch_size=BATCH, noise=KeyedNoise(7), **options)
+
+
+def trainer_of(cluster, name, directory=None, skip=0):
+    sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
+
+    def batches():
+        sampling.graph_streams += 1  # as if they were the sampling's: these tests need to know each batch
+        return fixed_batches().skip(skip)
+
+    return ParameterServerTrainer(
+        ordinary_model, lambda: optimizer_of(name), batches, cluster.resolver(), loss="mse", sampling=sampling,
+        min_shard_bytes=1000, seconds_without_progress=30, checkpoint_directory=directory,
+    )  # fmt: skip
+
+
+def on_one_machine(name, weights):
+    model = ordinary_model()
+    model.compile(optimizer_of(name), loss="mse")
+    model.set_weights(weights)
+    model.fit(fixed_batches(), verbose=0)
+    return model.get_weights()
+
+
+def distance(some, others):
+    return max(float(np.abs(a - b).max()) for a, b in zip(some, others, strict=True))
+
+
+def equal(*names):
+    """One worker, two servers, against one machine."""
+    found = {}
+    with LocalCluster(1, 2) as cluster:
+        for name in names:
+            trainer = trainer_of(cluster, name)
+            before = trainer.model().get_weights()
+            trainer.fit(len(SIZES), steps_per_report=5, verbose=0)
+            after = trainer.model().get_weights()
+            shards = {path: len(table.shards) for path, table in trainer._tables.items()}
+            moved = distance(before, after)
+            found[name] = {"off": distance(after, on_one_machine(name, before)), "moved": moved, "shards": shards}
+    return found
+
+
+def resumed(directory):
+    """Interrupted and resumed, against one machine without an interruption."""
+    name = "lazy, momentum"
+    with LocalCluster(1, 2) as cluster:
+        first = trainer_of(cluster, name, directory)
+        before = first.cluster_model.weights and first.model().get_weights()
+        first.fit(7, verbose=0)
+        second = trainer_of(cluster, name, directory, skip=7)
+        try:
+            second.fit(1, verbose=0)
+            refused = ""
+        except ValueError as problem:
+            refused = str(problem)
+        sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
+        accountant = tfdp_rec.privacy.Accountant(optimizer_of(name).dp_event(), sampling, 0.01, "rdp")
+        attempts = second.resume(accountant)
+        second.fit(len(SIZES) - 7, verbose=0)
+        off = distance(second.model().get_weights(), on_one_machine(name, before))
+        modes = [oct(os.stat(os.path.join(directory, n)).st_mode)[-3:] for n in sorted(os.listdir(directory))]
+    return {"refused": refused, "attempts": attempts, "counted": accountant.steps, "off": off, "modes": modes}
+
+
+# A linear model: the gradient of the first row of an example is DIRECTION, whatever the weights are; its second row is
+# read and has none. What a read gave shows in the loss, which is then compared with all states there can be.
+
+SIDE, WIDTH, RATE, SIGMA, CLIP = 200, 8, 0.5, 1.0, 10.0
+DIRECTION = np.linspace(0.5, 1.5, WIDTH).astype("float32")
+IDS = [[0, 1], [2 * SIDE - 2, 2 * SIDE - 1]]  # the two rows of each unit, a server's each
+
+
+class Linear(tfdp_rec.PrivateTraining, keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.items = keras.layers.Embedding(2 * SIDE, WIDTH, embeddings_initializer="zeros", name="items")
+
+    def per_example_loss(self, data, training=True):
+        rows = self.items(data["ids"])
+        return tf.reduce_sum(DIRECTION * rows[:, 0] + tf.stop_gradient(rows[:, 1]), axis=1)
+
+
+def linear_trainer(cluster, kind, expected_batch):
+    sampling = tfdp_rec.data.PoissonSampling(2, expected_batch)
+    options = {"aggregate_noise": False} if kind == "LazyDPSGD" else {}
+
+    def optimizer():
+        return getattr(tfdp_rec, kind)(RATE, CLIP, SIGMA, expected_batch, noise=KeyedNoise(3), **options)
+
+    return ParameterServerTrainer(
+        Linear, optimizer, lambda: sampling.graph_batches(lambda i: {"ids": tf.gather(IDS, i), "unit": i}),
+        cluster.resolver(), sampling=sampling, min_shard_bytes=1000, seconds_without_progress=30,
+    )  # fmt: skip
+
+
+def noise_sums(steps):
+    one = lambda step: KeyedNoise(3).normal(0, tf.range(2 * SIDE, dtype=tf.int64), step, WIDTH)  # noqa: E731
+    draw = tf.function(lambda n: tf.map_fn(one, n, fn_output_signature=tf.float32), autograph=False)
+    noise = draw(tf.range(steps, dtype=tf.int64)).numpy().astype("float64")
+    return np.concatenate([np.zeros([1, 2 * SIDE, WIDTH]), np.cumsum(noise, axis=0)])
+
+
+def reads(cluster, kind, steps):
+    """Every step takes both units. How many reads saw what no sequence of whole steps gives; the final state."""
+    seen = []
+    worker_step._loss = lambda clipped: clipped.losses
+    trainer = linear_trainer(cluster, kind, 2)
+    trainer._progress.add = lambda losses: seen.append(losses)
+    trainer._progress.seconds = lambda: 0.0
+    trainer._progress.restart = lambda: None
+    trainer._progress.total = np.zeros(2)
+    trainer.fit(steps, steps_per_report=steps, verbose=0)
+    sums = noise_sums(steps)
+    scale = RATE * SIGMA * CLIP / 2
+    wrong = 0
+    for unit, (touched, read) in enumerate(IDS):
+        gradients = RATE / 2 * np.arange(steps + 1)[:, None] * DIRECTION
+        row = -gradients - scale * sums[:, touched]
+        other = -scale * sums[:, read] * (kind != "EANA")
+        states = row @ DIRECTION + other.sum(axis=1)
+        values = np.asarray(seen)[:, unit]
+        off = np.abs(values[:, None] - states[None]).min(axis=1)
+        wrong += int((off > 1e-4 * (1 + np.abs(values))).sum())
+    return {"reads": 2 * len(seen), "wrong": wrong, "final": final(trainer, sums[steps], steps, kind, 2)}
+
+
+def final(trainer, sums, steps, kind, batch):
+    """How far the released table is from: gradients times a whole number, and one noise for each step."""
+    table = trainer.model().get_weights()[0].astype("float64")
+    left = table + RATE * SIGMA * CLIP / batch * sums * (kind != "EANA")
+    rows = [touched for touched, _ in IDS]
+    if kind == "EANA":
+        rows_left = np.delete(left, rows, axis=0)
+        return float(np.abs(rows_left).max())
+    counts = [round(float(left[r] @ DIRECTION / (DIRECTION @ DIRECTION) / (-RATE / batch))) for r in rows]
+    for row, count in zip(rows, counts):
+        left[row] += RATE / batch * count * DIRECTION
+    good = all(0 <= count <= steps for count in counts)
+    return float(np.abs(left).max()) if good else float("inf")
+
+
+def sparse(cluster, kind, steps):
+    """Units come by chance: many steps have nothing for a server, or nothing at all."""
+    worker_step._loss = _loss
+    trainer = linear_trainer(cluster, kind, 1)
+    trainer.fit(steps, steps_per_report=steps, verbose=0)
+    clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._servers]
+    return {"final": final(trainer, noise_sums(steps)[steps], steps, kind, 1), "clocks": clocks}
+
+
+_loss, _land, _inject = worker_step._loss, ParameterServer._land, Table.inject
+
+
+def _without_lock(self, body):
+    return sections.on_server(self.device, body)
+
+
+def _slow_inject(self, gradient, learning_rate):
+    """Some milliseconds between a step's tick and its gradient, so that what can go wrong between them does."""
+    square = tf.fill([200, 200], 1e-3)
+    spun = tf.while_loop(lambda i, s: i < 30, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
+    with tf.control_dependencies(list(spun)):
+        return _inject(self, gradient, learning_rate)
+
+
+def _tick_if_touched(self, gradients, settings, regularization):
+    size = tf.add_n([tf.size(rows) for _, rows in gradients.values()])
+    tf.cond(size > 0, lambda: _land(self, gradients, settings, regularization) or 0, lambda: 0)
+
+
+def two_workers(kind, steps, broken=""):
+    """Invariants of reads and of the release, perhaps with something broken."""
+    Table.inject = _slow_inject
+    if broken == "no lock":
+        sections.Lock.section = _without_lock
+    if broken == "tick if touched":
+        ParameterServer._land = _tick_if_touched
+    with LocalCluster(2, 2) as cluster:
+        return {"reads": reads(cluster, kind, int(steps)), "sparse": sparse(cluster, kind, int(steps))}
+
+
+def _devices(graph, seen):
+    """Of all operations of a graph and of the functions it calls; but those that only hand out its results."""
+    results = {tensor.op.name for tensor in graph.outputs}
+    for operation in graph.get_operations():
+        if operation.name not in results:
+            yield operation.type, operation.device
+    for name, definition in graph._functions.items():
+        if name not in seen:
+            seen.add(name)
+            for node in definition.cached_definition.node_def:
+                yield node.op, node.device
+
+
+def places():
+    """Where the operations of the servers' sections run: those that are not on their server."""
+    strays = []
+    record = []
+    original = sections.on_server
+
+    def recorded(device, body):
+        def noted(*arguments):
+            result = body(*arguments)
+            record.append((device, tf.compat.v1.get_default_graph()))
+            return result
+
+        return original(device, noted)
+
+    sections.on_server = recorded
+    with LocalCluster(1, 2) as cluster:
+        for name in ("lazy, momentum", "eager", "eana"):
+            trainer = trainer_of(cluster, name)
+            trainer.fit(2, verbose=0)
+            trainer.model()
+        for device, graph in record:
+            for kind, where in _devices(graph, set()):
+                # Reads of variables are placed where the variable is.
+                if where != device and kind not in ("Placeholder", "NoOp", "ReadVariableOp"):
+                    strays.append([kind, where, device])
+    return {"sections": len(record), "strays": strays}
+
+
+if __name__ == "__main__":
+    result = globals()[sys.argv[1]](*sys.argv[2:])
+    print(json.dumps(result), flush=True)
+    os._exit(0)  # threads of the coordinator would wait for servers that are gone
