@@ -131,6 +131,7 @@ def coordinate(cluster: Cluster, folder: Path) -> NoReturn:
 
 
 def _coordinate(cluster: Cluster, folder: Path) -> int:
+    supervisor = os.getppid()
     trainer, sampling = trainer_of(cluster, str(folder / "training"))
     accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.1, "rdp")
     trainer.resume(accountant)
@@ -150,7 +151,7 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
 
     trainer._step = counted
     budget = PrivacyBudget(accountant, target_epsilon=1e9)
-    while True:
+    while os.getppid() == supervisor:
         last = (folder / "finish").exists()
         trainer.fit(STEPS_A_FIT, [budget], steps_per_report=10, verbose=0)
         table = trainer.model().get_weights()[0]
@@ -164,6 +165,7 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
             found = {"attempts": trainer.attempts, "counted": accountant.steps, "epsilon": accountant.epsilon()}
             (folder / "result.json").write_text(json.dumps({**found, "clocks": now}))
             return 0
+    return 1
 
 
 # The supervisor.

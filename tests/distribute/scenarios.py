@@ -91,40 +91,43 @@ def distance(some, others):
     return max(float(np.abs(a - b).max()) for a, b in zip(some, others, strict=True))
 
 
-def equal(*names):
+def equal(cluster, names):
     """One worker, two servers, against one machine."""
     found = {}
-    with LocalCluster(1, 2) as cluster:
-        for name in names:
-            trainer = trainer_of(cluster, name)
-            before = trainer.model().get_weights()
-            trainer.fit(len(SIZES), steps_per_report=5, verbose=0)
-            after = trainer.model().get_weights()
-            shards = {path: len(table.shards) for path, table in trainer._tables.items()}
-            moved = distance(before, after)
-            found[name] = {"off": distance(after, on_one_machine(name, before)), "moved": moved, "shards": shards}
+    for name in names:
+        trainer = trainer_of(cluster, name)
+        before = trainer.model().get_weights()
+        trainer.fit(len(SIZES), steps_per_report=5, verbose=0)
+        after = trainer.model().get_weights()
+        shards = {path: len(table.shards) for path, table in trainer._tables.items()}
+        moved = distance(before, after)
+        found[name] = {"off": distance(after, on_one_machine(name, before)), "moved": moved, "shards": shards}
     return found
 
 
-def resumed(directory):
+def refusal(act):
+    """The words with which something is refused."""
+    try:
+        act()
+    except (ValueError, TypeError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return "not refused"
+
+
+def resumed(cluster, directory):
     """Interrupted and resumed, against one machine without an interruption."""
     name = "lazy, momentum"
-    with LocalCluster(1, 2) as cluster:
-        first = trainer_of(cluster, name, directory)
-        before = first.cluster_model.weights and first.model().get_weights()
-        first.fit(7, verbose=0)
-        second = trainer_of(cluster, name, directory, skip=7)
-        try:
-            second.fit(1, verbose=0)
-            refused = ""
-        except ValueError as problem:
-            refused = str(problem)
-        sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
-        accountant = tfdp_rec.privacy.Accountant(optimizer_of(name).dp_event(), sampling, 0.01, "rdp")
-        attempts = second.resume(accountant)
-        second.fit(len(SIZES) - 7, verbose=0)
-        off = distance(second.model().get_weights(), on_one_machine(name, before))
-        modes = [oct(os.stat(os.path.join(directory, n)).st_mode)[-3:] for n in sorted(os.listdir(directory))]
+    first = trainer_of(cluster, name, directory)
+    before = first.model().get_weights()
+    first.fit(7, verbose=0)
+    second = trainer_of(cluster, name, directory, skip=7)
+    refused = refusal(lambda: second.fit(1, verbose=0))
+    sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
+    accountant = tfdp_rec.privacy.Accountant(optimizer_of(name).dp_event(), sampling, 0.01, "rdp")
+    attempts = second.resume(accountant)
+    second.fit(len(SIZES) - 7, verbose=0)
+    off = distance(second.model().get_weights(), on_one_machine(name, before))
+    modes = [oct(os.stat(os.path.join(directory, n)).st_mode)[-3:] for n in sorted(os.listdir(directory))]
     return {"refused": refused, "attempts": attempts, "counted": accountant.steps, "off": off, "modes": modes}
 
 
@@ -234,15 +237,17 @@ def _tick_if_touched(self, gradients, settings, regularization):
     tf.cond(size > 0, lambda: _land(self, gradients, settings, regularization) or 0, lambda: 0)
 
 
-def two_workers(kind, steps, broken=""):
-    """Invariants of reads and of the release, perhaps with something broken."""
-    Table.inject = _slow_inject
-    if broken == "no lock":
-        sections.Lock.section = _without_lock
-    if broken == "tick if touched":
-        ParameterServer._land = _tick_if_touched
+def two_workers(kind="LazyDPSGD", steps="60"):
+    """Invariants of reads and of the release; then with something broken."""
+    Table.inject, steps, found = _slow_inject, int(steps), {}
     with LocalCluster(2, 2) as cluster:
-        return {"reads": reads(cluster, kind, int(steps)), "sparse": sparse(cluster, kind, int(steps))}
+        found["reads"], found["sparse"] = reads(cluster, kind, steps), sparse(cluster, kind, steps)
+        if kind == "LazyDPSGD":
+            ParameterServer._land = _tick_if_touched
+            found["tick if touched"] = sparse(cluster, kind, steps)
+            ParameterServer._land, sections.Lock.section = _land, _without_lock
+            found["no lock"] = reads(cluster, kind, steps)
+    return found
 
 
 def _devices(graph, seen):
@@ -258,32 +263,106 @@ def _devices(graph, seen):
                 yield node.op, node.device
 
 
-def places():
-    """Where the operations of the servers' sections run: those that are not on their server."""
-    strays = []
-    record = []
-    original = sections.on_server
+def noted_sections():
+    """Has every section noted, with its device and graph, from now on."""
+    noted, original = [], sections.on_server
 
-    def recorded(device, body):
-        def noted(*arguments):
+    def on_server(device, body):
+        def observed(*arguments):
             result = body(*arguments)
-            record.append((device, tf.compat.v1.get_default_graph()))
+            noted.append((device, tf.compat.v1.get_default_graph()))
             return result
 
-        return original(device, noted)
+        return original(device, observed)
 
-    sections.on_server = recorded
+    sections.on_server = on_server
+    return noted
+
+
+def strays(noted):
+    """Operations of sections that are not placed on their server."""
+    found = []
+    for device, graph in noted:
+        for kind, where in _devices(graph, set()):
+            # Reads of variables are placed where the variable is.
+            if where != device and kind not in ("Placeholder", "NoOp", "ReadVariableOp"):
+                found.append([kind, where, device])
+    return found
+
+
+class Mixing(tfdp_rec.PrivateModel):
+    def per_example_loss(self, data, training=True):
+        return tf.reduce_mean(super().per_example_loss(data, training)) + tf.zeros([tf.shape(data[1])[0]])
+
+
+def refusals(cluster):
+    """What the trainer says to what it does not do."""
+    sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
+
+    def drawn():
+        fetch = lambda i: (tf.cast(tf.stack([i, i, i], 1), tf.int32), tf.cast(i, tf.float32)[:, None])  # noqa: E731
+        return sampling.graph_batches(fetch)
+
+    def trainer(model=ordinary_model, optimizer=lambda: optimizer_of("lazy"), batches=drawn, **options):
+        given = {"loss": "mse", "sampling": sampling, "min_shard_bytes": 1000, **options}
+        return ParameterServerTrainer(model, optimizer, batches, cluster.resolver(), **given)
+
+    plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, 1.0, 1.0, BATCH, **options)  # noqa: E731
+    survey = lambda: tfdp_rec.AdaFEST(0.1, 1.0, 1.0, 1.0, 1.0, 1.0, BATCH)  # noqa: E731
+    mixing = lambda: Mixing(*(lambda m: (m.inputs, m.outputs))(ordinary_model()))  # noqa: E731
+    good = trainer()
+    shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
+    checkpoint = tfdp_rec.callbacks.TrainingCheckpoint("nowhere")
+    return {
+        "AdaFEST": refusal(lambda: trainer(optimizer=survey)),
+        "Adam": refusal(lambda: trainer(optimizer=keras.optimizers.Adam)),
+        "secure": refusal(lambda: trainer(optimizer=lambda: plain(secure=True))),
+        "no sampling": refusal(lambda: trainer(sampling=None)),
+        "shuffled": refusal(lambda: trainer(sampling=shuffled)),
+        "other data": refusal(lambda: trainer(batches=fixed_batches)),
+        "plain Keras": refusal(lambda: trainer(model=lambda: keras.Sequential([keras.layers.Dense(1)]))),
+        "mixing": refusal(lambda: trainer(model=mixing).fit(1, verbose=0)),
+        "whole read": refusal(lambda: good.cluster_model.get_weights()),
+        "TrainingCheckpoint": refusal(lambda: good.fit(1, [checkpoint], verbose=0)),
+        "resume": refusal(lambda: good.resume()),
+        "ends": refusal(lambda: trainer_of(cluster, "lazy").fit(100, verbose=0)),
+    }
+
+
+def large_kernel(cluster):
+    """A dense kernel large enough to be divided, as a table would be."""
+    inputs = keras.Input([40])
+    make = lambda: tfdp_rec.PrivateModel(inputs, keras.layers.Dense(40)(inputs))  # noqa: E731
+    sampling = tfdp_rec.data.PoissonSampling(4, 4)
+    draw = lambda: sampling.graph_batches(lambda i: (tf.ones([4, 40]), tf.zeros([4, 40])))  # noqa: E731
+    trainer = ParameterServerTrainer(
+        make, lambda: tfdp_rec.DPSGD(0.1, 1.0, 0.0, 4), draw, cluster.resolver(), loss="mse", sampling=sampling,
+        min_shard_bytes=1000,
+    )  # fmt: skip
+    before = trainer.model().get_weights()
+    trainer.fit(3, verbose=0)
+    return {"tables": len(trainer._tables), "moved": distance(before, trainer.model().get_weights())}
+
+
+def one_worker(directory):
+    """All that a cluster of one worker shows."""
+    noted = noted_sections()
     with LocalCluster(1, 2) as cluster:
-        for name in ("lazy, momentum", "eager", "eana"):
-            trainer = trainer_of(cluster, name)
-            trainer.fit(2, verbose=0)
-            trainer.model()
-        for device, graph in record:
-            for kind, where in _devices(graph, set()):
-                # Reads of variables are placed where the variable is.
-                if where != device and kind not in ("Placeholder", "NoOp", "ReadVariableOp"):
-                    strays.append([kind, where, device])
-    return {"sections": len(record), "strays": strays}
+        found = {"equal": equal(cluster, ["lazy, momentum", "eager, decay", "eana"])}
+        found["sections"], found["strays"] = len(noted), strays(noted)
+        return found | {"resumed": resumed(cluster, directory)}
+
+
+def refused():
+    """All that is refused, and what is not though it looks like it."""
+    with LocalCluster(1, 2) as cluster:
+        return {"refusals": refusals(cluster), "large kernel": large_kernel(cluster)}
+
+
+def every_mechanism():
+    """One worker against one machine, for each."""
+    with LocalCluster(1, 2) as cluster:
+        return equal(cluster, list(MECHANISMS))
 
 
 if __name__ == "__main__":
