@@ -127,7 +127,7 @@ class PSContestant:
 
     def step(self) -> None:
         """A step on every worker, more or less: which worker takes one is not ours to say."""
-        self.run(2 * self.spec.workers)
+        self.run(self.spec.workers)
 
     def run(self, steps: int) -> None:
         """So many steps by all workers together."""
@@ -142,11 +142,13 @@ class PSContestant:
         return [(1e3 * wall / steps, 1e-6 * processor / steps)]
 
     def traffic(self) -> dict[str, float]:
-        """Bytes a step that arrive at each role."""
-        steps, wire = 10 * self.spec.workers, Wire(self.processes)
+        """Bytes a step that arrive at each role, and the milliseconds of a step; more steps where these are fast."""
+        wire, steps = Wire(self.processes), 2 * self.spec.workers
+        ((ms, _),) = self.timed(steps)
+        steps = max(steps, min(50 * self.spec.workers, int(3000 / ms)))
         before = wire.counts()
-        self.run(steps)
-        return {role: count / steps for role, count in wire.since(before).items()}
+        ((ms, _),) = self.timed(steps)
+        return {**{role: count / steps for role, count in wire.since(before).items()}, "ms": ms}
 
     def memory(self) -> dict[str, float]:
         """Megabytes that each role's processes hold now, the largest of each."""

@@ -19,6 +19,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -35,8 +36,9 @@ class Worker:
     def __init__(self, spec: Any, contestants: str = "tfdp_rec.benchmarks._measures"):
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-W", "ignore", "-m", "tfdp_rec.benchmarks._workers", contestants]
+        self._messages = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._messages, text=True, env=environment
         )
         self.name = spec.name
         self._spec = dataclasses.asdict(spec)
@@ -57,9 +59,10 @@ class Worker:
             self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise OSError(
-                f"The benchmark's process for '{self.name}' died (exit code {self._process.wait()})."
-            )
+            code = self._process.wait()
+            self._messages.seek(0)
+            said = self._messages.read()[-2000:]
+            raise OSError(f"The benchmark's process for '{self.name}' died (exit code {code}). It said: {said}")
         return json.loads(answer)
 
     def __enter__(self) -> Worker:
@@ -68,6 +71,7 @@ class Worker:
     def __exit__(self, *exception: object) -> None:
         self._process.kill()
         self._process.wait()
+        self._messages.close()
 
 
 def _answers(commands: Iterator[str], contestants: Any) -> Iterator[dict[str, Any]]:

@@ -161,7 +161,7 @@ def _race(specs: Sequence[PSSpec], args: argparse.Namespace, done: Any) -> dict[
         for worker, spec in zip(workers, specs):  # one after the other, so that none builds while another steps
             found[worker.name] = {"start_seconds": worker.begin()["seconds"], "rounds": []}
             found[worker.name]["traffic"] = worker.ask(call="traffic")["answer"]
-            ((ms, _),) = worker.ask(steps=_FEWEST_STEPS * spec.workers)["times"]
+            ms = found[worker.name]["traffic"].pop("ms")
             turns[worker.name] = max(_FEWEST_STEPS * spec.workers, round(1e3 * args.seconds / ms))
             done()
         for _ in range(args.rounds):
