@@ -26,6 +26,7 @@ def readers(tmp_path_factory):
         ("--simulate 2 --data {readers} --method best", "--method must be one of"),
         ("--simulate 2 --data {readers} --encoder bert", "--encoder must be one of"),
         ("--simulate 2 --data {readers} --method published --budget-epsilon 3", "no privacy bound"),
+        ("--simulate 2 --data {readers} --budget-epsilon 3", "--budget-epsilon needs --ledgers"),
         ("--simulate 0 --data {readers}", "--simulate must be at least 1|Flower is missing"),
         ("--data {readers}", "one of the arguments"),
     ),

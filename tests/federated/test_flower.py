@@ -83,10 +83,18 @@ def test_the_guard_charges_before_it_computes_and_refuses_beyond_the_budget(tmp_
     assert second.has_error() and "budget of 2.5" in second.error.reason and len(calls) == 1
 
 
+def test_a_budget_that_nobody_counts_is_refused(tmp_path):
+    from tfdp_rec.federated import flower
+
+    known = federate._participant(json.dumps(settings(tmp_path)), 0)
+    with pytest.raises(ValueError, match="needs a ledger"):
+        flower.Participant(known.update, known.data, None, 3.0)
+
+
 def test_labels_are_drawn_once_also_over_restarts(tmp_path):
     from tfdp_rec.federated import flower
 
-    chosen = settings(tmp_path, epsilon=2.0, label_epsilon=0.01, budget_epsilon=50.0)
+    chosen = settings(tmp_path, epsilon=2.0, label_epsilon=0.01)
     first = federate._participant(json.dumps(chosen), 0)
     seen = []
     for _ in range(3):

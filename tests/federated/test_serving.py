@@ -1,5 +1,6 @@
 """Serving: bundles, the client's ledger, memoised draws, the budget, and bytes on the wire."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -89,6 +90,23 @@ def test_new_draws_follow_the_number_of_clicks_not_their_content(served, tmp_pat
         patterns.append([x == y for x, y in zip(answers, answers[1:])])
         phone.close()
     assert patterns[0] == patterns[1] == [False] * 7
+
+
+def test_every_answer_pads_anew(served, tmp_path, monkeypatch):
+    """One padding under two answers would tell of itself, and the second answer would not be amplified."""
+    phone, seen = make(served, tmp_path, source=entropy.os_entropy), []
+    encode, anonymous = phone._encode, phone._vectors[0]
+    monkeypatch.setattr(phone, "_encode", lambda vectors, mask: (seen.append(vectors[0]), encode(vectors, mask))[1])
+    monkeypatch.setattr(phone, "mechanism", dataclasses.replace(MECHANISM, padding=0.5))
+    monkeypatch.setattr(phone, "_spend", lambda state: None)  # 65 compositions take a minute
+    for _ in range(65):
+        phone.record("N3")
+        phone.attention()
+    padded = np.array([[np.array_equal(row, anonymous) for row in vectors] for vectors in seen[5:]])
+    assert len(np.unique(padded, axis=0)) > 5
+    # 60 answers of 5 positions; all alike would be 0 or 60 in every column
+    assert ((padded.sum(0) > 5) & (padded.sum(0) < 55)).all()
+    phone.close()
 
 
 def test_a_query_beyond_the_budget_is_refused_and_leaves_the_ledger_as_it_was(served, tmp_path):

@@ -94,6 +94,8 @@ def _check(settings: dict[str, Any]) -> None:
             raise ValueError(f"--{name} must be one of {', '.join(known)}, got {settings[name]!r}")
     if settings["method"] == "published" and math.isfinite(settings["budget_epsilon"]):
         raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out")
+    if math.isfinite(settings["budget_epsilon"]) and not settings["ledgers"]:
+        raise ValueError("--budget-epsilon needs --ledgers FOLDER: without ledgers nobody counts what is spent")
     if importlib.util.find_spec("flwr") is None:
         raise ValueError("Flower is missing; install it with  pip install 'tfdp-rec[federated]'")
 

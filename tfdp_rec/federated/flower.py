@@ -55,6 +55,9 @@ class Participant:
         budget_epsilon: The most it will spend in training.
         budget_delta: Failure probability at which that is measured.
         client_rate: Client learning rate.
+
+    Raises:
+        ValueError: If there is a budget and no ledger to hold it to.
     """
 
     update: LocalUpdate
@@ -63,6 +66,10 @@ class Participant:
     budget_epsilon: float = float("inf")
     budget_delta: float = 1e-5
     client_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.ledger is None and self.budget_epsilon < float("inf"):
+            raise ValueError("budget_epsilon needs a ledger: without one nobody counts what is spent")
 
     def charge_round(self) -> None:
         """Write one more round down, and with the first the private labels, drawn once.
