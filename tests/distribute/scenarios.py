@@ -149,9 +149,18 @@ class Linear(tfdp_rec.PrivateTraining, keras.Model):
         return tf.reduce_sum(DIRECTION * rows[:, 0] + tf.stop_gradient(rows[:, 1]), axis=1)
 
 
-def linear_trainer(cluster, kind, expected_batch):
+LINEAR = {
+    "lazy": ("LazyDPSGD", {"aggregate_noise": False}),
+    "lazy, momentum": ("LazyDPSGD", {"aggregate_noise": False, "momentum": 0.5}),
+    "lazy, decay": ("LazyDPSGD", {"aggregate_noise": False, "weight_decay": 0.1}),
+    "eager": ("DPSGD", {}),
+    "eana": ("EANA", {}),
+}
+
+
+def linear_trainer(cluster, name, expected_batch):
     sampling = tfdp_rec.data.PoissonSampling(2, expected_batch)
-    options = {"aggregate_noise": False} if kind == "LazyDPSGD" else {}
+    kind, options = LINEAR[name]
 
     def optimizer():
         return getattr(tfdp_rec, kind)(RATE, CLIP, SIGMA, expected_batch, noise=KeyedNoise(3), **options)
@@ -162,59 +171,61 @@ def linear_trainer(cluster, kind, expected_batch):
     )  # fmt: skip
 
 
-def noise_sums(steps):
+def noises(steps):
+    """Of each step for each row, `[steps, rows, width]`."""
     one = lambda step: KeyedNoise(3).normal(0, tf.range(2 * SIDE, dtype=tf.int64), step, WIDTH)  # noqa: E731
     draw = tf.function(lambda n: tf.map_fn(one, n, fn_output_signature=tf.float32), autograph=False)
-    noise = draw(tf.range(steps, dtype=tf.int64)).numpy().astype("float64")
-    return np.concatenate([np.zeros([1, 2 * SIDE, WIDTH]), np.cumsum(noise, axis=0)])
+    return draw(tf.range(steps, dtype=tf.int64)).numpy().astype("float64")
 
 
-def reads(cluster, kind, steps):
+def states(name, steps):
+    """The table before each of some steps that all take both units, and at the end, one machine's."""
+    options = LINEAR[name][1]
+    momentum, keep = options.get("momentum", 0.0), 1 - RATE * options.get("weight_decay", 0.0)
+    gradient = np.zeros([2 * SIDE, WIDTH])
+    gradient[[touched for touched, _ in IDS]] = DIRECTION / 2
+    noisy = np.any(gradient, axis=1, keepdims=True) if name == "eana" else 1.0
+    weight, velocity = np.zeros_like(gradient), np.zeros_like(gradient)
+    found = [weight]
+    for noise in noises(steps):
+        velocity = momentum * velocity - RATE * (gradient + SIGMA * CLIP / 2 * noise * noisy)
+        weight = keep * weight + velocity
+        found.append(weight)
+    return np.stack(found)
+
+
+def reads(cluster, name, steps):
     """Every step takes both units. How many reads saw what no sequence of whole steps gives; the final state."""
     seen = []
     worker_step._loss = lambda clipped: clipped.losses
-    trainer = linear_trainer(cluster, kind, 2)
+    trainer = linear_trainer(cluster, name, 2)
     trainer._progress.add = lambda losses: seen.append(losses)
     trainer._progress.seconds = lambda: 0.0
-    trainer._progress.restart = lambda: None
-    trainer._progress.total = np.zeros(2)
     trainer.fit(steps, steps_per_report=steps, verbose=0)
-    sums = noise_sums(steps)
-    scale = RATE * SIGMA * CLIP / 2
-    wrong = 0
+    there, wrong = states(name, steps), 0
     for unit, (touched, read) in enumerate(IDS):
-        gradients = RATE / 2 * np.arange(steps + 1)[:, None] * DIRECTION
-        row = -gradients - scale * sums[:, touched]
-        other = -scale * sums[:, read] * (kind != "EANA")
-        states = row @ DIRECTION + other.sum(axis=1)
+        losses = there[:, touched] @ DIRECTION + there[:, read].sum(axis=1)
         values = np.asarray(seen)[:, unit]
-        off = np.abs(values[:, None] - states[None]).min(axis=1)
+        off = np.abs(values[:, None] - losses[None]).min(axis=1)
         wrong += int((off > 1e-4 * (1 + np.abs(values))).sum())
-    return {"reads": 2 * len(seen), "wrong": wrong, "final": final(trainer, sums[steps], steps, kind, 2)}
+    off = float(np.abs(trainer.model().get_weights()[0] - there[-1]).max())
+    return {"reads": 2 * len(seen), "wrong": wrong, "final": off}
 
 
-def final(trainer, sums, steps, kind, batch):
-    """How far the released table is from: gradients times a whole number, and one noise for each step."""
-    table = trainer.model().get_weights()[0].astype("float64")
-    left = table + RATE * SIGMA * CLIP / batch * sums * (kind != "EANA")
-    rows = [touched for touched, _ in IDS]
-    if kind == "EANA":
-        rows_left = np.delete(left, rows, axis=0)
-        return float(np.abs(rows_left).max())
-    counts = [round(float(left[r] @ DIRECTION / (DIRECTION @ DIRECTION) / (-RATE / batch))) for r in rows]
-    for row, count in zip(rows, counts):
-        left[row] += RATE / batch * count * DIRECTION
-    good = all(0 <= count <= steps for count in counts)
-    return float(np.abs(left).max()) if good else float("inf")
+def sparse(cluster, steps):
+    """LazyDPSGD on units that come by chance: many steps have nothing for a server, or nothing at all.
 
-
-def sparse(cluster, kind, steps):
-    """Units come by chance: many steps have nothing for a server, or nothing at all."""
+    How far the released table is from gradients times a whole number, and one noise for each step.
+    """
     worker_step._loss = _loss
-    trainer = linear_trainer(cluster, kind, 1)
+    trainer = linear_trainer(cluster, "lazy", 1)
     trainer.fit(steps, steps_per_report=steps, verbose=0)
     clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._servers]
-    return {"final": final(trainer, noise_sums(steps)[steps], steps, kind, 1), "clocks": clocks}
+    left = trainer.model().get_weights()[0] + RATE * SIGMA * CLIP * noises(steps).sum(axis=0)
+    for row, _ in IDS:
+        count = round(float(left[row] @ DIRECTION / (DIRECTION @ DIRECTION) / -RATE))
+        left[row] += RATE * min(max(count, 0), steps) * DIRECTION
+    return {"final": float(np.abs(left).max()), "clocks": clocks}
 
 
 _loss, _land, _inject = worker_step._loss, ParameterServer._land, Table.inject
@@ -237,17 +248,23 @@ def _tick_if_touched(self, gradients, settings, regularization):
     tf.cond(size > 0, lambda: _land(self, gradients, settings, regularization) or 0, lambda: 0)
 
 
-def two_workers(kind="LazyDPSGD", steps="60"):
+def two_workers(steps="60"):
     """Invariants of reads and of the release; then with something broken."""
-    Table.inject, steps, found = _slow_inject, int(steps), {}
+    Table.inject, steps = _slow_inject, int(steps)
     with LocalCluster(2, 2) as cluster:
-        found["reads"], found["sparse"] = reads(cluster, kind, steps), sparse(cluster, kind, steps)
-        if kind == "LazyDPSGD":
-            ParameterServer._land = _tick_if_touched
-            found["tick if touched"] = sparse(cluster, kind, steps)
-            ParameterServer._land, sections.Lock.section = _land, _without_lock
-            found["no lock"] = reads(cluster, kind, steps)
-    return found
+        found = {name: reads(cluster, name, steps) for name in ("lazy", "lazy, momentum")}
+        found["sparse"] = sparse(cluster, steps)
+        ParameterServer._land = _tick_if_touched
+        found["tick if touched"] = sparse(cluster, steps)
+        ParameterServer._land, sections.Lock.section = _land, _without_lock
+        return found | {"no lock": reads(cluster, "lazy", steps)}
+
+
+def two_workers_every_mechanism(steps):
+    """The invariant of reads for each mechanism."""
+    Table.inject = _slow_inject
+    with LocalCluster(2, 2) as cluster:
+        return {name: reads(cluster, name, int(steps)) for name in LINEAR}
 
 
 def _devices(graph, seen):
