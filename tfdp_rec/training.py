@@ -375,9 +375,11 @@ def _diagnostics(clipped: ClippedSum, finite: tf.Tensor) -> dict[str, tf.Tensor]
 
 
 def _refuse_options(model: Any, options: dict[str, Any]) -> None:
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+    strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # of now, and when the model was made
+    if any(strategy.num_replicas_in_sync > 1 for strategy in strategies_of):
         raise NotPrivate(
-            "Under a strategy of several replicas each would clip and noise by itself; train on one device."
+            "Under a strategy of several replicas each would clip and noise by itself. Train on one device, or, on "
+            "several machines, with parameter servers: tfdp_rec.distribute.ParameterServerTrainer."
         )
     if options.get("jit_compile") is True:
         raise NotPrivate(

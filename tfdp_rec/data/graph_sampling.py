@@ -15,7 +15,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp_rec.entropy import system_key
+from tfdp_rec.entropy import system_numbers
 
 
 def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
@@ -37,7 +37,7 @@ def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
     # More heads than this in n throws have a chance below 1e-30 (Bernstein); then more is drawn, below.
     block = min(num_units, math.ceil(mean + 12 * math.sqrt(mean) + 50)) + 1
     scale = 1.0 / math.log1p(-probability) if probability < 1 else 0.0
-    key = system_key()
+    key = system_numbers(2)
 
     def more(drawn: tf.Tensor, counter: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         seed = tf.stack([key[0], tf.bitwise.bitwise_xor(key[1], counter)])

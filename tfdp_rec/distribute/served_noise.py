@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
-from tfdp_rec.entropy import system_key
+from tfdp_rec.entropy import system_numbers
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, NoiseSource, Request
 
 
@@ -28,7 +28,7 @@ class ServerEntropy(EntropyNoise):
         tf.function(self._seed, autograph=False)()
 
     def _seed(self) -> None:
-        self._generator.state.assign(system_key())
+        self._generator.state.assign(system_numbers(3))  # a Philox generator: counter, counter, key
 
     def _current_generator(self) -> tf.random.Generator:
         return self._generator

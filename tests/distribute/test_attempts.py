@@ -1,0 +1,74 @@
+"""The count of attempts: never below what was dispatched, whatever is killed when."""
+
+import json
+import threading
+
+import pytest
+from dp_accounting import GaussianDpEvent
+
+from tfdp_rec.distribute.attempts import Attempts
+
+ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
+
+
+def on_disk(path):
+    return Attempts(str(path)).count
+
+
+def test_no_more_are_made_than_were_reserved():
+    attempts = Attempts(None)
+    attempts.reserve(ONE, 3)
+    assert [attempts.take() for _ in range(5)] == [True, True, True, False, False]
+    assert attempts.count == 3
+
+
+def test_a_block_counts_from_before_its_first_attempt(tmp_path):
+    attempts = Attempts(str(tmp_path / "attempts.json"))
+    attempts.reserve(ONE, 10)
+    assert on_disk(tmp_path / "attempts.json") == 10  # a coordinator killed now has made at most these
+    attempts.take()
+    assert attempts.count == 1 and on_disk(tmp_path / "attempts.json") == 10
+    attempts.close()
+    assert attempts.count == on_disk(tmp_path / "attempts.json") == 1
+
+
+def test_what_was_not_made_is_taken_back_with_the_next_block(tmp_path):
+    attempts = Attempts(str(tmp_path / "attempts.json"))
+    attempts.reserve(ONE, 10)
+    for _ in range(4):
+        attempts.take()
+    attempts.reserve(TWO, 5)
+    assert on_disk(tmp_path / "attempts.json") == 9
+    attempts.take()
+    attempts.close()
+    assert attempts.runs == [(ONE, 4), (TWO, 1)] == Attempts(str(tmp_path / "attempts.json")).runs
+
+
+def test_a_count_that_is_read_again_goes_on(tmp_path):
+    path = str(tmp_path / "attempts.json")
+    Attempts(path).reserve(ONE, 10)  # and never closed
+    again = Attempts(path)
+    again.reserve(ONE, 5)
+    again.take()
+    again.close()
+    assert again.runs == [(ONE, 11)]
+
+
+def test_threads_share_a_block_exactly():
+    attempts = Attempts(None)
+    attempts.reserve(ONE, 1000)
+    taken = []
+    worker = lambda: taken.extend(attempts.take() for _ in range(400))  # noqa: E731
+    threads = [threading.Thread(target=worker) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(taken) == 1000 and len(taken) == 1600
+
+
+def test_another_file_is_refused(tmp_path):
+    path = tmp_path / "attempts.json"
+    path.write_text(json.dumps({"steps": 3}))
+    with pytest.raises(ValueError, match="does not hold the attempts"):
+        Attempts(str(path))
