@@ -35,8 +35,7 @@ import tensorflow as tf  # noqa: E402  (imported before forking, started after)
 
 import tfdp_rec  # noqa: E402
 from tfdp_rec.callbacks import PrivacyBudget  # noqa: E402
-from tfdp_rec.distribute import Cluster, LocalCluster  # noqa: E402
-from tfdp_rec.distribute.trainer import ParameterServerTrainer, ServerLost  # noqa: E402
+from tfdp_rec.distribute import Cluster, LocalCluster, ParameterServerTrainer, ServerLost  # noqa: E402
 from tfdp_rec.noise import KeyedNoise  # noqa: E402
 
 ROWS, WIDTH, RATE, SIGMA, CLIP, BATCH = 40, 8, 0.5, 1.0, 10.0, 2
@@ -135,7 +134,7 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
     trainer, sampling = trainer_of(cluster, str(folder / "training"))
     accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.1, "rdp")
     trainer.resume(accountant)
-    clocks = lambda: [int(s.optimizer.ledger.clock.numpy()) for s in trainer._servers]  # noqa: E731
+    clocks = lambda: [int(s.optimizer.ledger.clock.numpy()) for s in trainer._served.servers]  # noqa: E731
     released, noise = folder / "released.json", NoiseSums()
     if released.exists() and any(now < then for now, then in zip(clocks(), json.loads(released.read_text()))):
         print("the checkpoint is behind a release", file=sys.stderr, flush=True)

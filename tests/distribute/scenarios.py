@@ -99,7 +99,7 @@ def equal(cluster, names):
         before = trainer.model().get_weights()
         trainer.fit(len(SIZES), steps_per_report=5, verbose=0)
         after = trainer.model().get_weights()
-        shards = {path: len(table.shards) for path, table in trainer._tables.items()}
+        shards = {path: len(table.shards) for path, table in trainer._served.tables.items()}
         moved = distance(before, after)
         found[name] = {"off": distance(after, on_one_machine(name, before)), "moved": moved, "shards": shards}
     return found
@@ -220,7 +220,7 @@ def sparse(cluster, steps):
     worker_step._loss = _loss
     trainer = linear_trainer(cluster, "lazy", 1)
     trainer.fit(steps, steps_per_report=steps, verbose=0)
-    clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._servers]
+    clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
     left = trainer.model().get_weights()[0] + RATE * SIGMA * CLIP * noises(steps).sum(axis=0)
     for row, _ in IDS:
         count = round(float(left[row] @ DIRECTION / (DIRECTION @ DIRECTION) / -RATE))
@@ -358,7 +358,7 @@ def large_kernel(cluster):
     )  # fmt: skip
     before = trainer.model().get_weights()
     trainer.fit(3, verbose=0)
-    return {"tables": len(trainer._tables), "moved": distance(before, trainer.model().get_weights())}
+    return {"tables": len(trainer._served.tables), "moved": distance(before, trainer.model().get_weights())}
 
 
 def one_worker(directory):

@@ -17,16 +17,16 @@ def on_disk(path):
 
 def test_no_more_are_made_than_were_reserved():
     attempts = Attempts(None)
-    attempts.reserve(ONE, 3)
-    assert [attempts.take() for _ in range(5)] == [True, True, True, False, False]
+    block = attempts.reserve(ONE, 3)
+    assert [attempts.take(block) for _ in range(5)] == [True, True, True, False, False]
     assert attempts.count == 3
 
 
 def test_a_block_counts_from_before_its_first_attempt(tmp_path):
     attempts = Attempts(str(tmp_path / "attempts.json"))
-    attempts.reserve(ONE, 10)
+    block = attempts.reserve(ONE, 10)
     assert on_disk(tmp_path / "attempts.json") == 10  # a coordinator killed now has made at most these
-    attempts.take()
+    attempts.take(block)
     assert attempts.count == 1 and on_disk(tmp_path / "attempts.json") == 10
     attempts.close()
     assert attempts.count == on_disk(tmp_path / "attempts.json") == 1
@@ -34,12 +34,13 @@ def test_a_block_counts_from_before_its_first_attempt(tmp_path):
 
 def test_what_was_not_made_is_taken_back_with_the_next_block(tmp_path):
     attempts = Attempts(str(tmp_path / "attempts.json"))
-    attempts.reserve(ONE, 10)
+    first = attempts.reserve(ONE, 10)
     for _ in range(4):
-        attempts.take()
-    attempts.reserve(TWO, 5)
+        attempts.take(first)
+    second = attempts.reserve(TWO, 5)
     assert on_disk(tmp_path / "attempts.json") == 9
-    attempts.take()
+    assert not attempts.take(first)  # a step of the block before that is only tried again now
+    attempts.take(second)
     attempts.close()
     assert attempts.runs == [(ONE, 4), (TWO, 1)] == Attempts(str(tmp_path / "attempts.json")).runs
 
@@ -48,17 +49,16 @@ def test_a_count_that_is_read_again_goes_on(tmp_path):
     path = str(tmp_path / "attempts.json")
     Attempts(path).reserve(ONE, 10)  # and never closed
     again = Attempts(path)
-    again.reserve(ONE, 5)
-    again.take()
+    again.take(again.reserve(ONE, 5))
     again.close()
     assert again.runs == [(ONE, 11)]
 
 
 def test_threads_share_a_block_exactly():
     attempts = Attempts(None)
-    attempts.reserve(ONE, 1000)
+    block = attempts.reserve(ONE, 1000)
     taken = []
-    worker = lambda: taken.extend(attempts.take() for _ in range(400))  # noqa: E731
+    worker = lambda: taken.extend(attempts.take(block) for _ in range(400))  # noqa: E731
     threads = [threading.Thread(target=worker) for _ in range(4)]
     for thread in threads:
         thread.start()

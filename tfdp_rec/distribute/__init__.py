@@ -9,7 +9,7 @@ from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.local_cluster import LocalCluster
 
 # Loaded when first asked for: a launcher or a cluster description need not wait for Keras.
-_LAZY = {"ParameterServerTrainer": "trainer"}
+_LAZY = {"ParameterServerTrainer": "trainer", "ServerLost": "connection"}
 
 __all__ = ["Cluster", "LocalCluster", *_LAZY]
 

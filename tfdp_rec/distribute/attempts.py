@@ -33,8 +33,8 @@ class Attempts:
     Example:
 
     >>> attempts = Attempts(None)
-    >>> attempts.reserve(dp_accounting.GaussianDpEvent(1.0), 2)
-    >>> attempts.take(), attempts.take(), attempts.take()
+    >>> block = attempts.reserve(dp_accounting.GaussianDpEvent(1.0), 2)
+    >>> attempts.take(block), attempts.take(block), attempts.take(block)
     (True, True, False)
     >>> attempts.count
     2
@@ -43,15 +43,18 @@ class Attempts:
     def __init__(self, path: str | None):
         self._path, self._lock = path, threading.Lock()
         self.runs: list[tuple[dp_accounting.DpEvent, int]] = _read(path) if path and os.path.exists(path) else []
-        self._left = 0
+        self._left, self._block = 0, 0
 
     @property
     def count(self) -> int:
         """Attempts that were made, or may have been."""
         return sum(steps for _, steps in self.runs) - self._left
 
-    def reserve(self, event: dp_accounting.DpEvent, number: int) -> None:
-        """Counts attempts that are about to be made; those of the block before that were not made are taken back."""
+    def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
+        """Counts attempts that are about to be made, and returns the number of their block.
+
+        Those of the block before that were not made are taken back, and can no longer be made.
+        """
         with self._lock:
             self._take_back()
             if self.runs and self.runs[-1][0] == event:
@@ -60,11 +63,13 @@ class Attempts:
                 self.runs.append((event, number))
             self._write()
             self._left = number
+            self._block += 1
+            return self._block
 
-    def take(self) -> bool:
-        """Whether one more of those reserved may be made; it is counted as made from now on."""
+    def take(self, block: int) -> bool:
+        """Whether one more of a block may be made; it is counted as made from now on."""
         with self._lock:
-            may = self._left > 0
+            may = self._left > 0 and block == self._block
             self._left -= may
             return may
 

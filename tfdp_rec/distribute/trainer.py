@@ -10,7 +10,6 @@ before it is dispatched, and again when it is dispatched again because its worke
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -28,21 +27,15 @@ from tfdp_rec.data import PoissonSampling
 from tfdp_rec.distribute.attempts import Attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer, PlainServer, refuse_unserved
-from tfdp_rec.distribute.placement import Placement
-from tfdp_rec.distribute.served_table import ServedTable
+from tfdp_rec.distribute.connection import connect, servers_alive
+from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
+from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.tables import resource, scatter
 from tfdp_rec.table_reader import normalised
 from tfdp_rec.training import PrivateTraining
 
-_CHUNK_VALUES = 1 << 22
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
-
-
-class ServerLost(RuntimeError):
-    """A parameter server died, and with it what it held."""
 
 
 class ParameterServerTrainer:
@@ -100,11 +93,15 @@ class ParameterServerTrainer:
         self._progress, self._coupling_checked = _Progress(), False
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         cluster.wait(seconds_to_connect)
-        self._connect(cluster_resolver, len(cluster.servers))  # first: it makes TensorFlow forget what was made before
+        self.strategy = connect(cluster_resolver)  # first: it makes TensorFlow forget what was made before
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._optimizer = optimizer_fn()
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
-        self._build(min_shard_bytes)
+        self._spec = self._checked_spec()
+        devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
+        self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
+        self._make_step()
         self._checkpoints = self._make_checkpoints(checkpoint_directory)
 
     # Making.
@@ -124,74 +121,28 @@ class ParameterServerTrainer:
                 "without privacy, keras.optimizers.SGD without momentum."
             )
 
-    def _connect(self, resolver: Any, servers: int) -> None:
-        self.strategy = _connected(resolver)
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
-        self._server_count = servers
-
-    def _build(self, min_shard_bytes: int) -> None:
+    def _checked_spec(self) -> Any:
         streams = self.sampling.graph_streams if self.sampling else 0
-        self._spec = normalised(self._dataset_fn().element_spec)
+        spec = normalised(self._dataset_fn().element_spec)
         if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
-        kind = ParameterServer if self._private else PlainServer
-        self._servers = [kind(f"/job:ps/replica:0/task:{i}/device:CPU:0") for i in range(self._server_count)]
-        placement = Placement(self._servers, min_shard_bytes)
-        with placement.scope():
-            self.cluster_model = self._model_fn()
-            if not isinstance(self.cluster_model, PrivateTraining):
-                raise TypeError("model_fn must make a model with tfdp_rec.PrivateTraining, such as a PrivateModel.")
-            self.cluster_model.compile(optimizer=self._optimizer, **self._compile_options)
-            self._build_layers()
-        if self._private:
-            self._optimizer.build([], {})  # the variables are the servers'
-        self._tables = self._hand_over(placement)
-        for server in self._servers:
-            server.open(self._optimizer)
-        for table in self._tables.values():
-            table.open = True
-        self._make_step()
+        return spec
 
-    def _build_layers(self) -> None:
-        """Makes the variables of layers that have none yet."""
-        model = self.cluster_model
-        if all(layer.built for layer in model._flatten_layers()):
-            return
-        flat = [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in tf.nest.flatten(self._spec)]
+    def _cluster_model(self) -> Any:
+        model = self._model_fn()
+        if not isinstance(model, PrivateTraining):
+            raise TypeError("model_fn must make a model with tfdp_rec.PrivateTraining, such as a PrivateModel.")
+        model.compile(optimizer=self._optimizer, **self._compile_options)
+        return model
 
-        def loss(*tensors: tf.Tensor) -> tf.Tensor:
-            return model.per_example_loss(tf.nest.pack_sequence_as(self._spec, tensors), training=False)
-
-        with keras.StatelessScope():  # variables are made when it ends, outside the trace
-            tf.function(loss, autograph=False).get_concrete_function(*flat)
-
-    def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
-        """Gives each variable to the server it is on, now that the model tells which ones are tables."""
-        model = self.cluster_model
-        paths = set(model.table_reader(self._spec).tables)
-        tables = {}
-        for number, variable in enumerate(model.trainable_variables):
-            held = variable._value
-            if variable.path in paths:
-                table = held if isinstance(held, ServedTable) else placement.as_table(held)
-                table.hold(variable, number)
-                variable._value = tables[variable.path] = table
-                continue
-            if isinstance(held, ServedTable):
-                variable._value = held = placement.as_whole(held)
-            self._server_of(held).hold(variable, False, number)
-        trained, metrics = {id(v) for v in model.trainable_variables}, {id(v) for v in model.metrics_variables}
-        for variable in model.variables:
-            if id(variable) not in trained | metrics:
-                self._server_of(variable._value).keep(variable._value)
-        return tables
-
-    def _server_of(self, variable: tf.Variable) -> ParameterServer:
-        return next(server for server in self._servers if server.device == variable.device)
+    @property
+    def cluster_model(self) -> Any:
+        """The model on the cluster: for callbacks, which may look at its optimizer. `model()` is the one to use."""
+        return self._served.model
 
     def _make_step(self) -> None:
         kind = WorkerStep if self._private else PlainStep
-        make = kind(self.cluster_model, self._tables, self._servers)
+        make = kind(self._served.model, self._served.tables, self._served.servers)
         function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
         make_data = tf.function(self._dataset_fn, autograph=False)
         self._dataset = self._coordinator.create_per_worker_dataset(make_data)
@@ -208,9 +159,9 @@ class ParameterServerTrainer:
             "format": "tfdp_rec cluster checkpoint, not a model to release: rows may still owe noise",
             "mechanism": keras.saving.get_registered_name(type(self._optimizer)),
             "settings": {k: v for k, v in config.items() if k not in _MAY_DIFFER},
-            "servers": [server.layout for server in self._servers],
+            "servers": [server.layout for server in self._served.servers],
         }
-        return Checkpoints(directory, [server.state() for server in self._servers], identity)
+        return Checkpoints(directory, [server.state() for server in self._served.servers], identity)
 
     # Training.
 
@@ -235,7 +186,7 @@ class ParameterServerTrainer:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             for event, count in self._attempts.runs:
                 accountant.record(event, count)
-        with _servers_alive():
+        with servers_alive():
             self._checkpoints.restore()
         self._optimizer.iterations.assign(self._attempts.count)
         self._resumed, self._saved = True, self._attempts.count
@@ -244,7 +195,7 @@ class ParameterServerTrainer:
     def save(self) -> None:
         """Writes a checkpoint, if there is a directory for it."""
         if self._checkpoints is not None:
-            with _servers_alive():
+            with servers_alive():
                 self._checkpoints.save(self._attempts.count)
             self._saved = self._attempts.count
 
@@ -333,7 +284,7 @@ class ParameterServerTrainer:
 
     def _wait_for_servers(self) -> None:
         self._progress.restart()
-        with _servers_alive():
+        with servers_alive():
             try:
                 self._wait()
             except tf.errors.OutOfRangeError as problem:
@@ -341,13 +292,13 @@ class ParameterServerTrainer:
 
     def _round(self, number: int) -> np.ndarray:
         """So many attempts; the sum of losses and the number of examples."""
-        self._attempts.reserve(self._event(), number)
+        block = self._attempts.reserve(self._event(), number)
         before = self._attempts.count
         self._progress.total = np.zeros(2)
         settings = tf.constant(self._settings(), tf.float64)
 
         def attempt(iterator: Any) -> None:
-            if self._attempts.take():
+            if self._attempts.take(block):
                 self._progress.add(self._step(iterator, settings).numpy())
 
         try:
@@ -392,9 +343,8 @@ class ParameterServerTrainer:
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         local.table_reader(self._spec)
-        with _servers_alive():
-            for mine, variable in zip(local.weights, self.cluster_model.weights, strict=True):
-                self._fetch(variable, mine)
+        with servers_alive():
+            self._served.fetch(local)
         self.save()
         return local
 
@@ -406,56 +356,12 @@ class ParameterServerTrainer:
         """
         self.model().export(path)
 
-    def _fetch(self, variable: keras.Variable, mine: keras.Variable) -> None:
-        """Brings a variable here, settled; a table some rows at a time."""
-        table = self._tables.get(variable.path)
-        if table is None:
-            mine.assign(resource(variable).numpy())
-            return
-        for shard, rows in table.chunks(_CHUNK_VALUES):
-            values = shard.server.read(variable.path, rows)
-            scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
-
-
-@contextlib.contextmanager
-def _servers_alive() -> Iterator[None]:
-    """Says what to do if a server died."""
-    try:
-        yield
-    except tf.errors.OpError as problem:
-        if not _is_loss_of_server(problem):
-            raise
-        raise ServerLost(
-            "A parameter server died, and with it its part of the model. Start it again, and then this program, which "
-            f"goes on from the last checkpoint with trainer.resume(). ({problem.message[:200]})"
-        ) from problem
-
-
-def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
-    if "/job:ps" not in str(problem):
-        return False
-    # A server that is back before anybody noticed answers, but knows nothing; another error is the step's own.
-    forgot = ("unknown device", "Unable to find the relevant tensor remote_handle", "context_id")
-    gone = isinstance(problem, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError))
-    return gone or any(words in str(problem) for words in forgot)
-
 
 def _attempts(directory: str | None) -> Attempts:
     if directory is None:
         return Attempts(None)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     return Attempts(os.path.join(directory, "attempts.json"))
-
-
-_strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow connects a process once to a cluster
-
-
-def _connected(resolver: Any) -> tf.distribute.ParameterServerStrategy:
-    key = str(sorted(resolver.cluster_spec().as_dict().items()))
-    if key not in _strategies:
-        _strategies.clear()
-        _strategies[key] = tf.distribute.ParameterServerStrategy(resolver)
-    return _strategies[key]
 
 
 class _Progress:
