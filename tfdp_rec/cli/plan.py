@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=_count, default=1_000_000, help="of the whole training: what totals are kept for (default: 1e6)"
     )
+    parser.add_argument("--example-us", type=float, help="processor time of an example without clipping, microseconds")
     parser.add_argument("--mechanism", action="append", choices=MECHANISMS, help="may be repeated; default: all")
     parser.add_argument("--one-machine", action="store_true", help="all processes share one machine (loopback)")
     parser.add_argument("--measure", action="store_true", help="measure the constants here first (half a minute)")
@@ -57,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
         _rows(args), args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers,
         args.cores, args.gbps, args.steps,
     )  # fmt: skip
-    known = dataclasses.replace(Constants(), **_measured()) if args.measure else Constants()
+    known = dataclasses.replace(Constants(), **(_measured() if args.measure else {}))
+    if args.example_us is not None:
+        known = dataclasses.replace(known, example=1e3 * args.example_us)
     steps = [plan(mechanism, at, known) for mechanism in dict.fromkeys(args.mechanism or MECHANISMS)]
     if args.one_machine:
         steps = [on_one_machine(step, at) for step in steps]
@@ -103,15 +106,15 @@ def _print(at: Deployment, known: Constants, steps: list[Step], measured: bool) 
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=True)
-    console.print(
+    console = Console()
+    console = console if console.width >= _WIDTH else Console(width=_WIDTH)
+    print(
         f"{at.rows:,} rows × {at.dim} = {bytes_text(at.table_bytes)} of tables, {at.lookups:,} rows a step; "
-        f"{at.workers} workers and {at.servers} servers of {at.cores} cores, {at.gbps:g} Gbit/s",
-        highlight=False,
+        f"{at.workers} workers and {at.servers} servers of {at.cores} cores, {at.gbps:g} Gbit/s"
     )
     if measured:
         text = ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(known).items())
-        console.print(f"constants: {text}", highlight=False)
+        print(f"constants: {text}")
     table = Table()
     columns = ("mechanism", "to servers", "to worker", "one step", "steps/s", "bound by", "memory a server", "release")
     for number, name in enumerate(columns):
@@ -123,6 +126,9 @@ def _print(at: Deployment, known: Constants, steps: list[Step], measured: bool) 
             seconds_text(step.settle_seconds) if step.settle_seconds else "–",
         )  # fmt: skip
     console.print(table)
+
+
+_WIDTH = 118  # of the table
 
 
 def bytes_text(count: float) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfdp_rec.jobs.movies import Train
 
 HELP = """train private movie recommenders and compare them
 
   tfdp-rec train                                        the main job: embedded data, all mechanisms, epsilon 8
   tfdp-rec train --mechanism lazydpsgd --epsilon 4      one mechanism, another budget
   tfdp-rec train --data ml-20m --out runs/ml20m         MovieLens files (ml-1m, ml-20m, ml-25m, ml-32m) of your own
+  tfdp-rec train --local 2 2                            on 2 workers and 2 parameter servers, started here
+  tfdp-rec train --cluster cluster.json                 on a cluster that is up (tfdp-rec server); see docs/scaling.md
 
 The privacy unit is a user. Writes a folder with the configuration, metrics (JSON lines, TensorBoard), report.md with
 plots, and the released model as a SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
@@ -52,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top-k", type=int, default=10, help="movies the exported model returns (default: %(default)s)"
     )
+    cluster = parser.add_argument_group("parameter servers").add_mutually_exclusive_group()
+    cluster.add_argument("--cluster", metavar="FILE", help="the cluster's JSON, or TF_CONFIG for that variable's")
+    cluster.add_argument(
+        "--local", type=int, nargs=2, metavar=("WORKERS", "SERVERS"), help="start so many on this machine, and end them"
+    )
     parser.add_argument("--out", help="run folder; default: runs/<time>")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
 
@@ -85,8 +98,36 @@ def run(args: argparse.Namespace) -> int:
         events = args.events or round(args.users * min(synthetic.MEAN_LENGTH, args.movies / 6))
         timelines = synthetic.timelines(args.users, args.movies, events, seed=args.seed)
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
-    movies.run(timelines, settings, args.out, verbose)
+    with _training(args) as train:
+        movies.run(timelines, settings, args.out, verbose, train)
     return 0
+
+
+@contextlib.contextmanager
+def _training(args: argparse.Namespace) -> Iterator[Train]:
+    """What trains one mechanism: this process, or a cluster."""
+    from tfdp_rec.jobs import movies
+
+    if not args.cluster and not args.local:
+        yield movies.train_one
+        return
+    from tfdp_rec.distribute import Cluster, LocalCluster
+    from tfdp_rec.jobs.movies_on_cluster import ClusterTraining
+
+    if args.local:
+        with LocalCluster(*args.local) as local:
+            yield ClusterTraining(local.resolver())
+    else:
+        yield ClusterTraining(Cluster.read(args.cluster).resolver())
+
+
+def _refuse_other_jobs(source: str) -> None:
+    """A worker or server that was given the coordinator's command."""
+    from tfdp_rec.distribute import Cluster
+
+    task = Cluster.read(source).task
+    if task is not None and task[0] != "chief":
+        raise ValueError(f"this process is {task[0]} {task[1]} of the cluster; start it with: tfdp-rec server")
 
 
 def _refuse_nonsense(args: argparse.Namespace) -> None:
@@ -113,5 +154,9 @@ def _refuse_nonsense(args: argparse.Namespace) -> None:
         raise ValueError(f"--noise-multiplier must be positive, got {args.noise_multiplier}.")
     if args.hidden is not None and args.hidden < 0:
         raise ValueError(f"--hidden must not be negative, got {args.hidden}.")
+    if args.local and min(args.local) < 1:
+        raise ValueError(f"--local needs at least one worker and one server, got {args.local[0]} and {args.local[1]}.")
+    if args.cluster:
+        _refuse_other_jobs(args.cluster)
     if args.data and not os.path.isdir(args.data):
         raise FileNotFoundError(f"--data: there is no folder {args.data}.")

@@ -46,7 +46,8 @@ class Placement:
     def _create(self, next_creator: Callable[..., Any], **options: Any) -> Any:
         initial = options["initial_value"]
         spec = _spec(initial, options.get("dtype"))
-        shards = self._partitions(spec.shape, spec.dtype)[0] if spec.shape.rank == 2 and spec.dtype.is_floating else 1
+        divisible = options.get("trainable", True) and spec.shape.rank == 2 and spec.dtype.is_floating
+        shards = self._partitions(spec.shape, spec.dtype)[0] if divisible else 1
         if shards > 1:
             return self._create_shards(next_creator, options, spec, shards)
         server = self._emptiest(1)[0]
@@ -111,9 +112,8 @@ def _spec(initial: Any, dtype: Any) -> tf.TensorSpec:
     if not callable(initial):
         tensor = tf.convert_to_tensor(initial, dtype)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
-    with tf.Graph().as_default():
-        tensor = tf.convert_to_tensor(initial(), dtype)
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
+    traced = tf.function(lambda: tf.convert_to_tensor(initial(), dtype), autograph=False).get_concrete_function()
+    return tf.TensorSpec(traced.outputs[0].shape, traced.outputs[0].dtype)
 
 
 def _size(spec: tf.TensorSpec) -> int:

@@ -45,7 +45,8 @@ class Constants:
         dense: DPSGD's step of a value: drawn, read, changed, written.
         write: a value of a whole-table gradient added.
         settle: LazyDPSGD's release of a value.
-        example: one example's forward and backward pass, clipping included, on the worker.
+        example: one example's forward and backward pass on the worker; it depends on the model.
+        clip: what a private step adds to that: norms, weights, the clipped sum.
         wire: sending and receiving a byte, both ends together.
         call_us: one call of a server, both ends together, in core-microseconds.
         step_us: everything else in a step, in core-microseconds.
@@ -64,6 +65,7 @@ class Constants:
     write: float = 0.5
     settle: float = 4.2
     example: float = 20_000.0
+    clip: float = 40_000.0
     wire: float = 1.0
     call_us: float = 200.0
     step_us: float = 2_000.0
@@ -222,7 +224,8 @@ def work(mechanism: str, at: Deployment, known: Constants) -> tuple[float, float
     transport = sum(traffic(mechanism, at, known)) * known.wire
     calls = (_calls(at) * known.call_us + known.step_us - known.dispatch_us) * 1e3
     server = known.read * touched + update + (transport + calls) / 2
-    worker = known.example * at.batch + drawn + (transport + calls) / 2
+    passes = known.example + (0.0 if mechanism == "sgd" else known.clip)
+    worker = passes * at.batch + drawn + (transport + calls) / 2
     return server * 1e-9, worker * 1e-9
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.distribute.packing import Parcel
+
 
 class Lock:
     """A server's lock.
@@ -53,17 +55,29 @@ def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         device: the server's.
-        body: takes and returns nests of tensors.
+        body: takes and returns nests of tensors. Within a graph its arguments travel as few tensors (`packing.py`).
     """
 
     def placed(*arguments: Any) -> Any:
         with tf.device(device):  # by name: "CPU:0", or nothing, could be any machine's, and becomes the chief's
             return body(*arguments)
 
-    function = tf.function(placed, autograph=False, experimental_attributes={"_noinline": True})
+    def function(of: Callable[..., Any]) -> Callable[..., Any]:
+        return tf.function(of, autograph=False, experimental_attributes={"_noinline": True})
+
+    eager = function(placed)
 
     def call(*arguments: Any) -> Any:
+        if not tf.inside_function():
+            with tf.device(device):
+                return eager(*arguments)
+        parcel = Parcel(arguments)
+
+        def unpacked(*tensors: tf.Tensor) -> Any:
+            with tf.device(device):
+                return body(*parcel.open(list(tensors)))
+
         with tf.device(device):
-            return function(*arguments)
+            return function(unpacked)(*parcel.tensors)
 
     return call

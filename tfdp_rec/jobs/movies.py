@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
+from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -229,7 +230,12 @@ def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
     return {"mechanism": "popularity", "recalls": recalls, "steps": None, "steps_per_second": None, "epsilon": None}
 
 
-def run(timelines: Timelines, settings: Settings, out: str | None = None, verbose: int = 1) -> RunFolder:
+Train = Callable[[str, Problem, Settings, RunFolder, float, int], tuple[TwoTower, dict[str, Any], str | None]]
+
+
+def run(
+    timelines: Timelines, settings: Settings, out: str | None = None, verbose: int = 1, train: Train = train_one
+) -> RunFolder:
     """Trains every mechanism asked for, and writes the run folder.
 
     Args:
@@ -237,6 +243,7 @@ def run(timelines: Timelines, settings: Settings, out: str | None = None, verbos
         settings: what to train and how.
         out: the folder; made from the time if None.
         verbose: Keras' verbosity; 0 prints nothing.
+        train: trains one mechanism: in this process, or on a cluster.
 
     Raises:
         ValueError: for settings that do not fit the data.
@@ -265,7 +272,7 @@ def run(timelines: Timelines, settings: Settings, out: str | None = None, verbos
     for mechanism in settings.mechanisms:
         if verbose:
             print(f"\n== {report.NAMES[mechanism]}", flush=True)
-        model, result, statement = train_one(mechanism, problem, settings, folder, noise, verbose)
+        model, result, statement = train(mechanism, problem, settings, folder, noise, verbose)
         results.append(result)
         if statement is not None:
             statements[mechanism] = statement
