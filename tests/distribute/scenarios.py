@@ -131,6 +131,20 @@ def resumed(cluster, directory):
     return {"refused": refused, "attempts": attempts, "counted": accountant.steps, "off": off, "modes": modes}
 
 
+def released_twice(cluster, directory):
+    """A release, a crash, a release: with real noise, which nobody could draw a second time."""
+    make = lambda: linear_trainer(cluster, "real noise", 2, directory)  # noqa: E731
+    first = make()
+    first.fit(5, verbose=0)
+    before = first.model().get_weights()
+    again = make()
+    again.resume()
+    drawn = np.delete(before[0], [touched for touched, _ in IDS], axis=0) / (RATE * SIGMA * CLIP / 2 * 5**0.5)
+    alike = float(np.corrcoef(drawn[: SIDE - 1].ravel(), drawn[SIDE - 1 :].ravel())[0, 1])
+    off = distance(before, again.model().get_weights())
+    return {"off": off, "spread": float(drawn.std()), "alike": alike}
+
+
 # A linear model: the gradient of the first row of an example is DIRECTION, whatever the weights are; its second row is
 # read and has none. What a read gave shows in the loss, which is then compared with all states there can be.
 
@@ -158,16 +172,18 @@ LINEAR = {
 }
 
 
-def linear_trainer(cluster, name, expected_batch):
+def linear_trainer(cluster, name, expected_batch, directory=None):
     sampling = tfdp_rec.data.PoissonSampling(2, expected_batch)
-    kind, options = LINEAR[name]
+    kind, options = LINEAR.get(name, ("LazyDPSGD", {}))
 
     def optimizer():
-        return getattr(tfdp_rec, kind)(RATE, CLIP, SIGMA, expected_batch, noise=KeyedNoise(3), **options)
+        noise = None if name == "real noise" else KeyedNoise(3)
+        return getattr(tfdp_rec, kind)(RATE, CLIP, SIGMA, expected_batch, noise=noise, **options)
 
     return ParameterServerTrainer(
         Linear, optimizer, lambda: sampling.graph_batches(lambda i: {"ids": tf.gather(IDS, i), "unit": i}),
         cluster.resolver(), sampling=sampling, min_shard_bytes=1000, seconds_without_progress=30,
+        checkpoint_directory=directory,
     )  # fmt: skip
 
 
@@ -367,7 +383,8 @@ def one_worker(directory):
     with LocalCluster(1, 2) as cluster:
         found = {"equal": equal(cluster, ["lazy, momentum", "eager, decay", "eana"])}
         found["sections"], found["strays"] = len(noted), strays(noted)
-        return found | {"resumed": resumed(cluster, directory)}
+        found["resumed"] = resumed(cluster, os.path.join(directory, "resumed"))
+        return found | {"released twice": released_twice(cluster, os.path.join(directory, "released"))}
 
 
 def refused():

@@ -76,6 +76,13 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     assert len(found["modes"]) == 2 and found["modes"][0] == "700"
 
 
+def test_what_was_released_is_not_forgotten(one_worker):
+    found = one_worker["released twice"]
+    assert found["off"] == 0.0
+    assert 0.9 < found["spread"] < 1.1  # one noise a step; of 3,184 values these are eight standard deviations
+    assert abs(found["alike"]) < 0.15  # the two servers' noise; six standard deviations
+
+
 def test_everything_in_a_section_runs_on_its_server(one_worker):
     assert one_worker["sections"] > 10 and one_worker["strays"] == []
 
