@@ -23,19 +23,14 @@ def plot(experiment: str, found: Sequence[Mapping[str, Any]], path: Path) -> Non
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(name for case in found for name in case["contestants"]))
-    first = found[0]["contestants"]
-    unit = first[REFERENCE if REFERENCE in first else names[0]]["median_ms"]
     figure, axes = pyplot.subplots(figsize=(1.5 + 1.8 * len(found), 4), layout="constrained")
-    width = 0.8 / len(names)
+    width, unit = 0.8 / len(names), _reference_ms(found[0])
     for number, name in enumerate(names):
-        places = [i + (number - (len(names) - 1) / 2) * width for i in range(len(found))]
-        figures = [case["contestants"].get(name) for case in found]
-        heights = [f["median_ms"] / unit if f else 0.0 for f in figures]
-        errors = [
-            [h - f["spread_ms"][0] / unit if f else 0.0 for h, f in zip(heights, figures)],
-            [f["spread_ms"][1] / unit - h if f else 0.0 for h, f in zip(heights, figures)],
-        ]
-        axes.bar(places, heights, width, yerr=errors, label=name, capsize=2)
+        bars = [(place, *_height(case, name, unit)) for place, case in enumerate(found) if name in case["contestants"]]
+        places, heights, low, high = zip(*bars)
+        errors = [[h - x for h, x in zip(heights, low)], [x - h for h, x in zip(heights, high)]]
+        shift = (number - (len(names) - 1) / 2) * width
+        axes.bar([place + shift for place in places], heights, width, yerr=errors, label=name, capsize=2)
     axes.set_xticks(range(len(found)), [case["case"]["label"] for case in found])
     axes.set_yscale("log")
     axes.set_ylabel(f"time a step / {REFERENCE}, {found[0]['case']['label']}")
@@ -43,6 +38,21 @@ def plot(experiment: str, found: Sequence[Mapping[str, Any]], path: Path) -> Non
     axes.legend()
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def _reference_ms(case: Mapping[str, Any]) -> float:
+    contestants = case["contestants"]
+    return contestants[REFERENCE if REFERENCE in contestants else next(iter(contestants))]["median_ms"]
+
+
+def _height(case: Mapping[str, Any], name: str, unit: float) -> tuple[float, float, float]:
+    """Middle, low and high: by ratios within a round where there are any, which drift does not touch."""
+    figures, reference = case["contestants"][name], _reference_ms(case) / unit
+    if "ratio" in figures:
+        low, high = figures["ratio_range"]
+        return figures["ratio"] * reference, low * reference, high * reference
+    low, high = figures["spread_ms"]
+    return figures["median_ms"] / unit, low / unit, high / unit
 
 
 def plot_servers(found: Sequence[Mapping[str, Any]], path: Path) -> None:
