@@ -16,7 +16,6 @@ The optimizer's variables (marks, totals, clock, velocities, settings, the gener
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -125,9 +124,7 @@ class ParameterServer:
             own.build(variables, {variable.path: None for variable, table, _ in self._variables if table})
         self.optimizer = own
         self.land = self.lock.section(self._land)
-        self._readers = {
-            path: self.lock.section(functools.partial(self._read, table.variable)) for path, table in own.tables.items()
-        }
+        self._rows_of = self.lock.section(self._read)
         self.settle = self.lock.section(self._settle)
 
     @property
@@ -147,20 +144,23 @@ class ParameterServer:
         """Of the variables it holds something of."""
         return {variable.path for variable, _, _ in self._variables}
 
-    def read(self, path: str, rows: tf.Tensor) -> tf.Tensor:
-        """Rows of a shard, with the noise of all steps that have landed.
+    def read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Rows of shards, by table, with the noise of all steps that have landed; in one call.
 
         Args:
-            path: of the table.
-            rows: distinct, numbered within the shard, int64.
+            rows: distinct, numbered within the shard, int64; by path of the table.
         """
-        return self._readers[path](rows)
+        return self._rows_of(dict(rows))
 
     # What runs on the server, under its lock.
 
-    def _read(self, shard: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
-        self.optimizer.before_read(shard, rows)
-        return tf.gather(resource(shard), rows)
+    def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        found = {}
+        for path, own in rows.items():
+            shard = self.optimizer.tables[path].variable
+            self.optimizer.before_read(shard, own)
+            found[path] = tf.gather(resource(shard), own)
+        return found
 
     def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
         own = self.optimizer
@@ -185,12 +185,11 @@ class PlainServer(ParameterServer):
         """Makes the sections."""
         self._shards = {variable.path: variable for variable, _, _ in self._variables}
         self.land = on_server(self.device, self._land)
+        self._rows_of = on_server(self.device, self._read)
         self.settle = lambda: None
 
-    def read(self, path: str, rows: tf.Tensor) -> tf.Tensor:
-        """Rows of a shard."""
-        with tf.device(self.device):
-            return tf.gather(resource(self._shards[path]), rows)
+    def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {path: tf.gather(resource(self._shards[path]), own) for path, own in rows.items()}
 
     def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
         rate = tf.cast(settings[SETTINGS.index("learning_rate")], tf.float32)

@@ -55,7 +55,7 @@ def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         device: the server's.
-        body: takes and returns nests of tensors. Within a graph its arguments travel as few tensors (`packing.py`).
+        body: takes and returns nests of tensors. Within a graph these travel as few tensors (`packing.py`).
     """
 
     def placed(*arguments: Any) -> Any:
@@ -71,13 +71,18 @@ def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
         if not tf.inside_function():
             with tf.device(device):
                 return eager(*arguments)
-        parcel = Parcel(arguments)
+        there, back = Parcel(arguments), []
 
-        def unpacked(*tensors: tf.Tensor) -> Any:
+        def packed(*tensors: tf.Tensor) -> Any:
             with tf.device(device):
-                return body(*parcel.open(list(tensors)))
+                result = body(*there.open(list(tensors)))
+                if result is None:
+                    return None
+                back.append(Parcel(result))
+                return back[-1].tensors
 
         with tf.device(device):
-            return function(unpacked)(*parcel.tensors)
+            returned = function(packed)(*there.tensors)
+        return back[-1].open(returned) if back else None
 
     return call

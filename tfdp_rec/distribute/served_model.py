@@ -70,7 +70,8 @@ class ServedModel:
     def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
         """Gives each variable to the server it is on, now that the model tells which ones are tables."""
         model = self.model
-        paths = set(model.table_reader(self._spec).tables)
+        self.reader = model.table_reader(self._spec)
+        paths = set(self.reader.tables)
         tables = {}
         for number, variable in enumerate(model.trainable_variables):
             held = variable._value
@@ -103,5 +104,5 @@ class ServedModel:
                 mine.assign(resource(variable).numpy())
                 continue
             for shard, rows in table.chunks(_CHUNK_VALUES):
-                values = shard.server.read(variable.path, rows)
+                values = shard.server.read({variable.path: rows})[variable.path]
                 scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))

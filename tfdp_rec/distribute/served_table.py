@@ -1,13 +1,15 @@
 """A table whose rows live on parameter servers, in contiguous ranges.
 
-It stands where the variable of one machine stands: `tf.gather` from it asks the servers, each for its own rows and once
-for each distinct id. Nothing ever reads it whole; what tries is refused.
+It stands where the variable of one machine stands. What a batch reads of all tables is fetched together, each distinct
+row once and with one call of each server (`fetched`); `tf.gather` from a table finds its rows there. Nothing ever reads
+a table whole; what tries is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -15,6 +17,8 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.parameter_server import ParameterServer
+
+Watch = Callable[[str, tf.Tensor, tf.Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,7 @@ class ServedTable:
         self.dtype = shards[0].variable.dtype
         self.shape = tf.TensorShape([sum(shard.rows for shard in shards), *shards[0].variable.shape[1:]])
         self._ends = [shard.first + shard.rows for shard in shards]
-        self.listener: Any = None
+        self.fetched: tuple[tf.Tensor, tf.Tensor] | None = None
 
     def hold(self, variable: keras.Variable, number: int) -> None:
         """Gives each server its shard, as the model's `variable` of that number."""
@@ -62,19 +66,14 @@ class ServedTable:
         if not self.open:  # traced, not run: only the shape matters
             return tf.zeros([*indices.shape.as_list(), *self.shape[1:]] if indices.shape.is_fully_defined() else
                             tf.concat([tf.shape(indices), self.shape[1:]], axis=0), self.dtype)  # fmt: skip
+        assert self.fetched is not None, "a served table is read within `fetched`"
+        ids, rows = self.fetched
         flat = tf.reshape(tf.cast(indices, tf.int64), [-1])
-        distinct, place = tf.unique(flat)
-        rows = self.read_distinct(distinct)
-        if self.listener is not None:
-            rows = self.listener(self.path, distinct, rows)
-        found = tf.gather(rows, place)
+        place = tf.minimum(tf.searchsorted(ids, flat), tf.size(ids) - 1)
+        known = tf.debugging.assert_equal(tf.gather(ids, place), flat, _UNTOLD.format(self.path))
+        with tf.control_dependencies([] if known is None else [known]):
+            found = tf.gather(rows, place)
         return tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0))
-
-    def read_distinct(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows of distinct ids, each from its server."""
-        split = self.split(ids)
-        parts = [shard.server.read(self.path, own) for shard, (_, own, _) in zip(self.shards, split)]
-        return parts[0] if len(parts) == 1 else tf.dynamic_stitch([position for position, _, _ in split], parts)
 
     def split(self, ids: tf.Tensor, values: tf.Tensor | None = None) -> list[tuple[tf.Tensor, tf.Tensor, Any]]:
         """For each shard: positions in `ids`, ids within the shard, and its part of `values`.
@@ -115,6 +114,51 @@ class ServedTable:
     def numpy(self) -> Any:
         """Refused."""
         return self._whole()
+
+
+_UNTOLD = (
+    "The model reads rows of '{}' that its batch does not tell: something random in the model decides ids. Draw it in "
+    "dataset_fn, as part of the batch"
+)
+
+
+@contextlib.contextmanager
+def fetched(
+    tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor], watch: Watch | None = None
+) -> Iterator[None]:
+    """Within it, the tables can be read: at these ids, whose rows come from the servers now.
+
+    Args:
+        tables: by path.
+        ids: what will be read, by path, int64; an id may stand in several places.
+        watch: is shown path, distinct ids and rows of each table.
+    """
+    distinct = {path: tf.sort(tf.unique(ids[path])[0]) for path in tables}
+    for path, rows in _read_together(tables, distinct).items():
+        if watch is not None:
+            watch(path, distinct[path], rows)
+        tables[path].fetched = distinct[path], rows
+    try:
+        yield
+    finally:
+        for table in tables.values():
+            table.fetched = None
+
+
+def _read_together(tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Rows of distinct ids, one call of each server."""
+    splits = {path: list(zip(table.shards, table.split(ids[path]))) for path, table in tables.items()}
+    wanted: dict[ParameterServer, dict[str, tf.Tensor]] = {}
+    for path, split in splits.items():
+        for shard, (_, own, _) in split:
+            wanted.setdefault(shard.server, {})[path] = own
+    found = {server: server.read(rows) for server, rows in wanted.items()}
+    whole = {}
+    for path, split in splits.items():
+        parts = [found[shard.server][path] for shard, _ in split]
+        places = [position for _, (position, _, _) in split]
+        whole[path] = parts[0] if len(parts) == 1 else tf.dynamic_stitch(places, parts)
+    return whole
 
 
 def _to_tensor(value: ServedTable, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:

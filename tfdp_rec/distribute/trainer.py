@@ -30,6 +30,7 @@ from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
+from tfdp_rec.distribute.served_table import fetched
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.table_reader import normalised
@@ -142,7 +143,8 @@ class ParameterServerTrainer:
 
     def _make_step(self) -> None:
         kind = WorkerStep if self._private else PlainStep
-        make = kind(self._served.model, self._served.tables, self._served.servers)
+        served = self._served
+        make = kind(served.model, served.tables, served.servers, served.reader)
         function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
         make_data = tf.function(self._dataset_fn, autograph=False)
         self._dataset = self._coordinator.create_per_worker_dataset(make_data)
@@ -269,7 +271,7 @@ class ParameterServerTrainer:
             value = self._coordinator.schedule(draw, (iterator,))
             self._wait_for_servers()
             batch = batches.tensors(normalised(value.fetch()))
-            with self.cluster_model._stepping():
+            with self.cluster_model._stepping(), fetched(self._served.tables, self._served.reader(batch)):
                 refuse_coupling(self.cluster_model, batch)
             if int(batches.batch_size(batch, self.cluster_model.shared_inputs)) > 1:
                 break

@@ -16,9 +16,9 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum, batches
 from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
-from tfdp_rec.distribute.served_table import ServedTable
+from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.optimizers.tables import distinct_rows, resource
-from tfdp_rec.table_reader import normalised
+from tfdp_rec.table_reader import TableReader, normalised
 
 
 class WorkerStep:
@@ -28,10 +28,13 @@ class WorkerStep:
         model: built under a `Placement`.
         tables: by path.
         servers: all of them.
+        reader: tells which rows a batch reads.
     """
 
-    def __init__(self, model: Any, tables: Mapping[str, ServedTable], servers: list[ParameterServer]):
-        self._model, self._tables, self._servers = model, tables, servers
+    def __init__(
+        self, model: Any, tables: Mapping[str, ServedTable], servers: list[ParameterServer], reader: TableReader
+    ):
+        self._model, self._tables, self._servers, self._reader = model, tables, servers, reader
 
     def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
         """Makes the step.
@@ -53,7 +56,8 @@ class WorkerStep:
             return _loss(clipped)
 
     def _clipped_sum(self, batch: Any, settings: tf.Tensor) -> ClippedSum:
-        return self._model._clipped_sum(batch, tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32))
+        with fetched(self._tables, self._reader(batch)):
+            return self._model._clipped_sum(batch, tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32))
 
     def _send(self, gradients: Mapping[str, Any], settings: tf.Tensor) -> None:
         parts: list[dict[str, Any]] = [{} for _ in self._servers]
@@ -85,28 +89,19 @@ class PlainStep(WorkerStep):
             dense = {v.path: resource(v) for v in model.trainable_variables if v.path not in self._tables}
             tape.watch(list(dense.values()))
 
-            def watched(path: str, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+            def watch(path: str, ids: tf.Tensor, rows: tf.Tensor) -> None:
                 tape.watch(rows)
                 read.append((path, ids, rows))
-                return rows
 
-            for table in self._tables.values():
-                table.listener = watched
-            try:
-                with recording(model):
-                    losses = model.per_example_loss(batch, training=True)
-            finally:
-                for table in self._tables.values():
-                    table.listener = None
+            with fetched(self._tables, self._reader(batch), watch), recording(model):
+                losses = model.per_example_loss(batch, training=True)
             total = tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
         found = tape.gradient(total, [rows for _, _, rows in read] + list(dense.values()))
-        gradients: dict[str, Any] = {}
-        for (path, ids, _), gradient in zip(read, found):
-            if gradient is not None:
-                gradient = tf.convert_to_tensor(gradient)  # slices of the rows read, which are few
-                before = gradients.get(path, (gradient[:0], ids[:0]))
-                gradients[path] = (tf.concat([before[0], gradient], 0), tf.concat([before[1], ids], 0))
-        gradients = {path: tf.IndexedSlices(*slices) for path, slices in gradients.items()}
+        gradients: dict[str, Any] = {
+            path: tf.IndexedSlices(tf.convert_to_tensor(g), ids)
+            for (path, ids, _), g in zip(read, found)
+            if g is not None
+        }
         gradients |= {path: g for path, g in zip(dense, found[len(read) :]) if g is not None}
         return ClippedSum(gradients, tf.zeros_like(losses), tf.zeros([]), losses)
 

@@ -18,7 +18,7 @@ from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.data import NextItemExamples, PoissonSampling
 from tfdp_rec.data.shared_timelines import SharedTimelines
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
-from tfdp_rec.distribute.trainer import connect
+from tfdp_rec.distribute.connection import connect
 from tfdp_rec.jobs.movies import Problem, Settings, new_model, optimizer_for, test_batches
 from tfdp_rec.jobs.run_folder import RunFolder
 from tfdp_rec.models import TwoTower
