@@ -6,6 +6,7 @@ python scenarios.py NAME [ARGUMENTS]    prints one line of JSON at the end
 import functools
 import json
 import os
+import signal
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer, sections, worker_step
+from tfdp_rec.distribute import Cluster, LocalCluster, ParameterServerTrainer, sections, worker_step
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers.tables import Table
@@ -109,7 +110,7 @@ def refusal(act):
     """The words with which something is refused."""
     try:
         act()
-    except (ValueError, TypeError) as problem:
+    except (ValueError, TypeError, TimeoutError) as problem:
         return f"{type(problem).__name__}: {problem}"
     return "not refused"
 
@@ -244,6 +245,17 @@ def sparse(cluster, steps):
     return {"final": float(np.abs(left).max()), "clocks": clocks}
 
 
+def budget(cluster):
+    """Training stops at the last step that the budget has room for, between two reports or not."""
+    trainer = linear_trainer(cluster, "lazy", 1)
+    event = trainer.cluster_model.optimizer.dp_event()
+    accountant = tfdp_rec.privacy.Accountant(event, trainer.sampling, 0.1, "rdp", allow_large_delta=True)
+    most = accountant.max_steps(20.0)
+    stop = tfdp_rec.callbacks.PrivacyBudget(accountant, target_epsilon=20.0)
+    history = trainer.fit(10 * most, [stop], steps_per_report=4, verbose=0).history
+    return {"attempts": trainer.attempts, "most": most, "counted": accountant.steps, "epsilon": history["epsilon"][-1]}
+
+
 _loss, _land, _inject = worker_step._loss, ParameterServer._land, Table.inject
 
 
@@ -269,7 +281,7 @@ def two_workers(steps="60"):
     Table.inject, steps = _slow_inject, int(steps)
     with LocalCluster(2, 2) as cluster:
         found = {name: reads(cluster, name, steps) for name in ("lazy", "lazy, momentum")}
-        found["sparse"] = sparse(cluster, steps)
+        found["sparse"], found["budget"] = sparse(cluster, steps), budget(cluster)
         ParameterServer._land = _tick_if_touched
         found["tick if touched"] = sparse(cluster, steps)
         ParameterServer._land, sections.Lock.section = _land, _without_lock
@@ -281,6 +293,26 @@ def two_workers_every_mechanism(steps):
     Table.inject = _slow_inject
     with LocalCluster(2, 2) as cluster:
         return {name: reads(cluster, name, int(steps)) for name in LINEAR}
+
+
+def absent():
+    """A worker that is dead and stays dead, one that is back, and one that is frozen."""
+    with LocalCluster(2, 2) as cluster:
+        trainer = linear_trainer(cluster, "lazy", 2)
+        trainer.fit(20, verbose=0)
+        cluster.kill("worker:0")
+        trainer.fit(60, verbose=0)
+        without = trainer.attempts
+        cluster.restart("worker:0")
+        trainer.fit(60, verbose=0)
+        os.kill(cluster.pid("worker:1"), signal.SIGSTOP)
+        trainer._patience = 5
+        frozen = refusal(lambda: trainer.fit(60, verbose=0))
+        os.kill(cluster.pid("worker:1"), signal.SIGCONT)
+        trainer._patience = 60
+        trainer.fit(60, verbose=0)
+        clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
+        return {"without": without, "frozen": frozen, "attempts": trainer.attempts, "clocks": clocks}
 
 
 def _devices(graph, seen):
@@ -346,7 +378,12 @@ def refusals(cluster):
     good = trainer()
     shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
     checkpoint = tfdp_rec.callbacks.TrainingCheckpoint("nowhere")
+    deserted = Cluster({"worker": ["127.0.0.1:9"], "ps": [cluster.cluster.servers[0]]}).resolver()
+    alone = lambda: ParameterServerTrainer(  # noqa: E731
+        ordinary_model, lambda: optimizer_of("lazy"), drawn, deserted, sampling=sampling, seconds_to_connect=0.2
+    )
     return {
+        "deserted": refusal(alone),
         "AdaFEST": refusal(lambda: trainer(optimizer=survey)),
         "Adam": refusal(lambda: trainer(optimizer=keras.optimizers.Adam)),
         "secure": refusal(lambda: trainer(optimizer=lambda: plain(secure=True))),

@@ -107,6 +107,20 @@ def test_a_release_has_one_noise_for_every_step_also_of_those_that_had_nothing_f
     assert two_workers["sparse"]["final"] < 1e-3 and two_workers["sparse"]["clocks"] == [60, 60]
 
 
+def test_a_budget_is_never_overspent(two_workers):
+    found = two_workers["budget"]
+    assert 4 < found["attempts"] == found["counted"] <= found["most"] < found["attempts"] + 4
+    assert found["epsilon"] <= 20.0
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_a_worker_and_notices_a_frozen_one():
+    found = scenario("absent")
+    assert found["without"] == 80
+    assert found["frozen"].startswith("TimeoutError: No step ended for 5 s")
+    assert 200 <= min(found["clocks"]) and max(found["clocks"]) <= found["attempts"] <= 260
+
+
 def test_the_invariants_notice_a_missing_lock(two_workers):
     assert two_workers["no lock"]["wrong"] > 5
 
@@ -130,6 +144,7 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(two_worke
         ("whole read", "trainer.model()"),
         ("TrainingCheckpoint", "give the trainer a checkpoint_directory"),
         ("resume", "pass checkpoint_directory"),
+        ("deserted", "TimeoutError: No answer within 0.2 s from worker 0 (127.0.0.1:9)"),
         ("ends", "ValueError: The data of dataset_fn ended"),
     ],
 )

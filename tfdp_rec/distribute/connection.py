@@ -25,9 +25,10 @@ def servers_alive() -> Iterator[None]:
     except tf.errors.OpError as problem:
         if not _is_loss_of_server(problem):
             raise
+        _strategies.clear()  # the next trainer of this process connects anew
         raise ServerLost(
-            "A parameter server died, and with it its part of the model. Start it again, and then this program, which "
-            f"goes on from the last checkpoint with trainer.resume(). ({problem.message[:200]})"
+            "A parameter server died, and with it its part of the model. Start it again, make the trainer again, in "
+            f"this program or another, and go on from the last checkpoint: trainer.resume(). ({problem.message[:200]})"
         ) from problem
 
 
