@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 HELP = """what a training step costs on a cluster, and what bounds it
 
-  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --ids 160 --tables 4 --workers 2 --servers 2 --gbps 10
-  tfdp-rec plan --terabytes 100 --dim 128 --batch 2048 --ids 26 --tables 26 --workers 256 --servers 256 --gbps 100
+  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --ids 69 --workers 2 --servers 2 --gbps 10
+  tfdp-rec plan --terabytes 100 --dim 128 --batch 2048 --ids 26 --workers 256 --servers 256 --gbps 100
   tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --measure       with constants measured on this machine, now
 
 Bytes, seconds and memory by mechanism, computed from constants; nothing is trained. docs/scaling.md says what they are
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=_count, required=True, help="values a row")
     parser.add_argument("--batch", type=_count, required=True, help="examples a step")
     parser.add_argument("--ids", type=_count, default=1, help="rows an example looks up (default: %(default)s)")
-    parser.add_argument("--tables", type=_count, default=1, help="how many tables (default: %(default)s)")
     parser.add_argument("--dense-weights", type=_count, default=0, help="weights outside the tables (default: 0)")
     parser.add_argument("--workers", type=_count, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=_count, default=2, help="parameter servers (default: %(default)s)")
@@ -55,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from tfdp_rec.distribute.plan import MECHANISMS, Constants, Deployment, on_one_machine, plan
 
     at = Deployment(
-        _rows(args), args.dim, args.batch, args.ids, args.tables, args.dense_weights, args.workers, args.servers,
-        args.cores, args.gbps, args.steps,
+        _rows(args), args.dim, args.batch, args.ids, args.dense_weights, args.workers, args.servers, args.cores,
+        args.gbps, args.steps,
     )  # fmt: skip
     known = dataclasses.replace(Constants(), **(_measured() if args.measure else {}))
     if args.example_us is not None:

@@ -84,7 +84,6 @@ class Deployment:
         dim: values a row.
         batch: examples a step.
         ids: rows that an example looks up, all tables together.
-        tables: how many.
         dense_weights: weights outside the tables.
         workers: W.
         servers: S.
@@ -100,7 +99,6 @@ class Deployment:
     dim: int
     batch: int
     ids: int = 1
-    tables: int = 1
     dense_weights: int = 0
     workers: int = 2
     servers: int = 2
@@ -263,11 +261,11 @@ def on_one_machine(step: Step, at: Deployment) -> Step:
 
 
 def _calls(at: Deployment) -> int:
-    """Calls of servers in a step: one for each table's rows, one for the step itself, on every server."""
-    return (at.tables + 1) * at.servers
+    """Calls of servers in a step: every server is asked for rows once, and gets the step once."""
+    return 2 * at.servers
 
 
-_ROUNDS = 3  # calls that wait for each other's answer: the function on the worker, its reads, its step
+_ROUNDS = 3  # calls that wait for each other's answer: the function on the worker, its rows, its step
 
 
 def _checked(mechanism: str) -> str:
