@@ -8,8 +8,8 @@ Every step of every worker lands on every server, as one critical section (`sect
 
 So a server is exactly the single-machine mechanism, run over the steps in the order in which they landed on it. Of any
 step a reader sees both gradient and noise or neither, whether or not the step touched the rows it reads: a step that
-has nothing for a server lands there too. Steps may land in different orders on different servers; docs/scaling.md says
-why that costs no privacy.
+has nothing for a server lands there too. Steps may land in different orders on different servers; why that costs no
+privacy is in docs/scaling-semantics.md.
 
 The optimizer's variables (marks, totals, clock, velocities, settings, the generator of the noise) live on the server.
 """

@@ -4,8 +4,8 @@
     worker                 one step after another: `worker_step.py`
     parameter server       a private optimizer of its own over what it holds: `parameter_server.py`
 
-Steps are asynchronous: workers do not wait for one another. What that means is in docs/scaling.md. A step is counted
-before it is dispatched, and again when it is dispatched again because its worker died (`attempts.py`).
+Steps are asynchronous: workers do not wait for one another. What that means is in docs/scaling-semantics.md. A step is
+counted before it is dispatched, and again when it is dispatched again because its worker died (`attempts.py`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,15 @@ class ParameterServerTrainer:
         ValueError: for what is no cluster, or an optimizer that does not run on one.
         TimeoutError: naming the workers and servers that do not answer.
         NotPrivate: for what has no guarantee on parameter servers.
+
+    Example:
+
+    >>> with LocalCluster(workers=2, servers=2) as cluster:  # doctest: +SKIP
+    ...     trainer = ParameterServerTrainer(
+    ...         model_fn, optimizer_fn, dataset_fn, cluster.resolver(), loss="mse", sampling=sampling
+    ...     )
+    ...     trainer.fit(1000, callbacks=[PrivacyBudget(accountant, target_epsilon=8.0)])
+    ...     trainer.export("servable")
     """
 
     def __init__(
