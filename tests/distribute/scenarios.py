@@ -128,7 +128,8 @@ def resumed(cluster, directory):
     attempts = second.resume(accountant)
     second.fit(len(SIZES) - 7, verbose=0)
     off = distance(second.model().get_weights(), on_one_machine(name, before))
-    modes = [oct(os.stat(os.path.join(directory, n)).st_mode)[-3:] for n in sorted(os.listdir(directory))]
+    folders = {name: oct(os.stat(os.path.join(directory, name)).st_mode)[-3:] for name in os.listdir(directory)}
+    modes = [mode for name, mode in folders.items() if name.endswith(".cluster-checkpoint")]
     return {"refused": refused, "attempts": attempts, "counted": accountant.steps, "off": off, "modes": modes}
 
 

@@ -1,12 +1,14 @@
 """The count of attempts: never below what was dispatched, whatever is killed when."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.distribute.attempts import Attempts, hold
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
 
@@ -72,3 +74,19 @@ def test_another_file_is_refused(tmp_path):
     path.write_text(json.dumps({"steps": 3}))
     with pytest.raises(ValueError, match="does not hold the attempts"):
         Attempts(str(path))
+
+
+def test_a_directory_belongs_to_one_process_as_long_as_it_lives(tmp_path):
+    script = "import sys; from tfdp_rec.distribute.attempts import hold; hold(sys.argv[1]); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        try:
+            assert other.stdout.readline() == "1\n"
+            with pytest.raises(ValueError, match="Another process trains"):
+                hold(str(tmp_path))
+        finally:
+            other.kill()
+    hold(str(tmp_path))
+    hold(str(tmp_path))  # again by the same process: a second trainer, which goes on from the first

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import NotPrivate, batches
 from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.data import PoissonSampling
-from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.distribute.attempts import Attempts, hold
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import connect, servers_alive
@@ -372,6 +372,7 @@ def _attempts(directory: str | None) -> Attempts:
     if directory is None:
         return Attempts(None)
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    hold(directory)
     return Attempts(os.path.join(directory, "attempts.json"))
 
 
