@@ -6,8 +6,11 @@ python scenarios.py NAME [ARGUMENTS]    prints one line of JSON at the end
 import functools
 import json
 import os
+import random
 import signal
 import sys
+import threading
+import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -264,10 +267,10 @@ def _without_lock(self, body):
     return sections.on_server(self.device, body)
 
 
-def _slow_inject(self, gradient, learning_rate):
+def _slow_inject(self, gradient, learning_rate, rounds=30):
     """Some milliseconds between a step's tick and its gradient, so that what can go wrong between them does."""
     square = tf.fill([200, 200], 1e-3)
-    spun = tf.while_loop(lambda i, s: i < 30, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
+    spun = tf.while_loop(lambda i, s: i < rounds, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
     with tf.control_dependencies(list(spun)):
         return _inject(self, gradient, learning_rate)
 
@@ -314,6 +317,37 @@ def absent():
         trainer.fit(60, verbose=0)
         clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
         return {"without": without, "frozen": frozen, "attempts": trainer.attempts, "clocks": clocks}
+
+
+def killed_within_sections(kills):
+    """Workers killed while servers are in sections, where these take up most of a step."""
+    Table.inject = functools.partialmethod(_slow_inject, rounds=500)
+    chance, ended = random.Random(1), []
+    with LocalCluster(2, 2) as cluster:
+        trainer = linear_trainer(cluster, "lazy", 2)
+        trainer.fit(4, verbose=0)
+
+        def killer():
+            for _ in range(int(kills)):
+                time.sleep(chance.uniform(0.2, 0.6))
+                victim = f"worker:{chance.randrange(2)}"
+                cluster.kill(victim)
+                time.sleep(chance.uniform(0, 0.2))
+                cluster.restart(victim)
+            ended.append(True)
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        while not ended:
+            trainer.fit(4, verbose=0)  # a server left locked would end this with TimeoutError
+        trainer.fit(4, verbose=0)
+        clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
+        table, noise, found = trainer.model().get_weights()[0], noises(max(clocks)), []
+        for clock, (touched, read) in zip(clocks, IDS):
+            left = table + RATE * SIGMA * CLIP / 2 * noise[:clock].sum(axis=0)
+            gradients = left[touched] @ DIRECTION / (DIRECTION @ DIRECTION) / (-RATE / 2)
+            found.append({"clock": clock, "gradients": float(gradients), "untouched": float(np.abs(left[read]).max())})
+        return {"attempts": trainer.attempts, "servers": found}
 
 
 def _devices(graph, seen):

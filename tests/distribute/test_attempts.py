@@ -77,7 +77,7 @@ def test_another_file_is_refused(tmp_path):
 
 
 def test_a_directory_belongs_to_one_process_as_long_as_it_lives(tmp_path):
-    script = "import sys; from tfdp_rec.distribute.attempts import hold; hold(sys.argv[1]); print(1, flush=True); input()"
+    script = "import sys, tfdp_rec.distribute.attempts as a; a.hold(sys.argv[1]); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -114,6 +114,15 @@ def test_a_budget_is_never_overspent(two_workers):
 
 
 @pytest.mark.slow
+def test_a_worker_killed_within_a_section_leaves_no_server_locked_and_no_gradient_without_noise():
+    found = scenario("killed_within_sections", "12")
+    for server in found["servers"]:
+        assert server["untouched"] < 1e-3 and server["clock"] <= found["attempts"]
+        assert server["gradients"] <= server["clock"] + 1e-3
+        assert abs(server["gradients"] - round(server["gradients"])) < 1e-3
+
+
+@pytest.mark.slow
 def test_training_goes_on_without_a_worker_and_notices_a_frozen_one():
     found = scenario("absent")
     assert found["without"] == 80
