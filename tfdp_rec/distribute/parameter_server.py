@@ -186,7 +186,7 @@ class PlainServer(ParameterServer):
         self._shards = {variable.path: variable for variable, _, _ in self._variables}
         self.land = on_server(self.device, self._land)
         self._rows_of = on_server(self.device, self._read)
-        self.settle = lambda: None
+        self.settle = lambda: None  # nothing is ever owed
 
     def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {path: tf.gather(resource(self._shards[path]), own) for path, own in rows.items()}

@@ -98,6 +98,8 @@ class ServedModel:
         Args:
             local: a model of this process with the same variables.
         """
+        for server in self.servers:
+            server.settle()  # a sweep on the server; a step that lands after it makes the reads below pay for itself
         for mine, variable in zip(local.weights, self.model.weights, strict=True):
             table = self.tables.get(variable.path)
             if table is None:
