@@ -34,7 +34,7 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "encoder": ("nrms", "nrms, naml or plm (a small transformer)"),
     "dim": (32, "width of a news vector"),
     "num_basis": (5, "basis vectors B"),
-    "temperature": (0.2, "temperature of the attention"),
+    "temperature": (0.1, "temperature of the attention"),
     "epsilon": (10.0, "privacy of one round's attention (or gradient); inf for none"),
     "delta": (1e-5, "failure probability of one round"),
     "padding": (0.2, "probability that a click is padded"),

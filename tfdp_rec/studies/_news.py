@@ -48,8 +48,7 @@ CENTRAL_RATE, PATIENCE = 0.01, 3
 PADDING = 0.2
 SERVING_EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0)
 PADDINGS = (0.0, 0.2, 0.5, 0.8)
-TRAINING_EPSILONS = (1.0, 5.0, 20.0, math.inf)
-BASES = (2, 3, 10)
+SHAPING = ("users", "news", "dim", "rounds", "cohort", "consented")
 VARIED = ("dp-fedrec", "published", "corrected+public")
 CALIBRATIONS = {"laplace": (PublishedLaplace, PureLaplace), "gaussian": (PublishedGaussian, AnalyticGaussian)}
 
@@ -85,18 +84,17 @@ class Cell:
         return 0.0 if self.noise == "laplace" else DELTA
 
 
-def cells_of(encoders: Sequence[str], seeds: int) -> list[Cell]:
+def cells_of(encoders: Sequence[str], sizes: Any) -> list[Cell]:
     """Every method with every encoder, some with Gaussian noise too; then epsilon and B with the first encoder."""
     from tfdp_rec.studies.news import METHODS
 
     cells = []
-    for seed in range(seeds):
+    for seed in range(sizes.seeds):
         cells += [Cell(encoder, method, seed=seed) for encoder in encoders for method in METHODS]
         cells += [Cell(encoder, method, noise="gaussian", seed=seed) for encoder in encoders for method in VARIED]
-    # the figures' other points: one seed
     first = encoders[0]
-    cells += [Cell(first, method, epsilon) for method in VARIED for epsilon in TRAINING_EPSILONS]
-    cells += [Cell(first, method, num_basis=b) for method in VARIED[1:] for b in BASES]
+    cells += [Cell(first, method, epsilon) for method in VARIED for epsilon in sizes.epsilons]
+    cells += [Cell(first, method, num_basis=b) for method in VARIED[1:] for b in sizes.bases]
     return [c for c in cells if not (c.method == "dp-fedrec" and math.isinf(c.epsilon))]
 
 
@@ -112,7 +110,8 @@ class Study:
     def __init__(self, folder: str | Path, sizes: Any, data: str | None) -> None:
         self.folder, self.sizes = Path(folder), sizes
         (self.folder / "cells").mkdir(parents=True, exist_ok=True)
-        config = dataclasses.asdict(sizes) | {"data": data}
+        # what shapes a cell; seeds and points of figures may be added later
+        config = {name: getattr(sizes, name) for name in SHAPING} | {"data": data}
         known = self.folder / "config.json"
         if known.exists() and json.loads(known.read_text())["data"] != data:
             raise ValueError(f"{folder} holds a study of other data; choose another --out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 
 HELP = """federated news: Tables 1 and 2, Figures 4 to 7
 
@@ -31,7 +32,7 @@ ENCODERS = ("nrms", "naml", "plm")
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of the study."""
+    """Sizes of the study; `epsilons` and `bases` are the further points of Figures 6 and 7, of one seed."""
 
     users: int = 20_000
     news: int = 3000
@@ -40,9 +41,13 @@ class Sizes:
     cohort: int = 128
     seeds: int = 3
     consented: float = 0.05
+    epsilons: tuple[float, ...] = (1.0, 5.0, 20.0, math.inf)
+    bases: tuple[int, ...] = (2, 3, 10)
 
 
-QUICK = Sizes(users=2000, news=600, dim=32, rounds=100, cohort=64, seeds=1)
+QUICK = Sizes(
+    users=2000, news=600, dim=32, rounds=100, cohort=64, seeds=1, epsilons=(1.0, 5.0, math.inf), bases=(2, 10)
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from tfdp_rec.studies import _news, _news_report
 
     study = _news.Study(args.out, sizes, args.data)
-    cells = _news.cells_of(args.encoders, sizes.seeds)
+    cells = _news.cells_of(args.encoders, sizes)
     results = study.run(cells)
     page = _news_report.write(study.folder, results, args.encoders)
     print(f"{page}\n{study.folder}/report.md")
