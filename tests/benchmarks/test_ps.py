@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,4 +111,7 @@ def test_a_real_run_measures_counts_and_leaves_no_process(tmp_path):
     # Rows there and gradients back: at least 64 labels and many more context ids, 4 floats each.
     assert sgd["steps_per_second"] > 0.1 and sgd["traffic"]["ps"] > 300 * 16 and sgd["traffic"]["worker"] > 300 * 16
     assert sgd["traffic"]["coordinator"] < 5_000
+    deadline = time.monotonic() + 10  # the launcher ends by itself when the pipe from its dead parent closes
+    while descendants() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not descendants()
