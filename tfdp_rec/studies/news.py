@@ -46,7 +46,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    users=2000, news=600, dim=32, rounds=100, cohort=64, seeds=1, epsilons=(1.0, 5.0, math.inf), bases=(2, 10)
+    users=2000, news=600, dim=32, rounds=100, cohort=64, seeds=1, epsilons=(1.0, math.inf), bases=(2, 10)
 )
 
 
