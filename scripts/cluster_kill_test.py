@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -240,8 +241,16 @@ class Trial:
         self.start()
 
 
+def end_with(parent: int) -> NoReturn:
+    """Ends the trial when whoever started it is gone; cluster and coordinator then end by themselves."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def main() -> int:
     """Runs the trial; 0 if all went well."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for victim, count in (("workers", 50), ("servers", 20), ("coordinators", 5)):
         parser.add_argument(f"--{victim}", type=int, default=count, help=f"how many {victim} to kill")
