@@ -36,6 +36,9 @@ ID_BYTES, VALUE_BYTES, MARK_BYTES, TOTALS_BYTES = 8, 4, 4, 16
 class Constants:
     """What this package's operations cost: core-nanoseconds a value unless the name says otherwise.
 
+    The defaults are of `tfdp-rec plan --measure` on 2 cores of an AMD EPYC with AVX-512 (21 November 2026); those from
+    `example` on that it does not measure are of the two-tower benchmark.
+
     Attributes:
         draw: a unit Gaussian.
         read: a value of a row gathered.
@@ -56,20 +59,20 @@ class Constants:
         step_bytes: what a step without tables sends.
     """
 
-    draw: float = 2.5
-    read: float = 1.0
-    add: float = 1.0
-    replace: float = 0.5
-    mark: float = 20.0
-    dense: float = 3.1
-    write: float = 0.5
-    settle: float = 4.2
-    example: float = 20_000.0
+    draw: float = 3.5
+    read: float = 1.8
+    add: float = 7.2
+    replace: float = 1.4
+    mark: float = 24.0
+    dense: float = 4.9
+    write: float = 1.3
+    settle: float = 4.7
+    example: float = 30_000.0
     clip: float = 40_000.0
-    wire: float = 1.0
-    call_us: float = 200.0
-    step_us: float = 2_000.0
-    dispatch_us: float = 500.0
+    wire: float = 2.8
+    call_us: float = 1_600.0
+    step_us: float = 4_000.0
+    dispatch_us: float = 1_700.0
     round_trip_us: float = 100.0
     call_bytes: float = 500.0
     step_bytes: float = 2_000.0
@@ -254,7 +257,7 @@ def on_one_machine(step: Step, at: Deployment) -> Step:
         step,
         seconds=total / min(at.cores, at.servers),
         steps_per_second=at.cores / total,
-        bound="the one machine's cores",
+        bound="shared cores",
         server_bytes=step.server_bytes * at.servers,
         settle_seconds=step.settle_seconds * at.servers,
     )
