@@ -80,12 +80,12 @@ def plot_servers(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             label, colour = name if place == 0 else None, f"C{number}"
             around = [[middle - min(turns)], [max(turns) - middle]]
             rates.bar(at, middle, width, yerr=around, label=label, color=colour, capsize=2)
-            traffic.bar(at, figures["bytes"], width, label=label, color=colour)
-    for axes, title in ((rates, "steps a second"), (traffic, "bytes on the wire a step")):
-        axes.set_xticks(range(len(found)), [f"{case['label']} × {case['case']['dim']}" for case in found])
-        axes.set_yscale("log")
+            traffic.bar(at, figures["bytes"] / 1e6, width, label=label, color=colour)
+    for axes, title in ((rates, "steps a second"), (traffic, "megabytes on the wire a step")):
+        axes.set_xticks(range(len(found)), [f"{case['label']}\n× {case['case']['dim']}" for case in found])
         axes.set_title(title)
-    rates.legend()
+    rates.set_yscale("log")
+    traffic.legend()
     figure.suptitle("bench ps: loopback, all processes on one machine")
     figure.savefig(path)
     pyplot.close(figure)
