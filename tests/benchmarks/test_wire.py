@@ -37,6 +37,7 @@ def send(connection, size):
 def test_bytes_are_counted_where_they_arrive(echo):
     process, connection = echo
     wire = Wire({"here": [os.getpid()], "there": [process.pid]})
+    send(connection, 100)  # what came earlier does not count
     before = wire.counts()
     send(connection, 12_345)
     send(connection, 1)
