@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.tables import Table, distinct_rows, resource
+from tfdp_rec.optimizers.tables import Table, resource
 
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",
@@ -405,6 +405,3 @@ def _serialized_rate(optimizer: PrivateOptimizer) -> Any:
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return keras.optimizers.schedules.serialize(rate)
     return float(rate.numpy()) if isinstance(rate, keras.Variable) else rate
-
-
-__all__ = ["PrivateOptimizer", "distinct_rows"]
