@@ -7,13 +7,12 @@ model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multipli
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tfdp_rec.lazily import imported_when_asked
 
 __version__ = "0.1.0"
 
 # Loaded when first asked for, so that `tfdp-rec --help` or an accountant need not wait for TensorFlow.
-_LAZY = {
+_HOMES = {
     "PrivateModel": "training",
     "PrivateTraining": "training",
     "DPSGD": "optimizers",
@@ -25,29 +24,21 @@ _LAZY = {
     "Preselection": "optimizers",
     "NotPrivate": "clipping",
     "CandidateScores": "clipping",
+    "audit": "audit",
+    "callbacks": "callbacks",
+    "clipping": "clipping",
+    "data": "data",
+    "datasets": "datasets",
+    "distribute": "distribute",
+    "federated": "federated",
+    "models": "models",
+    "noise": "noise",
+    "optimizers": "optimizers",
+    "privacy": "privacy",
 }
-_MODULES = (
-    "audit",
-    "callbacks",
-    "clipping",
-    "data",
-    "distribute",
-    "federated",
-    "models",
-    "noise",
-    "optimizers",
-    "privacy",
-)
 
-__all__ = [*_LAZY, *_MODULES, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"tfdp_rec.{_LAZY[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"tfdp_rec.{name}")
-    raise AttributeError(f"module 'tfdp_rec' has no attribute {name!r}")
+__all__ = [*_HOMES, "__version__"]
+__getattr__ = imported_when_asked(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.data import PoissonSampling, ShuffledEpochs
+from tfdp_rec.privacy import PoissonSampling, ShuffledEpochs
 from tfdp_rec.privacy import Accountant
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
-from tfdp_rec.data import PoissonSampling
+from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.noise import KeyedNoise
 
 UNITS, ROWS = 60, 40

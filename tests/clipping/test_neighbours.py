@@ -131,7 +131,7 @@ def test_a_softmax_over_the_batch_written_by_hand(how):
         if how == "train_on_batch":
             model.train_on_batch(PAIRS)
         else:
-            model.fit(tfdp_rec.data.lookahead(data, model) if how == "look-ahead" else data, verbose=0)
+            model.fit(tfdp_rec.training.lookahead(data, model) if how == "look-ahead" else data, verbose=0)
     assert int(model.optimizer.iterations) == 0
 
 

@@ -18,10 +18,10 @@ from tfdp_rec.federated import (
     AttentionMechanism,
     LabelPermutation,
     PublishedGaussian,
-    entropy,
     local,
 )
 from tfdp_rec.federated.cohort import Client
+from tfdp_rec.noise import words
 
 DRAWS = 10_000
 EPSILON, DELTA = 1.0, 1e-5
@@ -111,7 +111,7 @@ def attack(world, kind, mechanism, draws_count):
         model, histories = setting(world)
         labels = LabelPermutation(math.inf, 3)
         update = kind(model, world.features, mechanism, labels, world.length, 1)
-        source = entropy.seeded(17)
+        source = words.seeded(17)
         updates = [sent(update, history, world, draws_count, source) for history in histories]
         bounds += [bound_of(scores) for scores in statistics(updates, draws_count // 10)]
     return max(bounds)

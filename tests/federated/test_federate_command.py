@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from tfdp_rec.cli import federate, main
-from tfdp_rec.data.synthetic_news import SyntheticNews
+from tfdp_rec.datasets.mind.generated import SyntheticNews
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs tfdp-rec[federated]")
 
 from tfdp_rec.cli import federate  # noqa: E402
-from tfdp_rec.data.synthetic_news import SyntheticNews  # noqa: E402
+from tfdp_rec.datasets.mind.generated import SyntheticNews  # noqa: E402
 from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
 
 TAU = 1e-5

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.federated import LabelPermutation, PublishedLabelPermutation, entropy
+from tfdp_rec.federated import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.noise import words
 
 
 def joint(num_candidates, clicked, num_negatives, epsilon):
@@ -32,7 +33,7 @@ def test_no_outcome_changes_by_more_than_the_stated_factor(epsilon):
 
 @pytest.mark.parametrize("clicked", (0, 3))
 def test_samples_follow_the_stated_distribution(clicked):
-    permutation, source = LabelPermutation(1.0, 2), entropy.seeded(11)
+    permutation, source = LabelPermutation(1.0, 2), words.seeded(11)
     expected = joint(4, clicked, 2, 1.0)
     counts = dict.fromkeys(expected, 0)
     for _ in range(20_000):
@@ -45,7 +46,7 @@ def test_samples_follow_the_stated_distribution(clicked):
 
 
 def test_the_published_order_always_samples_the_click():
-    source = entropy.seeded(3)
+    source = words.seeded(3)
     published, private = PublishedLabelPermutation(0.5, 4), LabelPermutation(0.5, 4)
     assert all(17 in published.sample(20, 17, source) for _ in range(500))
     assert np.mean([17 in private.sample(20, 17, source) for _ in range(500)]) < 0.5

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, calibration, entropy, local
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, calibration, local
 from tfdp_rec.federated.cohort import Client, Draws, client_of, with_private_labels
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import PureVectorMechanism, VectorMechanism
+from tfdp_rec.noise import words
 
 PRIVATE = AttentionMechanism(3, 5.0, 1e-5, padding=0.2, activation="relu")
 OFF = AttentionMechanism(3, math.inf, activation="relu")
@@ -49,7 +50,7 @@ def kinds(epsilon=5.0):
 
 def silence(patch):
     for noise in ("gaussian", "laplace"):
-        patch.setattr(entropy, noise, lambda source, shape: np.zeros(shape))
+        patch.setattr(words, noise, lambda source, shape: np.zeros(shape))
 
 
 def one_of(draws, index):
@@ -65,7 +66,7 @@ def test_a_cohort_sends_the_mean_of_its_clients(world, name, monkeypatch):
     silence(monkeypatch)
     kind, settings = kinds()[name]
     update = update_of(world, kind, **settings)
-    draws = update.draw(world.clients, entropy.seeded(2))
+    draws = update.draw(world.clients, words.seeded(2))
     together, loss = update.gradients(draws)
     singly = [update.gradients(one_of(draws, i)) for i in range(len(world.clients))]
     assert loss == pytest.approx(np.mean([s[1] for s in singly]), rel=1e-5)
@@ -77,9 +78,9 @@ def test_a_cohort_sends_the_mean_of_its_clients(world, name, monkeypatch):
 def test_the_corrected_update_is_a_function_of_the_released_attention_alone(world, monkeypatch):
     """Two different histories, the same released attention: not one bit of the update differs."""
     update = update_of(world, local.PrivateUpdate)
-    draws = update.draw(world.clients[:1], entropy.seeded(3))
+    draws = update.draw(world.clients[:1], words.seeded(3))
     other = dataclasses.replace(draws, history=draws.history[:, ::-1] % 12 + 1)
-    released = PRIVATE.release(np.array([[0.5, 0.3, 0.2]]), entropy.seeded(1))
+    released = PRIVATE.release(np.array([[0.5, 0.3, 0.2]]), words.seeded(1))
     monkeypatch.setattr(AttentionMechanism, "finish", lambda *arguments: released)
     first, second = update.gradients(draws)[0], update.gradients(other)[0]
     assert all(np.array_equal(a, b) for a, b in zip(first, second))
@@ -90,7 +91,7 @@ def test_the_corrected_update_is_a_function_of_the_released_attention_alone(worl
 
 def test_the_corrected_update_leaves_the_user_encoder_alone_unless_its_gradient_is_noised(world):
     plain = update_of(world, local.PrivateUpdate)
-    draws = plain.draw(world.clients, entropy.seeded(2))
+    draws = plain.draw(world.clients, words.seeded(2))
     for path, gradient in by_name(plain, plain.gradients(draws)[0]).items():
         assert ("user_encoder" in path) == (not gradient.any()), path
     noised = update_of(world, local.PrivateUpdate, user_gradient=VectorMechanism(0.1, 5.0))
@@ -100,7 +101,7 @@ def test_the_corrected_update_leaves_the_user_encoder_alone_unless_its_gradient_
 
 def test_the_basis_gradient_is_the_slope_of_the_loss_at_a_fixed_attention(world):
     update = update_of(world, local.PrivateUpdate)
-    draws = update.draw(world.clients, entropy.seeded(2))
+    draws = update.draw(world.clients, words.seeded(2))
     model = update.model
     news = np.array(model.news_vectors(world.features), dtype=np.float64)
     weights = np.array(model.encode_history(news.astype("float32"), draws.history, draws.padded)[0])
@@ -125,9 +126,9 @@ def test_the_basis_gradient_is_the_slope_of_the_loss_at_a_fixed_attention(world)
 def test_a_clients_gradient_is_clipped_and_noised_to_scale(world, kind, clip):
     noise = kind(clip, 5.0)
     update = update_of(world, local.GradientUpdate, OFF, noise=noise)
-    draws = update.draw(world.clients[:1], entropy.seeded(2))
-    sent = np.concatenate([g.ravel() for g in update.gradients(draws, entropy.seeded(9))[0]])
-    again = np.concatenate([g.ravel() for g in update.gradients(draws, entropy.seeded(10))[0]])
+    draws = update.draw(world.clients[:1], words.seeded(2))
+    sent = np.concatenate([g.ravel() for g in update.gradients(draws, words.seeded(9))[0]])
+    again = np.concatenate([g.ravel() for g in update.gradients(draws, words.seeded(10))[0]])
     spread = (sent - again).std() / math.sqrt(2)
     assert spread == pytest.approx(noise.scale * (math.sqrt(2) if kind is PureVectorMechanism else 1), rel=0.12)
     plain = update_of(world, local.GradientUpdate, OFF, noise=kind(clip, math.inf))
@@ -158,8 +159,8 @@ def test_clipped_vectors_are_no_further_apart_than_the_noise_is_for(kind, monkey
 @pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))
 def test_the_noise_of_a_mean_is_that_of_separate_releases(kind):
     mechanism, count = kind(0.5, 3.0), 5
-    together = mechanism.mean_noise(count, (40_000,), entropy.seeded(3))
-    apart = np.mean([mechanism.mean_noise(1, (40_000,), entropy.seeded(10 + i)) for i in range(count)], axis=0)
+    together = mechanism.mean_noise(count, (40_000,), words.seeded(3))
+    apart = np.mean([mechanism.mean_noise(1, (40_000,), words.seeded(10 + i)) for i in range(count)], axis=0)
     assert stats.ks_2samp(together, apart).pvalue > 1e-6
     assert stats.ks_2samp(together * 1.1, apart).pvalue < 1e-6
 
@@ -168,8 +169,8 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(world):
     update = fresh_update(world, local.GradientUpdate, OFF, noise=VectorMechanism(1.0, 5.0))
     variable = update.model.user_encoder.trainable_variables[0]
     variable.assign(np.full(variable.shape, np.nan, "float32"))
-    draws = update.draw(world.clients[:2], entropy.seeded(2))
-    assert all(np.isfinite(g).all() for g in update.gradients(draws, entropy.seeded(1))[0])
+    draws = update.draw(world.clients[:2], words.seeded(2))
+    assert all(np.isfinite(g).all() for g in update.gradients(draws, words.seeded(1))[0])
 
 
 def test_accounts_of_every_form(world):
@@ -191,7 +192,7 @@ def test_declared_categories_are_neither_padded_nor_relabelled_and_spend_nothing
     mixed = Client((1, 2, 8), (((1, 2, 3, 8, 9, 10), 1),), sensitive=frozenset(range(7, 13)))
     mechanism = AttentionMechanism(3, 0.1, 1e-5, padding=0.6)
     update = update_of(world, local.PrivateUpdate, mechanism, LabelPermutation(0.01, 3))
-    source = entropy.seeded(1)
+    source = words.seeded(1)
     many = [update.draw([free, mixed], source) for _ in range(60)]
     assert not any(d.noise[0].any() or d.padded[0].any() for d in many)
     assert all(d.noise[1].any() for d in many)
@@ -204,7 +205,7 @@ def test_declared_categories_are_neither_padded_nor_relabelled_and_spend_nothing
 
 def test_every_round_and_every_client_pads_anew(world):
     update = update_of(world, local.PrivateUpdate, dataclasses.replace(PRIVATE, padding=0.5))
-    padded = np.array([update.draw(world.clients, entropy.os_entropy).padded for _ in range(60)])
+    padded = np.array([update.draw(world.clients, words.os_entropy).padded for _ in range(60)])
     assert len(np.unique(padded.reshape(60, -1), axis=0)) == 60
     counts = padded.sum(0)
     assert ((counts > 4) & (counts < 56)).all(), "every position is padded in some rounds and not in others"
@@ -213,11 +214,11 @@ def test_every_round_and_every_client_pads_anew(world):
 
 def test_labels_drawn_once_are_kept_and_paid_once(world):
     labels = LabelPermutation(0.01, 3)
-    clients = [with_private_labels(client, labels, entropy.seeded(i)) for i, client in enumerate(world.clients)]
+    clients = [with_private_labels(client, labels, words.seeded(i)) for i, client in enumerate(world.clients)]
     moved = [a != b for c, d in zip(world.clients, clients) for a, b in zip(c.clicks, d.clicks)]
     assert sum(moved) > len(moved) / 2
     update = update_of(world, local.PrivateUpdate, PRIVATE, labels)
-    source = entropy.seeded(1)
+    source = words.seeded(1)
     first = [update.draw(clients, source).samples for _ in range(5)]
     assert all(np.array_equal(samples[..., 0], first[0][..., 0]) for samples in first)
     assert not all(np.array_equal(samples, first[0]) for samples in first), "negatives are drawn anew"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, PureLaplace, calibration, entropy, mechanism
+from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, PureLaplace, calibration, mechanism
+from tfdp_rec.noise import words
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_whatever_a_model_gives_is_brought_inside_the_set_the_sensitivity_is_for
 def test_noise_has_the_stated_distribution_and_a_wrong_scale_is_seen(kind, delta, spread):
     settings = {"calibration": kind} if kind else {}
     private = AttentionMechanism(4, 3.0, delta, **settings)
-    sample = private.noise((20_000, 4), entropy.seeded(5)).ravel()
+    sample = private.noise((20_000, 4), words.seeded(5)).ravel()
     assert stats.kstest(sample, spread(scale=private.noise_scale).cdf).pvalue > 1e-6
     assert stats.kstest(sample, spread(scale=1.1 * private.noise_scale).cdf).pvalue < 1e-6
     columns = sample.reshape(-1, 4)
@@ -73,13 +74,13 @@ def test_operating_system_noise_differs_between_draws_and_is_not_reseeded_by_num
 
 def test_tails_stay_finite_at_the_extreme_words():
     extremes = np.array([0, 2**64 - 1, 1, 2**64 - 2], dtype=np.uint64)
-    for draw in (entropy.gaussian, entropy.laplace, entropy.uniform):
+    for draw in (words.gaussian, words.laplace, words.uniform):
         assert np.isfinite(draw(lambda count: extremes, (4,))).all()
-    assert entropy.gaussian(lambda count: extremes, (4,)).min() < -8
+    assert words.gaussian(lambda count: extremes, (4,)).min() < -8
 
 
 def test_padding_mask_has_the_stated_probability():
-    mask = AttentionMechanism(3, 1.0, padding=0.3).padding_mask((100_000,), entropy.seeded(2))
+    mask = AttentionMechanism(3, 1.0, padding=0.3).padding_mask((100_000,), words.seeded(2))
     assert stats.binomtest(int(mask.sum()), mask.size, 0.3).pvalue > 1e-6
     assert stats.binomtest(int(mask.sum()), mask.size, 0.31).pvalue < 1e-6
 
@@ -87,7 +88,7 @@ def test_padding_mask_has_the_stated_probability():
 @pytest.mark.parametrize("activation", ("softplus", "relu"))
 def test_released_vectors_are_non_negative_with_sum_one(activation):
     private = AttentionMechanism(3, 0.1, activation=activation)
-    released = private.release(np.full((500, 3), 1 / 3), entropy.seeded(1))
+    released = private.release(np.full((500, 3), 1 / 3), words.seeded(1))
     assert (released >= 0).all()
     np.testing.assert_allclose(released.sum(-1), 1.0)
 

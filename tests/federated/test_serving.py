@@ -11,14 +11,15 @@ import threading
 import numpy as np
 import pytest
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client, entropy, ledger
+from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client, ledger
+from tfdp_rec.noise import words
 
 MECHANISM = AttentionMechanism(3, 2.0, 1e-5, padding=0.2)
 
 
 @pytest.fixture(scope="module")
 def served(world, tmp_path_factory):
-    from tfdp_rec.data.mind import NewsCatalogue
+    from tfdp_rec.datasets.mind.files import NewsCatalogue
     from tfdp_rec.federated import serving
 
     folder = tmp_path_factory.mktemp("served")
@@ -32,7 +33,7 @@ def served(world, tmp_path_factory):
 
 
 def make(served, tmp_path, **settings):
-    settings = {"budget_epsilon": 20.0, "source": entropy.seeded(4)} | settings
+    settings = {"budget_epsilon": 20.0, "source": words.seeded(4)} | settings
     return client.PrivateClient(served[0] / "client", tmp_path / "ledger.json", **settings)
 
 
@@ -94,7 +95,7 @@ def test_new_draws_follow_the_number_of_clicks_not_their_content(served, tmp_pat
 
 def test_every_answer_pads_anew(served, tmp_path, monkeypatch):
     """One padding under two answers would tell of itself, and the second answer would not be amplified."""
-    phone, seen = make(served, tmp_path, source=entropy.os_entropy), []
+    phone, seen = make(served, tmp_path, source=words.os_entropy), []
     encode, anonymous = phone._encode, phone._vectors[0]
     monkeypatch.setattr(phone, "_encode", lambda vectors, mask: (seen.append(vectors[0]), encode(vectors, mask))[1])
     monkeypatch.setattr(phone, "mechanism", dataclasses.replace(MECHANISM, padding=0.5))

@@ -10,8 +10,8 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, calibration
-from tfdp_rec.federated.attention import PrivateAttention
 from tfdp_rec.models import news
+from tfdp_rec.models.news.attention import PrivateAttention
 
 DIM = 6
 

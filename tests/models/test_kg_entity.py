@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.data.synthetic_kg import SyntheticKG
+from tfdp_rec.datasets.kg.generated import SyntheticKG
 from tfdp_rec.models.kg_entity import EncoderBlock, KGEntity
 
 KG = SyntheticKG(num_individuals=2000, vocabulary_size=400, num_topics=8, context_length=6, max_activities=9)

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.data import criteo
-from tfdp_rec.data.synthetic_criteo import SyntheticCriteo, auc
+from tfdp_rec.datasets.criteo import files as criteo
+from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
 from tfdp_rec.models.pctr import PCTR
 from tfdp_rec.models.text_classifier import TextClassifier
 

@@ -7,8 +7,7 @@ import dp_accounting
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
 
-from tfdp_rec.data import PoissonSampling, ShuffledEpochs
-from tfdp_rec.privacy import Accountant, calibrate_noise, epsilon_of
+from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
 
 DELTA = 1e-6
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tfdp_rec.cli import main
-from tfdp_rec.data.synthetic_criteo import SyntheticCriteo
-from tfdp_rec.data.synthetic_text import SyntheticText
+from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
+from tfdp_rec.datasets.text.generated import SyntheticText
 from tfdp_rec.studies import _adafest, _adafest_problems, _adafest_speed, adafest
 from tfdp_rec.studies._adafest_report import best_reductions, merged, report
 

@@ -70,8 +70,8 @@ def test_kg_measures_speed_and_exposure(tiny, tmp_path):
 
 
 def test_kg_reads_files_with_public_vocabularies(tiny, tmp_path):
-    from tfdp_rec.data.kg_timelines import FEATURES, write_timelines
-    from tfdp_rec.data.synthetic_kg import SyntheticKG
+    from tfdp_rec.datasets.kg.files import FEATURES, write_timelines
+    from tfdp_rec.datasets.kg.generated import SyntheticKG
 
     made = SyntheticKG(300, 100, num_topics=5)
     data = write_timelines(made.timelines(), tmp_path / "people.jsonl")

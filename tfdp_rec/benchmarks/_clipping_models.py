@@ -15,7 +15,7 @@ import tfdp_rec
 from tfdp_rec.benchmarks._contestants import GatheredEmbedding
 from tfdp_rec.models.dlrm import DLRMLayers
 from tfdp_rec.noise import NoiseSource
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.training.model import PrivateTraining
 
 LEARNING_RATE = 0.05
 MICROBATCH = 32  # of the strategies that form every example's gradient

@@ -23,9 +23,9 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.data.access_patterns import AccessPattern, click_batches, table_ids
-from tfdp_rec.data.lookahead import lookahead
 from tfdp_rec.models.dlrm import DLRMLayers, rmc_arguments
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.training.lookahead import lookahead
+from tfdp_rec.training.model import PrivateTraining
 
 STRATEGIES = {
     "dp-sgd-book": "bookkeeping",

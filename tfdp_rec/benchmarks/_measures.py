@@ -19,9 +19,9 @@ from tfdp_rec.benchmarks._workers import peak_megabytes
 from tfdp_rec.clipping import engine
 from tfdp_rec.clipping.batches import hide_batch_axis
 from tfdp_rec.clipping.recorder import recording
-from tfdp_rec.data.lookahead import LookAhead
 from tfdp_rec.noise import EntropyNoise, Request
 from tfdp_rec.optimizers import LazyDPSGD
+from tfdp_rec.training.lookahead import LookAhead
 
 REPEATS = 15
 

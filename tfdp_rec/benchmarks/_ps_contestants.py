@@ -29,10 +29,10 @@ from tfdp_rec.benchmarks._contestants import LEARNING_RATE, TwoTowerLayers
 from tfdp_rec.benchmarks._wire import Wire
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.data.access_patterns import AccessPattern, table_ids
-from tfdp_rec.data.kg_timelines import FEATURES
+from tfdp_rec.datasets.kg.files import FEATURES
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
 from tfdp_rec.models import KGEntity
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.training.model import PrivateTraining
 
 MECHANISMS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
     "sgd": keras.optimizers.SGD,

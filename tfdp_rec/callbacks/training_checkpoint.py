@@ -33,7 +33,7 @@ import tensorflow as tf
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.tables import resource, scatter
 from tfdp_rec.privacy import Accountant
-from tfdp_rec.release import replacing
+from tfdp_rec.training.release import replacing
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tfdp_rec.data import PoissonSampling, Sampling, ShuffledEpochs
+from tfdp_rec.privacy import PoissonSampling, Sampling, ShuffledEpochs
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -263,7 +263,7 @@ def _world(settings: str) -> tuple[Any, Any]:
     import keras
     import numpy as np
 
-    from tfdp_rec.data import mind
+    from tfdp_rec.datasets.mind import files as mind
     from tfdp_rec.models import news
 
     chosen = json.loads(settings)

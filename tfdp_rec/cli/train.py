@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfdp_rec.jobs.movies import Train
+    from tfdp_rec.movies.job import Train
 
 HELP = """train private movie recommenders and compare them
 
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     _refuse_nonsense(args)
-    from tfdp_rec.data import movielens, synthetic
-    from tfdp_rec.jobs import movies
+    from tfdp_rec.datasets.movielens import files, generated
+    from tfdp_rec.movies import job
 
     if args.out and os.path.exists(os.path.join(args.out, "config.json")):
         raise FileExistsError(f"{args.out} holds another run; give another --out.")
@@ -88,31 +88,31 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     if args.mechanism:
         given["mechanisms"] = tuple(dict.fromkeys(args.mechanism))
-    settings = movies.Settings(**given)
+    settings = job.Settings(**given)
     if not args.quiet:
         print("Reading" if args.data else "Generating", "watch timelines ...", flush=True)
     if args.data:
-        timelines = movielens.read(args.data)
+        timelines = files.read(args.data)
     else:
         # A small catalogue allows fewer events a user than the real data has.
-        events = args.events or round(args.users * min(synthetic.MEAN_LENGTH, args.movies / 6))
-        timelines = synthetic.timelines(args.users, args.movies, events, seed=args.seed)
+        events = args.events or round(args.users * min(generated.MEAN_LENGTH, args.movies / 6))
+        timelines = generated.timelines(args.users, args.movies, events, seed=args.seed)
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
     with _training(args) as train:
-        movies.run(timelines, settings, args.out, verbose, train)
+        job.run(timelines, settings, args.out, verbose, train)
     return 0
 
 
 @contextlib.contextmanager
 def _training(args: argparse.Namespace) -> Iterator[Train]:
     """What trains one mechanism: this process, or a cluster."""
-    from tfdp_rec.jobs import movies
+    from tfdp_rec.movies import job
 
     if not args.cluster and not args.local:
-        yield movies.train_one
+        yield job.train_one
         return
     from tfdp_rec.distribute import Cluster, LocalCluster
-    from tfdp_rec.jobs.movies_on_cluster import ClusterTraining
+    from tfdp_rec.movies.on_cluster import ClusterTraining
 
     if args.local:
         with LocalCluster(*args.local) as local:

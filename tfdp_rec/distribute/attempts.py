@@ -17,7 +17,7 @@ from typing import Any
 import dp_accounting
 
 from tfdp_rec.privacy import events
-from tfdp_rec.release import replacing
+from tfdp_rec.training.release import replacing
 
 _FORMAT = "tfdp_rec attempts"
 

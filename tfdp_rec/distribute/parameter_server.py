@@ -28,8 +28,8 @@ from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
-from tfdp_rec.optimizers.lazy_dp_sgd import _TOO_MUCH_DECAY as TOO_MUCH_DECAY
-from tfdp_rec.optimizers.pending import History
+from tfdp_rec.optimizers.lazy.lazy_dp_sgd import _TOO_MUCH_DECAY as TOO_MUCH_DECAY
+from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.optimizers.tables import resource
 
 SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning_rate")

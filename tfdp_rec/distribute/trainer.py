@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate, batches
 from tfdp_rec.clipping.independence import refuse_coupling
-from tfdp_rec.data import PoissonSampling
 from tfdp_rec.distribute.attempts import Attempts, hold
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
@@ -33,8 +32,9 @@ from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.served_table import fetched
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.table_reader import normalised
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.training.model import PrivateTraining
+from tfdp_rec.training.table_reader import normalised
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 

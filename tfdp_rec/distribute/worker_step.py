@@ -18,7 +18,7 @@ from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.optimizers.tables import distinct_rows, resource
-from tfdp_rec.table_reader import TableReader, normalised
+from tfdp_rec.training.table_reader import TableReader, normalised
 
 
 class WorkerStep:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from tfdp_rec.federated import entropy
+from tfdp_rec.noise import words
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 
@@ -137,7 +137,7 @@ class Calibration(abc.ABC):
         """The noise scale for (`epsilon`, `delta`) after padding."""
 
     @abc.abstractmethod
-    def draw(self, source: entropy.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Noise of scale 1."""
 
     @abc.abstractmethod
@@ -158,8 +158,8 @@ class Calibration(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _Gaussian(Calibration):
-    def draw(self, source: entropy.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        return entropy.gaussian(source, shape)
+    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return words.gaussian(source, shape)
 
     def unpadded_delta(self, epsilon: Number, scale: float, num_basis: int, clip_norm: float) -> Number:
         return gaussian_delta(epsilon, l2_sensitivity(clip_norm), scale)
@@ -169,8 +169,8 @@ class _Gaussian(Calibration):
 class _Laplace(Calibration):
     needs_delta = False
 
-    def draw(self, source: entropy.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        return entropy.laplace(source, shape)
+    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return words.laplace(source, shape)
 
     def unpadded_delta(self, epsilon: Number, scale: float, num_basis: int, clip_norm: float) -> Number:
         return laplace_delta(epsilon, l1_sensitivity(num_basis, clip_norm) / scale)

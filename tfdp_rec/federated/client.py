@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated import entropy
 from tfdp_rec.federated.ledger import BudgetSpent, Ledger, State
 from tfdp_rec.federated.mechanism import AttentionMechanism
+from tfdp_rec.noise import words
 
 Encoder = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]]
 
@@ -80,7 +80,7 @@ class PrivateClient:
         budget_delta: float = 1e-5,
         non_sensitive: tuple[str, ...] = (),
         runtime: Literal["saved_model", "tflite"] = "saved_model",
-        source: entropy.WordSource = entropy.os_entropy,
+        source: words.WordSource = words.os_entropy,
     ) -> None:
         if not (budget_epsilon > 0 and math.isfinite(budget_epsilon)):
             raise ValueError(f"budget_epsilon must be positive and finite, got {budget_epsilon}")

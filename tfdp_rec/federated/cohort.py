@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.data.mind import Impression, NewsCatalogue
-from tfdp_rec.federated import entropy
+from tfdp_rec.datasets.mind.files import Impression, NewsCatalogue
 from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
+from tfdp_rec.noise import words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def client_of(impressions: Sequence[Impression], sensitive: frozenset[int] | Non
 
 
 def with_private_labels(
-    client: Client, labels: LabelPermutation, source: entropy.WordSource = entropy.os_entropy
+    client: Client, labels: LabelPermutation, source: words.WordSource = words.os_entropy
 ) -> Client:
     """The client with its labels drawn once and for all.
 
@@ -170,7 +170,7 @@ def draw(
     labels: LabelPermutation | PublishedLabelPermutation,
     history_length: int,
     samples_per_client: int,
-    source: entropy.WordSource = entropy.os_entropy,
+    source: words.WordSource = words.os_entropy,
 ) -> Draws:
     """Draw everything random for one local update of each client.
 

@@ -28,7 +28,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.federated import entropy
+from tfdp_rec.noise import words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LabelPermutation(_Permutation):
         return weights / weights.sum()
 
     def sample(
-        self, num_candidates: int, clicked: int, source: entropy.WordSource = entropy.os_entropy
+        self, num_candidates: int, clicked: int, source: words.WordSource = words.os_entropy
     ) -> NDArray[np.int64]:
         """Positions of the private label (first) and of its k negatives.
 
@@ -124,7 +124,7 @@ class PublishedLabelPermutation(_Permutation):
         return 1.0 / (1.0 + self.num_negatives * math.exp(-beta))
 
     def sample(
-        self, num_candidates: int, clicked: int, source: entropy.WordSource = entropy.os_entropy
+        self, num_candidates: int, clicked: int, source: words.WordSource = words.os_entropy
     ) -> NDArray[np.int64]:
         """Positions of the permuted label (first) and of the other sampled candidates."""
         self._check(num_candidates, clicked)
@@ -138,12 +138,12 @@ class PublishedLabelPermutation(_Permutation):
         return np.concatenate([[sampled[label]], np.delete(sampled, label)])
 
 
-def _categorical(probabilities: NDArray[np.float64], source: entropy.WordSource) -> int:
+def _categorical(probabilities: NDArray[np.float64], source: words.WordSource) -> int:
     cumulative = np.cumsum(probabilities)
-    draw = entropy.uniform(source, (1,))[0] * cumulative[-1]
+    draw = words.uniform(source, (1,))[0] * cumulative[-1]
     return int(np.searchsorted(cumulative, draw, side="right"))
 
 
-def _choose(values: NDArray[np.int64], count: int, source: entropy.WordSource) -> NDArray[np.int64]:
+def _choose(values: NDArray[np.int64], count: int, source: words.WordSource) -> NDArray[np.int64]:
     """`count` of the values without replacement, uniformly: those with the smallest random words."""
     return values[np.argsort(source(len(values)), kind="stable")[:count]]

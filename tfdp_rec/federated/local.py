@@ -28,11 +28,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tfdp_rec.federated import accounting, entropy
+from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client, Draws, draw
 from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.federated.vector import ClippedVector
+from tfdp_rec.noise import words
 
 Gradients = list[NDArray[np.float32]]
 
@@ -70,12 +71,12 @@ class LocalUpdate(abc.ABC):
         self.features = {name: tf.constant(value) for name, value in features.items()}
         self.history_length, self.samples_per_client = history_length, samples_per_client
 
-    def draw(self, clients: list[Client], source: entropy.WordSource = entropy.os_entropy) -> Draws:
+    def draw(self, clients: list[Client], source: words.WordSource = words.os_entropy) -> Draws:
         """What the clients draw for one update."""
         return draw(clients, self.mechanism, self.labels, self.history_length, self.samples_per_client, source)
 
     @abc.abstractmethod
-    def gradients(self, draws: Draws, source: entropy.WordSource = entropy.os_entropy) -> tuple[Gradients, float]:
+    def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """The cohort's mean gradients and loss (the loss is for the client's own eyes)."""
 
     def charge_once(self, client: Client, accountant: accounting.ClientAccountant) -> None:
@@ -151,7 +152,7 @@ class PrivateUpdate(LocalUpdate):
 
         return clipped_sum(one, (history, samples, counted), variables, self.user_gradient)[0]
 
-    def gradients(self, draws: Draws, source: entropy.WordSource = entropy.os_entropy) -> tuple[Gradients, float]:
+    def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; basis vectors, candidate side of the news encoder, and what `user_gradient` adds."""
         clipped = self._encode(draws.history, draws.padded).numpy()
         attention = self.mechanism.finish(clipped, draws.noise).astype(np.float32)
@@ -193,7 +194,7 @@ class PublishedUpdate(LocalUpdate):
             loss = tf.reduce_mean(self._client_losses(news, users, samples, counted))
         return tape.gradient(loss, variables), loss
 
-    def gradients(self, draws: Draws, source: entropy.WordSource = entropy.os_entropy) -> tuple[Gradients, float]:
+    def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`, through the noise into every variable."""
         noise = draws.noise.astype(np.float32)
         found, loss = self._through(draws.history, draws.padded, noise, draws.samples, draws.counted)
@@ -247,7 +248,7 @@ class GradientUpdate(LocalUpdate):
 
         return clipped_sum(one, (history, samples, counted), variables, self.noise)
 
-    def gradients(self, draws: Draws, source: entropy.WordSource = entropy.os_entropy) -> tuple[Gradients, float]:
+    def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; the basis vectors are not used and get zeros (plus noise, as all do)."""
         data = (draws.history, draws.samples, draws.counted)
         if self.noise.noiseless:
@@ -292,7 +293,7 @@ def clipped_sum(
 
 
 def noised_mean(
-    noise: ClippedVector, sums: list[Any], count: int, source: entropy.WordSource = entropy.os_entropy
+    noise: ClippedVector, sums: list[Any], count: int, source: words.WordSource = words.os_entropy
 ) -> Gradients:
     """The mean of `count` clients' clipped gradients, each with its own noise.
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.federated import calibration as calibrations
-from tfdp_rec.federated import entropy
+from tfdp_rec.noise import words
 
 Activation = Literal["softplus", "relu"]
 
@@ -130,7 +130,7 @@ class AttentionMechanism:
         return self.calibration.scale(self.epsilon, self.delta, self.padding, self.num_basis, self.clip_norm)
 
     def padding_mask(
-        self, length: int | tuple[int, ...], source: entropy.WordSource = entropy.os_entropy
+        self, length: int | tuple[int, ...], source: words.WordSource = words.os_entropy
     ) -> NDArray[np.bool_]:
         """Which clicks to replace by the anonymous news. Every position is drawn, clicks or not.
 
@@ -139,14 +139,14 @@ class AttentionMechanism:
             source: Where the randomness comes from.
         """
         shape = (length,) if isinstance(length, int) else length
-        return entropy.bernoulli(source, self.padding, shape)
+        return words.bernoulli(source, self.padding, shape)
 
-    def noise(self, shape: tuple[int, ...], source: entropy.WordSource = entropy.os_entropy) -> NDArray[np.float64]:
+    def noise(self, shape: tuple[int, ...], source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
         """Noise of the right scale (zeros when epsilon is infinite)."""
         scale = self.noise_scale
         return scale * self.calibration.draw(source, shape) if scale else np.zeros(shape)
 
-    def release(self, attention: ArrayLike, source: entropy.WordSource = entropy.os_entropy) -> NDArray[np.float64]:
+    def release(self, attention: ArrayLike, source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
         """Clip, add noise, normalise.
 
         Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdp_rec.data.mind import NewsCatalogue
+from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated.cohort import Client
 
 
@@ -37,7 +37,7 @@ def pseudo_readers(
 
     Example:
         >>> import numpy as np
-        >>> from tfdp_rec.data.mind import NewsCatalogue
+        >>> from tfdp_rec.datasets.mind.files import NewsCatalogue
         >>> topics = {"category": np.array([0, 1, 1, 2, 2], dtype=np.int32)}
         >>> news = NewsCatalogue(("", "a", "b", "c", "d"), topics, (), ("", "x", "y"), ())
         >>> len(pseudo_readers(news, 3, history_length=2, clicks=1, candidates=3)[0].history)

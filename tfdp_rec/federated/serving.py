@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tfdp_rec.data.mind import NewsCatalogue
+from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated.mechanism import AttentionMechanism
 
 

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.federated import accounting, entropy
+from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.local import LocalUpdate
+from tfdp_rec.noise import words
 
 
 @dataclasses.dataclass
@@ -96,7 +97,7 @@ class Simulation:
     clients: Sequence[Client]
     cohort_size: int
     optimizer: FedAdam = dataclasses.field(default_factory=FedAdam)
-    source: entropy.WordSource = entropy.os_entropy
+    source: words.WordSource = words.os_entropy
     seed: int = 0
 
     def __post_init__(self) -> None:

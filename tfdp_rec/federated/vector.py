@@ -20,7 +20,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated import accounting, calibration, entropy
+from tfdp_rec.federated import accounting, calibration
+from tfdp_rec.noise import words
 
 
 class ClippedVector(abc.ABC):
@@ -46,7 +47,7 @@ class ClippedVector(abc.ABC):
         """What one release costs."""
 
     @abc.abstractmethod
-    def mean_noise(self, count: int, shape: tuple[int, ...], source: entropy.WordSource) -> NDArray[np.float64]:
+    def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         """The noise in the mean of `count` releases: each has noise of its own.
 
         Args:
@@ -60,7 +61,7 @@ class ClippedVector(abc.ABC):
         """Whether nothing is clipped or added."""
         return math.isinf(self.epsilon)
 
-    def release(self, vectors: ArrayLike, source: entropy.WordSource = entropy.os_entropy) -> NDArray[np.float64]:
+    def release(self, vectors: ArrayLike, source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
         """Clip and noise vectors (last axis). One that is not finite sends noise alone.
 
         Args:
@@ -130,9 +131,9 @@ class VectorMechanism(ClippedVector):
             return accounting.Unbounded()
         return accounting.GaussianRelease(self.scale, 2.0 * self.l2_norm_clip)
 
-    def mean_noise(self, count: int, shape: tuple[int, ...], source: entropy.WordSource) -> NDArray[np.float64]:
+    def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         """As in `ClippedVector`; the mean of Gaussians is a Gaussian, drawn at once."""
-        return self.scale / math.sqrt(count) * entropy.gaussian(source, shape)
+        return self.scale / math.sqrt(count) * words.gaussian(source, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +175,9 @@ class PureVectorMechanism(ClippedVector):
         """What one release costs."""
         return accounting.Unbounded() if self.noiseless else accounting.PureRelease(self.epsilon)
 
-    def mean_noise(self, count: int, shape: tuple[int, ...], source: entropy.WordSource) -> NDArray[np.float64]:
+    def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         """As in `ClippedVector`; a sum of Laplace variables is none, so each release's noise is drawn."""
         total = np.zeros(shape)
         for _ in range(count):
-            total += entropy.laplace(source, shape)
+            total += words.laplace(source, shape)
         return self.scale / count * total

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.training.model import PrivateTraining
 
 RMC_WIDTH = 32
 

@@ -23,8 +23,8 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.data.kg_timelines import FEATURES
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.datasets.kg.files import FEATURES
+from tfdp_rec.training.model import PrivateTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -92,7 +92,7 @@ class KGEntity(PrivateTraining, tfrs.Model):
 
     Example:
 
-    >>> from tfdp_rec.data.synthetic_kg import SyntheticKG
+    >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
     >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)
     >>> model = KGEntity({"entities": 1001, "unigrams": 1001, "bigrams": 1001}, num_labels=1001, width=16)
     >>> model(kg.fetch([1, 2, 3], seed=0)).shape

@@ -19,8 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.data import criteo
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.datasets.criteo import files as criteo
+from tfdp_rec.training.model import PrivateTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.training.model import PrivateTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

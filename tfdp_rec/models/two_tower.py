@@ -22,7 +22,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.training import PrivateTraining
+from tfdp_rec.training.model import PrivateTraining
 
 PADDING = 0
 _HIDDEN_SHARE = 0.1

@@ -4,10 +4,19 @@ EntropyNoise is for training, SecureNoise for those who fear attacks on floating
 for tests. docs/privacy-noise.md says what each one promises and what it does not.
 """
 
-from tfdp_rec.noise.base import NoiseSource, Request
-from tfdp_rec.noise.entropy import EntropyNoise
-from tfdp_rec.noise.keyed import KeyedNoise
-from tfdp_rec.noise.secure import SecureNoise
-from tfdp_rec.noise.tails import truncation_delta
+from tfdp_rec.lazily import imported_when_asked
 
 __all__ = ["EntropyNoise", "KeyedNoise", "NoiseSource", "Request", "SecureNoise", "truncation_delta"]
+
+# A federated client draws words (`words`) and never loads TensorFlow.
+__getattr__ = imported_when_asked(
+    __name__,
+    {
+        "EntropyNoise": "gaussian",
+        "KeyedNoise": "keyed",
+        "NoiseSource": "base",
+        "Request": "base",
+        "SecureNoise": "secure",
+        "truncation_delta": "tails",
+    },
+)

@@ -1,13 +1,13 @@
 """The mechanisms, each a Keras optimizer."""
 
-from tfdp_rec.optimizers.ada_fest import AdaFEST
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.dp_sgd import DPSGD
 from tfdp_rec.optimizers.eana import EANA
-from tfdp_rec.optimizers.exponential_selection import ExponentialSelectionSGD
-from tfdp_rec.optimizers.fest import FEST
-from tfdp_rec.optimizers.lazy_dp_sgd import LazyDPSGD
-from tfdp_rec.optimizers.preselection import Preselection, noisy_frequencies
+from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
+from tfdp_rec.optimizers.sparse.ada_fest import AdaFEST
+from tfdp_rec.optimizers.sparse.exponential import ExponentialSelectionSGD
+from tfdp_rec.optimizers.sparse.fest import FEST
+from tfdp_rec.optimizers.sparse.preselection import Preselection, noisy_frequencies
 
 __all__ = [
     "DPSGD",

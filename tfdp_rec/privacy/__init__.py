@@ -9,10 +9,14 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_instance,
     eana_rdp_published,
 )
+from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
 
 __all__ = [
     "Accountant",
+    "PoissonSampling",
+    "Sampling",
     "SamplingScheme",
+    "ShuffledEpochs",
     "calibrate_noise",
     "eana_epsilon",
     "eana_instance_epsilon",

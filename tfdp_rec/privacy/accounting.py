@@ -1,7 +1,7 @@
 """How much privacy training has cost: (ε, δ) from a mechanism's event, its sampling, and the steps taken.
 
 An optimizer's `dp_event()` says what one step does to its batch; the sampling scheme says what that costs a
-unit (see `tfdp_rec.data.sampling`); dp_accounting composes. Two accountants:
+unit (see `tfdp_rec.privacy.sampling`); dp_accounting composes. Two accountants:
 
 - **pld** numerically convolves the privacy loss distribution. Tight: its ε is an upper bound within the width
   of its grid.
@@ -67,7 +67,7 @@ class Accountant:
       ValueError: δ or the accountant is out of range, or the accountant cannot account for the event.
 
     Example:
-      >>> from tfdp_rec.data import PoissonSampling
+      >>> from tfdp_rec.privacy import PoissonSampling
       >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
       >>> accountant = Accountant(GaussianDpEvent(1.0), sampling, delta=1e-6, accountant="rdp")
       >>> round(accountant.epsilon(steps=2000), 3)
@@ -183,7 +183,7 @@ class Accountant:
           label: what to call it in the statement.
 
         Example:
-          >>> from tfdp_rec.data import PoissonSampling
+          >>> from tfdp_rec.privacy import PoissonSampling
           >>> accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-4)
           >>> accountant.spend(GaussianDpEvent(20.0), "popularity counts")
           >>> 0 < accountant.epsilon() < 0.2
@@ -289,7 +289,7 @@ def calibrate_noise(
       ValueError: an argument is out of range, or no noise can meet the budget.
 
     Example:
-      >>> from tfdp_rec.data import PoissonSampling
+      >>> from tfdp_rec.privacy import PoissonSampling
       >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024)
       >>> noise = calibrate_noise(3.0, delta=1e-6, sampling=sampling, steps=2000, accountant="rdp")
       >>> round(noise, 2)

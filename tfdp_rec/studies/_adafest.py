@@ -25,11 +25,11 @@ import keras
 import numpy as np
 
 from tfdp_rec.data import PoissonSampling, criteo
-from tfdp_rec.data.synthetic_criteo import SyntheticCriteo, auc
-from tfdp_rec.jobs.run_folder import replacing
+from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
+from tfdp_rec.movies.run_folder import replacing
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.selection import gumbel_epsilon, split_noise_multiplier
+from tfdp_rec.optimizers.sparse.draws import gumbel_epsilon, split_noise_multiplier
 from tfdp_rec.privacy import Accountant, calibrate_noise
 from tfdp_rec.studies._adafest_problems import Examples, Problem
 

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from tfdp_rec.data import criteo
-from tfdp_rec.data.synthetic_criteo import auc
-from tfdp_rec.data.synthetic_text import SyntheticText
+from tfdp_rec.datasets.criteo.generated import auc
+from tfdp_rec.datasets.text.generated import SyntheticText
 from tfdp_rec.models.pctr import PCTR
 from tfdp_rec.models.text_classifier import TextClassifier
 

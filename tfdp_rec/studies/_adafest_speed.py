@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.benchmarks._timing import rounds
-from tfdp_rec.data.lookahead import lookahead
 from tfdp_rec.optimizers import EANA, LazyDPSGD, Preselection
 from tfdp_rec.studies._adafest import CHOICE_NOISE, CHOSEN_ROWS, Study
+from tfdp_rec.training.lookahead import lookahead
 
 WAYS = {
     "SGD": 0.0, "EANA": 0.0, "LazyDPSGD": 0.0, "AdaFEST": 4.5, "AdaFEST+": 4.5, "exponential": 300.0, "FEST": 0.0,

@@ -21,7 +21,7 @@ import tensorflow as tf
 from rich.progress import Progress
 
 from tfdp_rec.data import mind
-from tfdp_rec.data.synthetic_news import SyntheticNews
+from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import (
     AnalyticGaussian,
     AttentionMechanism,
@@ -31,7 +31,6 @@ from tfdp_rec.federated import (
     PublishedLaplace,
     PureLaplace,
     cohort,
-    entropy,
     evaluation,
     local,
 )
@@ -40,6 +39,7 @@ from tfdp_rec.federated.public import pseudo_readers
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import ClippedVector, PureVectorMechanism, VectorMechanism
 from tfdp_rec.models import news
+from tfdp_rec.noise import words
 
 DELTA = 1e-5
 HISTORY, SAMPLES, NEGATIVES = 20, 4, 4
@@ -205,7 +205,7 @@ class Study:
             self._prepare(cell, model, clients[:count])
             clients = clients[count:]
         if cell.method.startswith("corrected"):
-            labels, source = LabelPermutation(cell.epsilon, NEGATIVES), entropy.seeded(cell.seed)
+            labels, source = LabelPermutation(cell.epsilon, NEGATIVES), words.seeded(cell.seed)
             clients = [cohort.with_private_labels(client, labels, source) for client in clients]
         update = self.update_of(cell, model)
         # a user encoder that was prepared is followed, not overrun: half the rate
@@ -216,7 +216,7 @@ class Study:
         return spent if math.isfinite(spent) else None
 
     def _simulation(self, cell: Cell, update: Any, clients: Any, rate: float) -> Simulation:
-        source = entropy.seeded(1000 + cell.seed)
+        source = words.seeded(1000 + cell.seed)
         size = min(self.sizes.cohort, len(clients))
         return Simulation(update, clients, size, FedAdam(rate, tau=1e-5), source, cell.seed)
 
@@ -260,7 +260,7 @@ class Study:
         clients = [client for i, client in enumerate(self.clients) if i not in set(held)]
         update = self.update_of(dataclasses.replace(cell, method="fedrec"), model)
         adam = keras.optimizers.Adam(CENTRAL_RATE)
-        order, source = np.random.default_rng(cell.seed), entropy.seeded(cell.seed)
+        order, source = np.random.default_rng(cell.seed), words.seeded(cell.seed)
         best, weights, checks = 0.0, model.get_weights(), 0
         every = max(1, self.sizes.rounds // 8)
         while checks < PATIENCE:
@@ -342,7 +342,7 @@ class Ranking:
 
     def served(self, mechanism: AttentionMechanism | ClippedVector) -> dict[str, float]:
         """With the client's mechanism in serving."""
-        source = entropy.seeded(7)
+        source = words.seeded(7)
         if isinstance(mechanism, ClippedVector):
             return self._metrics(mechanism.release(np.array(self._encode()[1]), source))
         padded = mechanism.padding_mask(self.history.shape, source) & (self.history != 0)

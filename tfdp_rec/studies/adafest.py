@@ -133,8 +133,8 @@ def make_problem(task: str, data: str | None, sizes: Any) -> Any:
     Raises:
         ValueError: data files for a task that has none.
     """
-    from tfdp_rec.data.synthetic_criteo import SyntheticCriteo
-    from tfdp_rec.data.synthetic_text import SyntheticText
+    from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
+    from tfdp_rec.datasets.text.generated import SyntheticText
     from tfdp_rec.studies import _adafest_problems as problems
 
     if task == "text":

@@ -85,7 +85,7 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
 
     from tfdp_rec.audit import REPEATS, Canaries, Uniform
     from tfdp_rec.data import PoissonSampling
-    from tfdp_rec.data.kg_timelines import FEATURES, split_individuals
+    from tfdp_rec.datasets.kg.files import FEATURES, split_individuals
     from tfdp_rec.models import KGEntity
     from tfdp_rec.studies import _comparison as comparison
 
@@ -126,8 +126,8 @@ def _source(sizes: Sizes, data: str | None, vocabularies: str | None) -> tuple[A
     """Where examples come from, and the rows of each feature's table."""
     from pathlib import Path
 
-    from tfdp_rec.data.kg_timelines import FEATURES, TimelineStore, Vocabulary, read_timelines
-    from tfdp_rec.data.synthetic_kg import SyntheticKG
+    from tfdp_rec.datasets.kg.files import FEATURES, TimelineStore, Vocabulary, read_timelines
+    from tfdp_rec.datasets.kg.generated import SyntheticKG
 
     if data is None or vocabularies is None:
         kg = SyntheticKG(sizes.individuals, sizes.vocabulary, sizes.topics)
@@ -191,8 +191,8 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     import numpy as np
     import tensorflow as tf
 
-    from tfdp_rec.data.kg_timelines import FEATURES
-    from tfdp_rec.data.synthetic_kg import SyntheticKG
+    from tfdp_rec.datasets.kg.files import FEATURES
+    from tfdp_rec.datasets.kg.generated import SyntheticKG
     from tfdp_rec.models import KGEntity
     from tfdp_rec.studies import _comparison as comparison
 

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfdp_rec.federated.attention import PrivateAttention
+from tfdp_rec.models.news.attention import PrivateAttention
 from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, or_all
 
 

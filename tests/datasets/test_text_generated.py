@@ -1,0 +1,55 @@
+"""Generated sentences: repeatable, Zipf's law, labels that follow the planted weights."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfdp_rec.datasets.text.generated import SyntheticText
+
+TEXT = SyntheticText(vocabulary_size=2000, seed=3)
+
+
+def test_equal_arguments_give_equal_sentences_and_parts_differ():
+    first, again = TEXT.examples(50), SyntheticText(vocabulary_size=2000, seed=3).examples(50)
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+    np.testing.assert_array_equal(first.labels, again.labels)
+    others = [TEXT.examples(50, part="test"), TEXT.examples(50, day=1), SyntheticText(2000, seed=4).examples(50)]
+    assert all((first.tokens != other.tokens).any() for other in others)
+
+
+def test_sentences_are_tokens_and_then_padding():
+    tokens = TEXT.examples(3000).tokens
+    lengths = (tokens > 0).sum(axis=1)
+    assert lengths.min() == 5 and lengths.max() == 32 and tokens.max() < 2000
+    assert all((row[:length] > 0).all() for row, length in zip(tokens, lengths))
+
+
+@pytest.mark.parametrize("exponent, accepted", [(1.1, True), (1.15, False)])
+def test_tokens_follow_the_shifted_law(exponent, accepted):
+    tokens = TEXT.examples(4000).tokens
+    ends = np.array([0, 1, 3, 10, 30, 100, 300, 1000, 1999]) + 2.7
+    shares = np.diff(ends ** (1 - exponent)) / (ends[-1] ** (1 - exponent) - ends[0] ** (1 - exponent))
+    observed = np.histogram(tokens[tokens > 0] - 1, bins=ends - 2.7)[0]
+    assert (stats.chisquare(observed, shares * observed.sum()).pvalue > 1e-6) == accepted
+
+
+@pytest.mark.parametrize("signal", [1.0, 3.0])
+def test_labels_are_coins_of_the_planted_logits(signal):
+    text = SyntheticText(seed=1, signal=signal)
+    examples = text.examples(40_000)
+    logits = text.logits(examples)
+    assert logits.std() == pytest.approx(signal, rel=0.1)
+    for low, high in ((-2, -1), (-0.5, 0.5), (1, 2)):
+        chosen = (logits > low) & (logits < high)
+        expected = np.mean(1 / (1 + np.exp(-logits[chosen])))
+        assert stats.binomtest(int(examples.labels[chosen].sum()), int(chosen.sum()), expected).pvalue > 1e-6
+
+
+def test_function_words_and_padding_have_no_weight():
+    assert (TEXT._weights[:21] == 0).all() and 0.2 < (TEXT._weights[21:] != 0).mean() < 0.4
+
+
+@pytest.mark.parametrize("wrong", [{"vocabulary_size": 10}, {"max_length": 4}, {"polar_share": 0.0}])
+def test_what_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SyntheticText(**wrong)

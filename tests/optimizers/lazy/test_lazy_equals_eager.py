@@ -1,0 +1,368 @@
+"""With noise that is a pure function of (table, row, step) and no aggregation, lazy is eager, number for number.
+
+Random histories run through three implementations: LazyDPSGD, DPSGD, and a loop in numpy that is obviously right.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tfdp_rec
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.training.lookahead import LookAhead, lookahead
+
+TOLERANCE = 1e-5
+SHAPES = {"users": (11, 4), "items": (7, 3), "shared": (5, 1)}
+
+
+class Weights:
+    """Three tables of different width and a dense variable, the same at every start."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        start = {name: rng.normal(size=shape).astype("float32") for name, shape in SHAPES.items()}
+        self.tables = {name: keras.Variable(value, name=name) for name, value in start.items()}
+        self.dense = keras.Variable(rng.normal(size=[3]).astype("float32"), name="dense")
+        self.all = [*self.tables.values(), self.dense]
+
+
+def gradient_of_rows(rows):
+    """A loss that depends on what was read: a row read too early, without its noise, shows."""
+    return 0.4 * np.tanh(rows) + 0.1
+
+
+class Training:
+    """A mechanism that trains `Weights` on batches given as {table: ids, with repeats}."""
+
+    def __init__(self, make):
+        self.make, self.weights, self.optimizer = make, Weights(), make()
+        self._build()
+
+    def _build(self):
+        self.optimizer.build(self.weights.all, {v.path: None for v in self.weights.tables.values()})
+
+    def step(self, batch, announced):
+        gradients, total = {}, 0.0
+        for name, table in self.weights.tables.items():
+            if name not in batch:
+                continue
+            ids = tf.constant(batch[name], tf.int64)
+            self.optimizer.before_read(table, ids)
+            values = gradient_of_rows(np.asarray(tf.gather(table._value, ids)))
+            total += values.sum()
+            gradients[table.path] = tf.IndexedSlices(tf.constant(values, tf.float32), ids)
+        gradients[self.weights.dense.path] = tf.fill([3], tf.constant(np.tanh(total), tf.float32))
+        size = tf.zeros([len(batch)])
+        clipped = ClippedSum(gradients, size, tf.cast(self.optimizer.clip, tf.float32), size)
+        upcoming = {self.weights.tables[name].path: tf.constant(ids, tf.int64) for name, ids in announced.items()}
+        self.optimizer.apply(clipped, upcoming=upcoming)
+
+    def save_and_load(self):
+        """A release, loaded by a new optimizer of the same making."""
+        store = {}
+        self.optimizer.save_own_variables(store)
+        self.optimizer = self.make()
+        self._build()
+        self.optimizer.load_own_variables(store)
+
+    def interrupt_and_resume(self):
+        """What a training checkpoint does: ledger and all, nothing settled."""
+        old = self.optimizer
+        self.optimizer = self.make()
+        self._build()
+        for new, kept in zip(self.optimizer.variables, old.variables, strict=True):
+            new._value.assign(kept._value)
+        for name, variable in self.optimizer.ledger_variables.items():
+            variable.assign(old.ledger_variables[name])
+        self.optimizer.ledger_restored()
+
+    def results(self):
+        self.optimizer.settle()
+        state = {v.path: np.asarray(v._value) for v in self.weights.all}
+        state |= {f"{i}": np.asarray(v._value) for i, v in enumerate(self.optimizer.variables) if v.ndim == 2}
+        return state
+
+
+class ByHand:
+    """Eager DP-SGD as the papers write it, in numpy and float64."""
+
+    def __init__(self, momentum, nesterov, decay, rate):
+        weights = Weights()
+        names = {**weights.tables, "dense": weights.dense}
+        self.value = {name: np.asarray(v._value, np.float64) for name, v in names.items()}
+        self.speed = {name: np.zeros_like(value) for name, value in self.value.items()}
+        self.momentum, self.nesterov, self.decay, self.rate, self.time = momentum, nesterov, decay, rate, 0
+        self.settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
+        self.noise = KeyedNoise(7)
+
+    def step(self, batch):
+        update, total = {}, 0.0
+        for name in SHAPES:
+            update[name] = np.zeros(SHAPES[name])
+            for row in batch.get(name, []):
+                gradient = gradient_of_rows(self.value[name][row])
+                update[name][row] += gradient
+                total += gradient.sum()
+        update["dense"] = np.full(3, np.tanh(total))
+        size, rate = self.settings["expected_batch_size"], self.rate(self.time)
+        scale = self.settings["noise_multiplier"] * self.settings["l2_norm_clip"] / size
+        for number, name in enumerate(update):
+            noisy = update[name] / size + scale * self._noise(number, update[name].shape)
+            self._move(name, noisy, rate)
+        self.time += 1
+
+    def _noise(self, number, shape):
+        rows, width = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
+        drawn = self.noise.normal(number, tf.range(rows, dtype=tf.int64), tf.constant(self.time, tf.int64), width)
+        return np.asarray(drawn).reshape(shape)
+
+    def _move(self, name, gradient, rate):
+        if not self.momentum:
+            self.value[name] = (1 - rate * self.decay) * self.value[name] - rate * gradient
+            return
+        self.speed[name] = self.momentum * self.speed[name] - rate * gradient
+        ahead = self.momentum * self.speed[name] - rate * gradient
+        self.value[name] = self.value[name] + (ahead if self.nesterov else self.speed[name])
+
+
+def assert_close(found, expected):
+    for name, value in expected.items():
+        scale = np.max(np.abs(value)) + 1e-12
+        assert np.max(np.abs(found[name] - value)) <= TOLERANCE * scale, name
+
+
+BATCHES = st.dictionaries(
+    st.sampled_from(sorted(SHAPES)), st.lists(st.integers(0, 4), max_size=6), max_size=3
+)  # ids repeat, tables are left out, batches are empty
+FAR = st.dictionaries(st.sampled_from(sorted(SHAPES)), st.lists(st.integers(-3, 40), max_size=6))
+EVENTS = st.one_of(
+    st.tuples(st.just("step"), BATCHES),
+    st.tuples(st.just("step"), BATCHES),
+    st.tuples(st.just("settle"), st.none()),
+    st.tuples(st.just("release"), st.none()),
+    st.tuples(st.just("resume"), st.none()),
+    st.tuples(st.just("l2_norm_clip"), st.floats(0.3, 3.0)),
+    st.tuples(st.just("noise_multiplier"), st.floats(0.0, 3.0)),
+    st.tuples(st.just("expected_batch_size"), st.floats(1.0, 9.0)),
+)
+RECURSIONS = st.sampled_from(
+    [(0.0, False, None), (0.0, False, 0.3), (0.9, False, None), (0.6, True, None), (0.05, True, None)]
+)
+RATES = st.sampled_from([0.3, "halving", "warm"])
+
+
+def rate_of(kind):
+    """(what the optimizer takes, what the rate is at a step)."""
+    if kind == "halving":
+        return keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5), lambda t: 0.5 * 0.5 ** (t / 3)
+    if kind == "warm":
+        return keras.optimizers.schedules.PolynomialDecay(0.01, 6, 0.5), lambda t: 0.01 + 0.49 * min(t, 6) / 6
+    return kind, lambda t: kind
+
+
+HISTORIES = given(
+    recursion=RECURSIONS,
+    rate=RATES,
+    events=st.lists(EVENTS, min_size=6, max_size=16),
+    announce=st.sampled_from(["right", "nothing", "wrong"]),
+    lies=FAR,
+)
+CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=12, **CHECKED)
+@HISTORIES
+def test_any_history(recursion, rate, events, announce, lies):
+    assert_lazy_is_eager(recursion, rate, events, announce, lies)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, **CHECKED)
+@HISTORIES
+def test_many_histories(recursion, rate, events, announce, lies):
+    assert_lazy_is_eager(recursion, rate, events, announce, lies)
+
+
+def assert_lazy_is_eager(recursion, rate, events, announce, lies):
+    momentum, nesterov, decay = recursion
+    given_rate, rate_at = rate_of(rate)
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
+
+    def mechanism(kind, **more):
+        return lambda: kind(given_rate, 1.0, 0.8, 4.0, noise=KeyedNoise(7), **options, **more)
+
+    lazy = Training(mechanism(tfdp_rec.LazyDPSGD, aggregate_noise=False))
+    eager = Training(mechanism(tfdp_rec.DPSGD))
+    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at)
+    batches = [what for event, what in events if event == "step"]
+    done = 0
+    for event, what in events:
+        if event == "step":
+            done += 1
+            true = batches[done] if done < len(batches) else {}
+            lazy.step(what, {"right": true, "nothing": {}, "wrong": lies}[announce])
+            eager.step(what, {})
+            by_hand.step(what)
+        elif event == "settle":
+            lazy.optimizer.settle()
+        elif event == "release":
+            lazy.save_and_load()
+            eager.save_and_load()
+        elif event == "resume":
+            lazy.interrupt_and_resume()
+        else:
+            for run in (lazy.optimizer, eager.optimizer):
+                setattr(run, event, what)
+            by_hand.settings[event] = what
+    found, expected = lazy.results(), eager.results()
+    assert_close(found, expected)
+    assert_close({name: found[name] for name in by_hand.value}, by_hand.value)
+
+
+def test_learning_rate_set_in_mid_training():
+    runs = [
+        Training(lambda: tfdp_rec.LazyDPSGD(0.5, 1.0, 0.8, 4.0, aggregate_noise=False, noise=KeyedNoise(1))),
+        Training(lambda: tfdp_rec.DPSGD(0.5, 1.0, 0.8, 4.0, noise=KeyedNoise(1))),
+    ]
+    for rate in (0.5, 0.01, 2.0):
+        for run in runs:
+            run.optimizer.learning_rate = rate
+            run.step({"users": [1, 1], "items": [2]}, {})
+    assert_close(runs[0].results(), runs[1].results())
+
+
+def test_setting_iterations_back_forgets_no_noise():
+    """Users set `iterations` to restart a schedule; rows that wait owe the steps that were made all the same."""
+    run = Training(lambda: tfdp_rec.LazyDPSGD(0.5, 1.0, 0.8, 4.0, noise=KeyedNoise(1)))
+    for _ in range(5):
+        run.step({"users": [0]}, {})
+    run.optimizer.settle()
+    before = np.asarray(run.weights.tables["users"]._value)
+    run.optimizer.iterations.assign(0)
+    run.step({"users": [0]}, {})
+    run.optimizer.settle()
+    assert np.all(np.asarray(run.weights.tables["users"]._value) != before)
+
+
+def test_dense_optimizer_gets_the_same_noise():
+    def with_adam(kind, **more):
+        return lambda: kind(0.5, 1.0, 0.8, 4.0, dense_optimizer=keras.optimizers.Adam(0.1), noise=KeyedNoise(1), **more)
+
+    lazy = Training(with_adam(tfdp_rec.LazyDPSGD, aggregate_noise=False))
+    eager = Training(with_adam(tfdp_rec.DPSGD))
+    for batch in ({"users": [1, 1]}, {}, {"items": [3], "shared": [0, 1]}):
+        lazy.step(batch, {})
+        eager.step(batch, {})
+    assert_close(lazy.results(), eager.results())
+
+
+def test_a_sum_from_before_the_last_step_is_refused():
+    run = Training(lambda: tfdp_rec.LazyDPSGD(0.5, 1.0, 0.8, 4.0))
+    table = run.weights.tables["users"]
+    slices = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([2], tf.int64))
+    stale = ClippedSum({table.path: slices}, tf.ones([1]), tf.constant(1.0), tf.ones([1]))
+    run.step({"users": [2]}, {})
+    before = np.asarray(table._value)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="read before their pending noise"):
+        run.optimizer.apply(stale)
+    assert np.array_equal(np.asarray(table._value), before)
+
+
+# Whole models under fit: graphs, the look-ahead stage, shared tables, batches of any size.
+
+
+CLIPPING = ("clipping_strategy", "microbatch_size")
+
+
+def model_of(kind, **options):
+    keras.utils.set_random_seed(0)
+    context, label = keras.Input([3], dtype="int32", name="context"), keras.Input([], dtype="int32", name="label")
+    items, users = keras.layers.Embedding(20, 4, name="items"), keras.layers.Embedding(6, 2, name="users")
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(items(context)), items(label), users(label % 6)])
+    model = tfdp_rec.PrivateModel({"context": context, "label": label}, keras.layers.Dense(1)(joined))
+    compile_options = {k: options.pop(k) for k in ("steps_per_execution", "run_eagerly", *CLIPPING) if k in options}
+    optimizer = kind(0.3, 1.0, 0.7, expected_batch_size=4, noise=KeyedNoise(3), **options)
+    model.compile(optimizer=optimizer, loss="mse", **compile_options)
+    return model
+
+
+def data_of(sizes):
+    rng = np.random.default_rng(5)
+    batches = [
+        (
+            {"context": rng.integers(0, 20, (n, 3)).astype("int32"), "label": rng.integers(0, 20, n).astype("int32")},
+            rng.normal(size=(n, 1)).astype("float32"),
+        )
+        for n in sizes
+    ]
+    signature = (
+        {"context": tf.TensorSpec([None, 3], tf.int32), "label": tf.TensorSpec([None], tf.int32)},
+        tf.TensorSpec([None, 1], tf.float32),
+    )
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+
+
+def announce_wrongly(data, model):
+    wrong = {"items/embeddings": tf.constant([19, 3, 25, -1], tf.int64), "users/embeddings": tf.zeros([0], tf.int64)}
+    return lookahead(data, model).map(lambda element: LookAhead(element.batch, wrong))
+
+
+SIZES = [4, 0, 5, 1, 3, 4, 2]
+
+
+@pytest.fixture(scope="module")
+def eager_weights():
+    found = {}
+
+    def weights(**options):
+        key = tuple(options.items())
+        if key not in found:
+            model = model_of(tfdp_rec.DPSGD, **options)
+            model.fit(data_of(SIZES), epochs=2, verbose=0)
+            found[key] = model.get_weights()
+        return found[key]
+
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("ahead", "recursion", "options"),
+    [
+        ("on", {"momentum": 0.8}, {}),
+        ("off", {}, {}),
+        ("wrong", {"weight_decay": 0.2}, {}),
+        ("on", {}, {"steps_per_execution": 3}),
+        ("off", {}, {"run_eagerly": True}),
+        ("off", {}, {"clipping_strategy": "per_example"}),  # whose guard runs inside a loop over examples
+        ("off", {}, {"microbatch_size": 2}),
+    ],
+)
+def test_fit(eager_weights, ahead, recursion, options):
+    model = model_of(tfdp_rec.LazyDPSGD, aggregate_noise=False, **recursion, **options)
+    data = data_of(SIZES)
+    if ahead == "wrong":
+        data = announce_wrongly(data, model)
+    if ahead == "off":
+        for _ in range(2):
+            for x, y in data:
+                model.train_on_batch(x, y)
+    else:
+        model.fit(data, epochs=2, verbose=0)
+    for found, expected in zip(model.get_weights(), eager_weights(**recursion), strict=True):
+        assert np.max(np.abs(found - expected)) <= TOLERANCE * np.max(np.abs(expected))
+
+
+def test_sums_taken_by_hand_settle_what_they_read():
+    few = SIZES[2:5]
+    eager = model_of(tfdp_rec.DPSGD)
+    eager.fit(data_of(few), verbose=0)
+    model = model_of(tfdp_rec.LazyDPSGD, aggregate_noise=False)
+    for batch in data_of(few):
+        model.prepare(batch)
+        model.optimizer.apply(tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=1.0))
+    for found, expected in zip(model.get_weights(), eager.get_weights(), strict=True):
+        assert np.max(np.abs(found - expected)) <= TOLERANCE * np.max(np.abs(expected))

@@ -1,0 +1,287 @@
+"""Aggregated noise has the distribution of the noise it stands for: variances, covariances, shape, independence.
+
+Checked against closed forms worked out here by summing over steps, against simulation of the steps themselves, and by
+running the whole optimizer. The checks are shown to have teeth: each rejects a scale wrong by 3%, noise that two rows
+share, and a last step that was forgotten.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise.base import NoiseSource
+from tfdp_rec.optimizers import LazyDPSGD
+from tfdp_rec.optimizers.lazy.pending import History, Replayed, WithMomentum, WithoutMomentum, pending
+from tfdp_rec.optimizers.recursion import Recursion
+
+DRAWS = 10**6
+UNLIKELY = 5.5  # standard errors: a false alarm once in 10^7
+RATES = np.array([0.5, 0.4, 0.4, 0.1, 0.9, 0.3, 0.3])
+STDDEVS = np.array([1.0, 1.0, 0.5, 0.5, 1.0, 1.5, 0.6])
+
+
+class Seeded(NoiseSource):
+    """Unit Gaussians of numpy, so that a test decides the same way every time."""
+
+    def __init__(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def normal(self, variable, rows, step, width):
+        draw = lambda n: self.generator.standard_normal((int(n), width)).astype("float32")  # noqa: E731
+        values = tf.numpy_function(draw, [tf.size(rows)], tf.float32)
+        return tf.reshape(values, [-1, width])
+
+
+def effects(recursion, since, now, rates=RATES, stddevs=STDDEVS):
+    """How a unit of noise at each owed step moves (weight, velocity) at `now`, and how they move by themselves.
+
+    By running the recursion on numbers: [steps, 2], and the 2x2 map of (weight, velocity).
+    """
+
+    def run(start, weight, velocity, kick):
+        for step in range(start, now):
+            move = tf.constant(-rates[step] * kick if step == start else 0.0, tf.float64)
+            weight, moved = recursion.step(
+                tf.constant(weight, tf.float64),
+                tf.constant(velocity, tf.float64) if recursion.has_velocity else None,
+                move,
+                float(rates[step]),
+            )
+            weight, velocity = float(weight), 0.0 if moved is None else float(moved)
+        return weight, velocity
+
+    noise = [np.array(run(step, 0.0, 0.0, 1.0)) * stddevs[step] for step in range(since, now)]
+    return np.reshape(noise, [-1, 2]), np.array([run(since, 1.0, 0.0, 0.0), run(since, 0.0, 1.0, 0.0)]).T
+
+
+def history_of(kind, forgotten=0):
+    """The totals of all steps; the last ones left out, if asked."""
+    history, totals = History(kind.columns), tf.zeros([kind.columns], tf.float64)
+    for step, (rate, stddev) in enumerate(zip(RATES, STDDEVS)):
+        stddev = 0.0 if step >= len(RATES) - forgotten else stddev
+        totals = kind.next_totals(totals, tf.constant(rate, tf.float64), tf.constant(stddev, tf.float64))
+        history.append(tf.constant(step + 1, tf.int64), totals)
+    return history
+
+
+def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.0), seed=0):
+    """Weights and velocities [rows, draws] of some rows, paid at the end, from `start`."""
+    generator = np.random.default_rng(seed)
+
+    def unit(count):
+        drawn = generator.standard_normal((1 if shared else len(since), count, draws)).astype("float32")
+        return tf.constant(scale * np.broadcast_to(drawn, (len(since), count, draws)), tf.float32)
+
+    weight, velocity = (tf.fill([len(since), draws], np.float32(v)) for v in start)
+    rows = (weight, velocity if kind.recursion.has_velocity else None)
+    ids, now = tf.range(len(since), dtype=tf.int64), tf.constant(len(RATES), tf.int64)
+    since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
+    if isinstance(kind, Replayed):
+        weight, velocity = kind.pay(rows, ids, since, now, history, lambda ids, step: unit(1)[:, 0])
+    else:
+        owed = kind.owed(since, now, history)
+        noise = unit(owed.stddev.shape[1]) * owed.stddev[:, :, None]
+        weight, velocity = kind.pay(rows, owed.coefficients, noise)
+    velocity = tf.zeros_like(weight) if velocity is None else velocity
+    return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
+
+
+def assert_right(recursion, since, weights, velocities):
+    """Means, 2x2 covariances, normality and independence of rows, each within sampling error."""
+    draws = weights.shape[1]
+    for row, at in enumerate(since):
+        noise, _ = effects(recursion, at, len(RATES))
+        covariance = noise.T @ noise
+        for found, expected in ((weights[row], covariance[0, 0]), (velocities[row], covariance[1, 1])):
+            if expected == 0:
+                assert np.all(found == 0)
+                continue
+            assert abs(np.mean(found)) < UNLIKELY * np.sqrt(expected / draws)
+            assert abs(np.mean(found**2) / expected - 1) < UNLIKELY * np.sqrt(2 / draws)
+            assert stats.kstest(found[: 10**5] / np.sqrt(expected), "norm").pvalue > 1e-7
+        both = weights[row] * velocities[row]
+        error = np.sqrt((covariance[0, 0] * covariance[1, 1] + covariance[0, 1] ** 2) / draws)
+        assert abs(np.mean(both) - covariance[0, 1]) <= UNLIKELY * error
+    for one in range(len(since)):
+        for other in range(one):
+            assert_independent(weights[one], weights[other])
+
+
+def assert_independent(one, other):
+    scale = np.std(one) * np.std(other)
+    if scale:
+        assert abs(np.mean(one * other)) < UNLIKELY * scale / np.sqrt(len(one))
+
+
+RECURSIONS = {
+    "plain": Recursion(),
+    "decay": Recursion(weight_decay=0.6),
+    "momentum": Recursion(momentum=0.9),
+    "nesterov": Recursion(momentum=0.7, nesterov=True),
+    "little momentum": Recursion(momentum=0.01),
+}
+ALL = pytest.mark.parametrize("recursion", RECURSIONS.values(), ids=RECURSIONS)
+SINCE = [0, 3, 6, 7]  # never settled, settled in the middle, one step ago, just now
+
+
+@ALL
+def test_a_million_draws(recursion):
+    assert_right(recursion, SINCE, *pay(pending(recursion, True), SINCE, DRAWS // 4))
+    assert_right(recursion, [2], *pay(pending(recursion, True), [2], DRAWS))
+
+
+@ALL
+@pytest.mark.parametrize("wrong", [{"scale": 1.03}, {"scale": 0.97}, {"shared": True}, {"forgotten": 1}])
+def test_wrong_noise_is_rejected(recursion, wrong):
+    with pytest.raises(AssertionError):
+        assert_right(recursion, SINCE, *pay(pending(recursion, True), SINCE, DRAWS // 10, **wrong))
+
+
+@ALL
+def test_simulated_steps_are_distributed_alike(recursion):
+    """The steps themselves, one by one, pass the same checks and agree by a two-sample test."""
+    replayed = pay(Replayed(recursion), [2], 50_000)
+    assert_right(recursion, [2], *replayed)
+    weights, velocities = pay(pending(recursion, True), [2], 50_000, seed=1)
+    assert stats.ks_2samp(replayed[0][0], weights[0]).pvalue > 1e-6
+    if recursion.has_velocity:
+        assert stats.ks_2samp(replayed[1][0], velocities[0]).pvalue > 1e-6
+
+
+@ALL
+def test_what_a_row_does_without_noise(recursion):
+    """Decay and momentum carry on exactly."""
+    weights, velocities = pay(pending(recursion, True), SINCE, 1, scale=0.0, start=(1.5, -0.25))
+    for row, since in enumerate(SINCE):
+        _, moves = effects(recursion, since, len(RATES))
+        expected = moves @ [1.5, -0.25 if recursion.has_velocity else 0.0]
+        assert weights[row, 0] == pytest.approx(expected[0], rel=2e-6)
+        if recursion.has_velocity:
+            assert velocities[row, 0] == pytest.approx(expected[1], rel=2e-6)
+
+
+def test_constant_rates_give_the_geometric_sums():
+    """The closed forms of momentum SGD with constant learning rate, k steps owed."""
+    mu, eta, s, k = 0.9, 0.3, 0.7, 12
+    kind = WithMomentum(Recursion(momentum=mu))
+    history, totals = History(3), tf.zeros([3], tf.float64)
+    for step in range(k + 5):
+        totals = kind.next_totals(totals, tf.constant(eta, tf.float64), tf.constant(s, tf.float64))
+        history.append(tf.constant(step + 1, tf.int64), totals)
+    rows = (tf.zeros([2, 1]), tf.zeros([2, 1]))
+    owed = kind.owed(tf.constant([5, 5], tf.int64), tf.constant(k + 5, tf.int64), history)
+    units = tf.reshape(tf.eye(2), [2, 2, 1])  # row 0 draws (1, 0), row 1 draws (0, 1)
+    weight, velocity = kind.pay(rows, owed.coefficients, units * owed.stddev[:, :, None])
+    factor = np.concatenate([np.asarray(velocity), np.asarray(weight)], axis=1)
+    m = np.arange(1, k + 1)
+    expected = (eta * s) ** 2 * np.array(
+        [
+            [np.sum(mu ** (2 * (m - 1))), np.sum(mu ** (m - 1) * (1 - mu**m)) / (1 - mu)],
+            [np.sum(mu ** (m - 1) * (1 - mu**m)) / (1 - mu), np.sum((1 - mu**m) ** 2) / (1 - mu) ** 2],
+        ]
+    )
+    np.testing.assert_allclose(factor.T @ factor, expected, rtol=1e-5)
+
+
+def test_history_grows_and_stays_exact():
+    kind = WithoutMomentum(Recursion())
+    history, totals = History(2), tf.zeros([2], tf.float64)
+    append = tf.function(lambda step, totals: [history.append(step, totals), step][1])
+    for step in range(3000):
+        totals = kind.next_totals(totals, tf.constant(0.5, tf.float64), tf.constant(2.0, tf.float64))
+        append(tf.constant(step + 1, tf.int64), totals)
+    assert history.table.numpy().shape == (4096, 2)
+    since = tf.constant([0, 1, 2999], tf.int64)
+    owed = kind.owed(since, tf.constant(3000, tf.int64), history).stddev[:, 0]
+    np.testing.assert_allclose(np.square(owed), [3000, 2999, 1], rtol=1e-6)
+
+
+def test_a_learning_rate_that_falls_by_ten_thousand_is_still_paid_in_full():
+    kind = WithoutMomentum(Recursion())
+    history, totals = History(2), tf.zeros([2], tf.float64)
+    for step in range(400):
+        rate = 1.0 if step < 200 else 1e-4
+        totals = kind.next_totals(totals, tf.constant(rate, tf.float64), tf.constant(1.0, tf.float64))
+        history.append(tf.constant(step + 1, tf.int64), totals)
+    owed = kind.owed(tf.constant([200, 399], tf.int64), tf.constant(400, tf.int64), history).stddev[:, 0]
+    np.testing.assert_allclose(owed, [1e-4 * np.sqrt(200), 1e-4], rtol=1e-4)
+
+
+# The whole optimizer: every row of a table, whichever way it came to be settled.
+
+ROWS, WIDTH, STEPS = 25, 40_000, 6
+
+
+def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
+    """Noise alone, over steps that read some rows, announce some and settle now and then. [ROWS, WIDTH]."""
+    table = keras.Variable(np.zeros([ROWS, WIDTH], "float32"), name="table")
+    optimizer = mechanism(
+        0.5, 2.0, sigma, 4.0, noise=noise, momentum=recursion.momentum, nesterov=recursion.nesterov,
+        weight_decay=recursion.weight_decay,
+    )  # fmt: skip
+    optimizer.build([table], {table.path: None})
+    for step in range(STEPS):
+        optimizer.learning_rate = RATES[step]
+        optimizer.noise_multiplier = sigma * STDDEVS[step]
+        read = tf.constant([step, step, 2 * step], tf.int64)
+        optimizer.before_read(table, read)
+        slices = tf.IndexedSlices(tf.zeros([3, WIDTH]), read)
+        clipped = ClippedSum({table.path: slices}, tf.zeros([3]), tf.constant(2.0), tf.zeros([3]))
+        optimizer.apply(clipped, upcoming={table.path: tf.constant([step + 1, 20, 20, -1, 99], tf.int64)})
+        if step == 3:
+            optimizer.settle()
+    optimizer.settle()
+    return np.asarray(table._value, np.float64)
+
+
+def assert_every_row_right(recursion, values):
+    noise, _ = effects(recursion, 0, STEPS, stddevs=STDDEVS * 2.0 / 4.0)  # s = σ C / B
+    expected = np.sum(noise[:, 0] ** 2)
+    for row in values:
+        assert abs(np.mean(row**2) / expected - 1) < UNLIKELY * np.sqrt(2 / WIDTH)
+    assert stats.kstest(values[:, :4000].ravel() / np.sqrt(expected), "norm").pvalue > 1e-7
+    correlations = np.corrcoef(values) - np.eye(len(values))
+    assert np.max(np.abs(correlations)) < UNLIKELY / np.sqrt(WIDTH)
+
+
+class OneDrawForAllRows(Seeded):
+    def normal(self, variable, rows, step, width):
+        one = super().normal(variable, rows[:1], step, width)
+        return tf.repeat(one, tf.size(rows), axis=0)
+
+
+class ForgetsTheLastStep(LazyDPSGD):
+    def _settle_all(self):
+        for table in self.tables.values():
+            self._pay(table, tf.range(table.rows, dtype=tf.int64), self.ledger.now() - 1)
+
+
+class MarksBeforePaying(LazyDPSGD):
+    def _pay(self, table, ids, now, debts=None):
+        self.ledger.mark(table.path, ids, now)
+        super()._pay(table, ids, now, debts)
+
+
+@ALL
+def test_every_row_of_a_trained_table(recursion):
+    assert_every_row_right(recursion, trained(recursion, Seeded(2)))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda r: trained(r, Seeded(2), sigma=1.03),
+        lambda r: trained(r, Seeded(2), sigma=0.97),
+        lambda r: trained(r, OneDrawForAllRows(2)),
+        lambda r: trained(r, Seeded(2), mechanism=ForgetsTheLastStep),
+        lambda r: trained(r, Seeded(2), mechanism=MarksBeforePaying),
+    ],
+    ids=["3% too much", "3% too little", "one draw for all rows", "last step forgotten", "marked before paid"],
+)
+@pytest.mark.parametrize("recursion", [RECURSIONS["plain"], RECURSIONS["momentum"]], ids=["plain", "momentum"])
+def test_broken_optimizers_are_found_out(recursion, broken):
+    with pytest.raises(AssertionError):
+        assert_every_row_right(recursion, broken(recursion))

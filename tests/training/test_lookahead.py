@@ -1,0 +1,130 @@
+"""Each batch comes with what the next one will read, derived from the model alone."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_rec
+from tfdp_rec.training.lookahead import LookAhead, is_lookahead, lookahead
+
+
+def optimizer_of():
+    return tfdp_rec.LazyDPSGD(0.1, 1.0, 1.0, expected_batch_size=2)
+
+
+class Towers(tfdp_rec.PrivateTraining, keras.Model):
+    """Strings, a table that both towers share, negatives that the batch shares, ids worked out in the model."""
+
+    shared_inputs = ("negatives",)
+
+    def __init__(self):
+        super().__init__()
+        self.lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c", "d"])
+        self.items = keras.layers.Embedding(20, 3, name="items")
+        self.users = keras.layers.Embedding(5, 3, name="users")
+        self.scores = tfdp_rec.CandidateScores(12, 3, name="scores")
+        self.dropout = keras.layers.Dropout(0.5)
+        self.seen = keras.metrics.Sum(name="seen")
+
+    def per_example_loss(self, data, training=True):
+        self.seen.update_state(tf.size(data["user"]))
+        user = self.users(self.lookup(data["user"]))
+        context = tf.reduce_mean(self.items(data["context"]), axis=1) + self.items(data["label"] + 10)
+        query = self.dropout(user + context, training=training)
+        return tf.reduce_mean(self.scores(query, data["label"], data["negatives"]), axis=1)
+
+
+BATCHES = [
+    {"user": ["a", "b"], "context": [[1, 2], [3, 3]], "label": [4, 5], "negatives": [0, 7]},
+    {"user": [], "context": np.zeros([0, 2]), "label": [], "negatives": [9]},
+    {"user": ["d"], "context": [[0, 6]], "label": [8], "negatives": [1, 2, 3]},
+]
+SPEC = {
+    "user": tf.TensorSpec([None], tf.string),
+    "context": tf.TensorSpec([None, 2], tf.int64),
+    "label": tf.TensorSpec([None], tf.int64),
+    "negatives": tf.TensorSpec([None], tf.int64),
+}
+
+
+def dataset():
+    return tf.data.Dataset.from_generator(lambda: iter(BATCHES), output_signature=SPEC)
+
+
+def test_ids_of_strings_shared_tables_and_shared_negatives():
+    model = Towers()
+    model.compile(optimizer_of())
+    for _ in range(2):  # each pass over the data starts anew
+        elements = list(lookahead(dataset(), model))
+        assert [len(e.batch["user"]) for e in elements] == [2, 0, 1]
+        found = [{path: sorted(ids.numpy().tolist()) for path, ids in e.upcoming.items()} for e in elements]
+        assert found == [
+            {"items/embeddings": [], "users/embeddings": [], "scores/embeddings": [9]},
+            {"items/embeddings": [0, 6, 18], "users/embeddings": [4], "scores/embeddings": [1, 2, 3, 8]},
+            {"items/embeddings": [], "users/embeddings": [], "scores/embeddings": []},
+        ]
+    for element, batch in zip(elements, BATCHES, strict=True):
+        for key, value in batch.items():
+            assert element.batch[key].numpy().tolist() == [
+                v.encode() if isinstance(v, str) else v for v in np.asarray(value).tolist()
+            ]
+
+
+def test_only_what_makes_ids_runs_ahead():
+    model = Towers()
+    model.compile(optimizer_of())
+    reader = model.table_reader(SPEC)
+    kinds = {operation.type for operation in reader._pruned.graph.get_operations()}
+    assert "LookupTableFindV2" in kinds
+    assert not any("Random" in kind or "Assign" in kind or "MatMul" in kind for kind in kinds)
+    before = float(model.seen.result())
+    list(lookahead(dataset(), model))
+    assert float(model.seen.result()) == before
+
+
+def test_fit_adds_it_and_announces_every_row(monkeypatch):
+    """With look-ahead the guard finds nothing to do after the first batch."""
+    keras.utils.set_random_seed(0)
+    ids = keras.Input([2], dtype="int32")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(50, 2)(ids))
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
+    model.compile(optimizer_of(), loss="mse", run_eagerly=True)
+    found, guard = [], model.optimizer.before_read
+
+    def watching(variable, ids):
+        path = variable.path
+        if path in model.optimizer.tables:
+            ledger = model.optimizer.ledger
+            found.append(bool(tf.reduce_any(ledger.since(path, tf.reshape(ids, [-1])) < ledger.now())))
+        guard(variable, ids)
+
+    data = tf.data.Dataset.from_tensor_slices((np.arange(24).reshape(12, 2) % 17, np.ones([12, 1]))).batch(2)
+    model.prepare(data.element_spec)
+    model.optimizer.before_read = watching
+    model.fit(data, verbose=0)
+    assert found == [False] * 6
+    assert is_lookahead(lookahead(data, model)) and not is_lookahead(data)
+
+
+def test_done_once():
+    model = Towers()
+    model.compile(optimizer_of())
+    ahead = lookahead(dataset(), model)
+    assert lookahead(ahead, model) is ahead
+    assert isinstance(next(iter(ahead)), LookAhead)
+
+
+@pytest.mark.parametrize("data", [[1, 2], np.zeros([3]), None])
+def test_other_data_is_refused(data):
+    with pytest.raises(TypeError, match="tf.data.Dataset"):
+        lookahead(data, Towers())
+
+
+def test_ragged_batches_are_refused():
+    ids = keras.Input([None], dtype="int32")
+    model = tfdp_rec.PrivateModel(ids, keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(9, 1)(ids)))
+    model.compile(optimizer_of(), loss="mse")
+    ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).batch(2)
+    with pytest.raises(TypeError, match="to_tensor"):
+        lookahead(ragged, model)

@@ -1,0 +1,1 @@
+"""Timelines of individuals over a graph of entities."""

@@ -1,0 +1,1 @@
+"""MIND: news, and the impressions of them that readers got."""

@@ -1,0 +1,1 @@
+"""MovieLens: timelines of users and the movies they watched."""

@@ -1,0 +1,79 @@
+"""Next-item examples for the workers of a cluster, which run no Python: the timelines in files, the rest in TensorFlow.
+
+The same examples as `NextItemExamples` gives: a movie of the timeline as label, uniform among all but the first, the
+`history` before it as context; negatives uniform from the catalogue, without repetition, shared by the batch.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.datasets.next_item import NextItemExamples
+from tfdp_rec.datasets.timelines import PADDING
+
+_FILES = {"movies": tf.int32, "starts": tf.int64, "lengths": tf.int64}
+
+
+class SharedTimelines:
+    """The timelines of some examples, in files that every worker can read.
+
+    Args:
+        examples: whose users, history and number of negatives to take.
+        folder: on a file system that all workers share; it will hold the users' data.
+
+    Example:
+
+    >>> import tempfile
+    >>> from tfdp_rec.datasets.movielens import generated
+    >>> from tfdp_rec.privacy import PoissonSampling
+    >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
+    >>> shared = SharedTimelines(NextItemExamples(timelines, negatives=50), tempfile.mkdtemp())
+    >>> batch = next(iter(shared.batches(PoissonSampling(100, 100))))
+    >>> batch["context"].shape, batch["negatives"].shape
+    (TensorShape([100, 20]), TensorShape([50]))
+    """
+
+    def __init__(self, examples: NextItemExamples, folder: str | pathlib.Path):
+        self.folder = pathlib.Path(folder).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.history, self.negatives = examples.history, examples.negatives
+        self.num_movies = examples.timelines.num_movies
+        users, timelines = examples.users, examples.timelines
+        held = {"movies": timelines.movies, "starts": timelines.offsets[users], "lengths": timelines.lengths[users]}
+        for name, values in held.items():
+            np.ascontiguousarray(values, _FILES[name].as_numpy_dtype).tofile(self.folder / name)
+
+    def batches(self, sampling: Any) -> tf.data.Dataset:
+        """An endless dataset of Poisson batches, for `ParameterServerTrainer`'s `dataset_fn`.
+
+        Args:
+            sampling: a `PoissonSampling` of as many units as the examples have users.
+        """
+        held = {name: tf.io.decode_raw(tf.io.read_file(str(self.folder / name)), kind) for name, kind in _FILES.items()}
+
+        def fetch(indices: tf.Tensor) -> dict[str, tf.Tensor]:
+            lengths = tf.gather(held["lengths"], indices)
+            share = tf.random.uniform(tf.shape(indices), dtype=tf.float64)
+            positions = 1 + tf.cast(share * tf.cast(lengths - 1, tf.float64), tf.int64)
+            found = self._examples(held, indices, tf.minimum(positions, lengths - 1))
+            return found | ({"negatives": self._draw_negatives()} if self.negatives else {})
+
+        return sampling.graph_batches(fetch)
+
+    def _examples(self, held: dict[str, tf.Tensor], indices: tf.Tensor, positions: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Labels at these places of the timelines, with what comes before."""
+        movies, labels = held["movies"], tf.gather(held["starts"], indices) + positions
+        counts = tf.minimum(positions, self.history)[:, None]
+        columns = tf.range(self.history, dtype=tf.int64)
+        places = tf.minimum(labels[:, None] - counts + columns, tf.size(movies, tf.int64) - 1)
+        context = tf.where(columns < counts, tf.gather(movies, places), PADDING)
+        return {"context": context, "label": tf.gather(movies, labels)}
+
+    def _draw_negatives(self) -> tf.Tensor:
+        """The places of the largest of as many uniform numbers as there are movies."""
+        drawn = tf.math.top_k(tf.random.uniform([self.num_movies]), self.negatives, sorted=False).indices
+        return drawn + 1

@@ -1,0 +1,1 @@
+"""Short texts with a label."""

@@ -1,0 +1,30 @@
+"""Names of a package that are imported when first asked for, so that what needs no TensorFlow need not wait for it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def imported_when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__` (PEP 562).
+
+    Args:
+        package: the package's name.
+        homes: name -> the module of the package that has it; a name that is its own home is that module.
+
+    Example:
+
+    >>> get = imported_when_asked("tfdp_rec", {"imported_when_asked": "lazily", "lazily": "lazily"})
+    >>> get("imported_when_asked") is imported_when_asked, get("lazily").__name__
+    (True, 'tfdp_rec.lazily')
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{homes[name]}")
+        return module if homes[name] == name else getattr(module, name)
+
+    return __getattr__

@@ -1,0 +1,297 @@
+"""The main job: watch timelines to a private two-tower recommender, with its peers beside it.
+
+    timelines -> 80% of users train, 20% test -> popularity counted under DP -> for each mechanism: train, account, test
+    -> the private model exported
+
+The privacy unit is a user: users are Poisson-sampled, and a sampled user gives one example, a random movie of their
+timeline as label and the 20 before it as context.
+
+*Popularity prior.* Each training user gives a vector with √20/n on each of their n distinct movies (1/√n if n < 20).
+Its norm is at most 1, so the sum has sensitivity 1 and gets N(0, σ_p² I). What comes out is a public prior; its
+budget is in the accountant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
+from tfdp_rec.models import TwoTower
+from tfdp_rec.movies import report
+from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.noise import EntropyNoise
+from tfdp_rec.privacy import Accountant, calibrate_noise
+
+MECHANISMS = ("sgd", "dpsgd", "lazydpsgd", "eana")
+_CLASSES = {"dpsgd": tfdp_rec.DPSGD, "lazydpsgd": tfdp_rec.LazyDPSGD, "eana": tfdp_rec.EANA}
+_KS = (1, 5, 10, 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to train and how; the defaults are the main job's."""
+
+    mechanisms: tuple[str, ...] = MECHANISMS
+    epsilon: float = 8.0
+    delta: float | None = None
+    steps: int = 600
+    batch_size: int = 4096
+    width: int = 32
+    hidden: int = 32
+    learning_rate: float = 25.0
+    sgd_learning_rate: float = 16.0
+    clip: float = 1.0
+    negatives: int = 4000
+    history: int = 20
+    prior_noise: float = 4.0
+    test_users: int = 8000
+    evaluations: int = 6
+    noise_multiplier: float | None = None
+    seed: int = 0
+    top_k: int = 10
+
+
+@dataclasses.dataclass
+class Problem:
+    """The data of a run, split, and what was released of it before training."""
+
+    timelines: Timelines
+    train: np.ndarray
+    test: np.ndarray
+    prior: np.ndarray
+    sampling: PoissonSampling
+    delta: float
+    prior_event: dp_accounting.DpEvent
+
+    @property
+    def spent(self) -> list[tuple[dp_accounting.DpEvent, str]]:
+        """What training does not spend."""
+        return [(self.prior_event, "popularity counts")]
+
+
+def noisy_popularity(timelines: Timelines, users: np.ndarray, noise_multiplier: float) -> np.ndarray:
+    """Popularity of each movie, up to scale, under DP: sensitivity 1 for a user; all values positive.
+
+    Args:
+        timelines: of all users.
+        users: whose timelines to count.
+        noise_multiplier: σ_p.
+    """
+    counts = timelines.popularity(users)
+    unit = EntropyNoise().normal(0, tf.zeros([1], tf.int64), tf.constant(0, tf.int64), counts.size)[0].numpy()
+    # Movies that the noise hides share what is left of the noise above zero, about 0.4 of its standard deviation.
+    return np.maximum(counts + noise_multiplier * unit, 0.0) + 0.25 * noise_multiplier + 0.1
+
+
+def prepare(timelines: Timelines, settings: Settings) -> Problem:
+    """Splits the users and counts popularity under DP.
+
+    Raises:
+        ValueError: if there are fewer training users than a batch should hold.
+    """
+    train, test = timelines.split_users(0.8, seed=settings.seed)
+    sampling = PoissonSampling(len(train), settings.batch_size, unit="user")
+    delta = settings.delta if settings.delta is not None else min(1e-6, 1.0 / len(train))
+    prior = noisy_popularity(timelines, train, settings.prior_noise)
+    test = test[: settings.test_users]
+    return Problem(timelines, train, test, prior, sampling, delta, dp_accounting.GaussianDpEvent(settings.prior_noise))
+
+
+def noise_for(problem: Problem, settings: Settings) -> float:
+    """The least noise for the budget, unless it was given."""
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    return calibrate_noise(settings.epsilon, problem.delta, problem.sampling, settings.steps, spent=problem.spent)
+
+
+def new_model(problem: Problem, settings: Settings) -> TwoTower:
+    """An untrained model; the same for every mechanism."""
+    keras.utils.set_random_seed(settings.seed)
+    return TwoTower(
+        problem.timelines.movie_ids,
+        settings.width,
+        settings.hidden,
+        problem.prior,
+        settings.history,
+        _KS,
+        name="two_tower",
+    )
+
+
+def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -> keras.optimizers.Optimizer:
+    """A fresh optimizer."""
+    if mechanism == "sgd":
+        # The non-private peer does not clip: at the private rate it diverges. Its own best rate, found the same way.
+        return keras.optimizers.SGD(settings.sgd_learning_rate)
+    return _CLASSES[mechanism](
+        settings.learning_rate,
+        l2_norm_clip=settings.clip,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=settings.batch_size,
+    )
+
+
+def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
+    """One fixed example of each test user, and fixed negatives for the loss."""
+    examples = NextItemExamples(problem.timelines, problem.test, settings.history, settings.negatives, settings.seed)
+    negatives = examples.fetch([0])["negatives"]
+    batches = tf.data.Dataset.from_tensor_slices(examples.fixed(settings.seed)).batch(500)
+    return batches.map(lambda batch: {**batch, "negatives": negatives}).cache()
+
+
+class _Curve(keras.callbacks.Callback):
+    """Times the steps and writes a line of metrics an epoch."""
+
+    def __init__(self, folder: RunFolder, mechanism: str, test: tf.data.Dataset, accountant: Accountant | None):
+        super().__init__()
+        self.folder, self.mechanism, self.test, self.accountant = folder, mechanism, test, accountant
+        self.step, self.seconds, self.timed = 0, 0.0, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step += 1
+        if batch == 0:  # the first step of the first epoch traces the graph
+            self.start = time.perf_counter()
+        else:
+            self.timed += 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds += time.perf_counter() - self.start
+        record = {"mechanism": self.mechanism, "step": self.step, "loss": float((logs or {})["loss"])}
+        record |= self.model.recall(self.test)
+        if self.accountant is not None:
+            record["epsilon"] = self.accountant.epsilon(self.step)
+        self.folder.append(record)
+
+
+def train_one(
+    mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise_multiplier: float, verbose: int
+) -> tuple[TwoTower, dict[str, Any], str | None]:
+    """Trains, accounts and tests under one mechanism.
+
+    Returns:
+        The model, the result record, and the privacy statement if there is one.
+    """
+    model = new_model(problem, settings)
+    model.compile(optimizer=optimizer_for(mechanism, settings, noise_multiplier))
+    examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
+    batches = problem.sampling.batches(examples.fetch)
+    callbacks: list[keras.callbacks.Callback] = []
+    accountant = None
+    if model.is_private:
+        accountant = Accountant(model.optimizer.dp_event(), problem.sampling, problem.delta)
+        for event, label in problem.spent:
+            accountant.spend(event, label)
+        if mechanism != "eana":
+            callbacks.append(PrivacyBudget(accountant, settings.epsilon))
+    test = test_batches(problem, settings)
+    curve = _Curve(folder, mechanism, test, accountant)
+    tensorboard = keras.callbacks.TensorBoard(str(folder / "tensorboard" / mechanism), write_graph=False)
+    epochs = min(settings.evaluations, settings.steps)
+    model.fit(
+        batches,
+        steps_per_epoch=settings.steps // epochs,
+        epochs=epochs,
+        callbacks=[*callbacks, curve, tensorboard],
+        verbose=verbose,
+    )
+    result = {
+        "mechanism": mechanism,
+        "recalls": model.recall(test),
+        "steps": curve.step,
+        "steps_per_second": curve.timed / curve.seconds if curve.seconds else None,
+        "epsilon": float("inf") if accountant is None else accountant.epsilon(curve.step),
+        "noise_multiplier": noise_multiplier if model.is_private else None,
+    }
+    return model, result, None if accountant is None else accountant.statement(curve.step)
+
+
+def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
+    """Recommends everybody the most watched movies, counted exactly."""
+    watched = np.concatenate([problem.timelines[user] for user in problem.train])
+    counts = np.bincount(watched, minlength=problem.timelines.num_movies + 1)
+    order = np.argsort(-counts[1:], kind="stable") + 1
+    labels = np.concatenate([batch["label"].numpy() for batch in test_batches(problem, settings)])
+    recalls = {f"recall@{k}": float(np.isin(labels, order[:k]).mean()) for k in _KS}
+    recalls |= {f"precision@{k}": recalls[f"recall@{k}"] / k for k in _KS}
+    return {"mechanism": "popularity", "recalls": recalls, "steps": None, "steps_per_second": None, "epsilon": None}
+
+
+Train = Callable[[str, Problem, Settings, RunFolder, float, int], tuple[TwoTower, dict[str, Any], str | None]]
+
+
+def run(
+    timelines: Timelines, settings: Settings, out: str | None = None, verbose: int = 1, train: Train = train_one
+) -> RunFolder:
+    """Trains every mechanism asked for, and writes the run folder.
+
+    Args:
+        timelines: of all users.
+        settings: what to train and how.
+        out: the folder; made from the time if None.
+        verbose: Keras' verbosity; 0 prints nothing.
+        train: trains one mechanism: in this process, or on a cluster.
+
+    Raises:
+        ValueError: for settings that do not fit the data.
+        FileExistsError: if `out` holds a run.
+    """
+    problem = prepare(timelines, settings)
+    if settings.top_k > timelines.num_movies:
+        raise ValueError(f"top_k must be at most the {timelines.num_movies} movies, got {settings.top_k}.")
+    test_batches(problem, settings)
+    noise = noise_for(problem, settings)
+    folder = RunFolder(out)
+    config = {
+        **dataclasses.asdict(settings),
+        "when": datetime.datetime.now().isoformat(timespec="minutes"),
+        "users": timelines.num_users,
+        "movies": timelines.num_movies,
+        "events": timelines.num_events,
+        "train_users": len(problem.train),
+        "delta": problem.delta,
+        "noise_multiplier": noise,
+    }
+    folder.write_json("config.json", config)
+    results: list[dict[str, Any]] = [popularity_result(problem, settings)]
+    statements: dict[str, str] = {}
+    released: dict[str, TwoTower] = {}
+    for mechanism in settings.mechanisms:
+        if verbose:
+            print(f"\n== {report.NAMES[mechanism]}", flush=True)
+        model, result, statement = train(mechanism, problem, settings, folder, noise, verbose)
+        results.append(result)
+        if statement is not None:
+            statements[mechanism] = statement
+        if not released or mechanism == "lazydpsgd":
+            released = {mechanism: model}
+    folder.write_json("results.json", results)
+    ((mechanism, model),) = released.items()
+    _release(folder, problem, settings, mechanism, model)
+    report.write(folder, config, results, statements)
+    if verbose:
+        print("\n" + report.as_text(report.table(results, 10)))
+        print(f"\n{folder.path}/report.md   model of {report.NAMES[mechanism]} in {folder.path}/servable")
+    return folder
+
+
+def _release(folder: RunFolder, problem: Problem, settings: Settings, mechanism: str, model: TwoTower) -> None:
+    """Saves and exports one model, with the titles beside it."""
+    model.save(str(folder / "model.keras"))
+    model.export(str(folder / "servable"), k=settings.top_k)
+    titles = problem.timelines.titles
+    folder.write_json("titles.json", {str(i): t for i, t in zip(problem.timelines.movie_ids.tolist(), titles)})
+    folder.write_text("servable.txt", f"{mechanism}\n")

@@ -1,0 +1,1 @@
+"""Lazy noise: drawn for a row when the row is next read."""

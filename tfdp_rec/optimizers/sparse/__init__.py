@@ -1,0 +1,1 @@
+"""Mechanisms that choose privately which rows get a gradient, and noise."""

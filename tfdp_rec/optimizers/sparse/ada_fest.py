@@ -1,0 +1,160 @@
+"""AdaFEST: at every step, update only the rows that a noisy vote of this batch elects.
+
+  counts = sum_i [1 on the rows that example i read]_C1              clipped over all tables together
+  chosen = {b : counts_b + N(0, (s1 C1)^2) >= tau}                   over every row of every table
+  theta_b <- theta_b - eta ((sum_i [grad_i]_C2)_b + N(0, (s2 C2)^2)) / B    for chosen b;  others stay bit for bit
+
+Guarantees:
+- (epsilon, delta)-DP of the weights after every step, and of which rows moved, for the composition of
+  `GaussianDpEvent(s1)` and `GaussianDpEvent(s2)` on one batch, that is 1/s^2 = 1/s1^2 + 1/s2^2.
+- Work and memory grow with the rows read and chosen, never with the tables (`draws.py`).
+
+What tau trades: a high one keeps few rows, drops the gradients of rare ones and adds little noise; a low one keeps
+strays, V Phi(-tau / (s1 C1)) a step.
+
+Reference:
+    B. Ghazi et al., Sparsity-Preserving Differentially Private Training of Large Embedding Models, NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import dp_accounting
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.optimizers.sparse import draws
+from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.preselection import Preselection
+from tfdp_rec.optimizers.tables import resource
+
+_MANY_STRAYS = 0.1  # of all rows, at each step: then selection saves little
+
+
+@keras.saving.register_keras_serializable(package="tfdp_rec")
+class AdaFEST(SelectingOptimizer):
+    """Private SGD that stays sparse by choosing rows with a noisy count. With a `preselection`, AdaFEST+.
+
+    Args:
+        learning_rate: float or Keras schedule.
+        l2_norm_clip: C2, the bound on each example's gradient norm.
+        noise_multiplier: s2, of the gradients' noise.
+        contribution_clip: C1, the bound on the norm of what an example adds to the counts. An example reads k rows:
+            sqrt(k) clips nothing, 1 gives each row the vote 1/sqrt(k).
+        contribution_noise_multiplier: s1, of the counts' noise.
+        threshold: tau, which a noisy count must reach; positive.
+        expected_batch_size: B.
+        preselection: rows chosen before training, among which to choose; None for all.
+        **kwargs: as `PrivateOptimizer`.
+
+    Raises:
+        ValueError: for values out of range, momentum or weight decay.
+
+    Example:
+        >>> AdaFEST(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, contribution_clip=1.0,
+        ...         contribution_noise_multiplier=3.0, threshold=12.0, expected_batch_size=256).dp_event()
+        ComposedDpEvent(events=[GaussianDpEvent(noise_multiplier=3.0), GaussianDpEvent(noise_multiplier=1.0)])
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        contribution_clip: float,
+        contribution_noise_multiplier: float,
+        threshold: float,
+        expected_batch_size: float,
+        preselection: Preselection | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            learning_rate,
+            l2_norm_clip,
+            noise_multiplier,
+            expected_batch_size,
+            preselection=preselection,
+            **kwargs,
+        )
+        self._contribution_clip = self._setting("contribution_clip", contribution_clip)
+        self._contribution_noise_multiplier = self._setting(
+            "contribution_noise_multiplier", contribution_noise_multiplier, zero=True
+        )
+        self._threshold = self._setting("threshold", threshold)
+
+    @classmethod
+    def with_total_noise(
+        cls, learning_rate: Any, noise_multiplier: float, selection_fraction: float = 0.1, **kwargs: Any
+    ) -> AdaFEST:
+        """An AdaFEST as private as DP-SGD with one noise multiplier, a fraction of whose budget selects rows.
+
+        Args:
+            learning_rate: as the constructor.
+            noise_multiplier: s; s1 and s2 follow from 1/s1^2 = fraction/s^2, 1/s2^2 = (1 - fraction)/s^2.
+            selection_fraction: of the budget 1/s^2.
+            **kwargs: the constructor's other arguments.
+
+        Example:
+            >>> optimizer = AdaFEST.with_total_noise(
+            ...     0.1, noise_multiplier=1.0, selection_fraction=0.2, l2_norm_clip=1.0, contribution_clip=1.0,
+            ...     threshold=10.0, expected_batch_size=256)
+            >>> round(optimizer.contribution_noise_multiplier, 3), round(optimizer.noise_multiplier, 3)
+            (2.236, 1.118)
+        """
+        s1, s2 = draws.split_noise_multiplier(noise_multiplier, selection_fraction)
+        return cls(learning_rate, noise_multiplier=s2, contribution_noise_multiplier=s1, **kwargs)
+
+    @property
+    def contribution_clip(self) -> float:
+        """C1, the bound on the norm of what an example adds to the counts."""
+        return float(self._contribution_clip.numpy())
+
+    @property
+    def contribution_noise_multiplier(self) -> float:
+        """s1, the counts' noise in units of C1."""
+        return float(self._contribution_noise_multiplier.numpy())
+
+    @property
+    def threshold(self) -> float:
+        """tau, which a noisy count must reach."""
+        return float(self._threshold.numpy())
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """Both looks at the batch: the counts and the gradients."""
+        multipliers = (self.contribution_noise_multiplier, self.noise_multiplier)
+        if not all(multipliers):
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(m) for m in multipliers])
+
+    def build_tables(self) -> None:
+        super().build_tables()
+        stddev = self.contribution_noise_multiplier * self.contribution_clip
+        strays = draws.expected_strays(self.space.size, stddev, self.threshold) if stddev else 0.0
+        if strays > _MANY_STRAYS * self.space.size:
+            warnings.warn(
+                f"threshold={self.threshold} lets {strays:,.0f} of {self.space.size:,} rows through at every step by "
+                f"noise alone (its standard deviation is {stddev:g}): private, but hardly sparse. Raise threshold.",
+                stacklevel=2,
+            )
+
+    def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
+        clip = tf.identity(resource(self._contribution_clip))
+        touched, counts = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
+        stddev = clip * resource(self._contribution_noise_multiplier)
+        threshold = tf.identity(resource(self._threshold))
+        survivors = draws.threshold_survivors(
+            touched, counts, self.space.size, stddev, threshold, self.bits
+        )
+        return self.space.rows(survivors)
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument, the noise source apart."""
+        return {
+            **super().get_config(),
+            "contribution_clip": self.contribution_clip,
+            "contribution_noise_multiplier": self.contribution_noise_multiplier,
+            "threshold": self.threshold,
+        }

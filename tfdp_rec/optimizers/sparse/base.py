@@ -1,0 +1,169 @@
+"""What mechanisms that choose rows share: chosen rows get gradient and noise, all others stay bit for bit.
+
+  theta_i <- theta_i - eta (g_i + n_i),  n_i ~ N(0, s^2 I),  s = sigma C / B,  for chosen rows i only
+
+A chosen row that no example read has gradient 0 and gets its noise all the same. Dropping the other rows of the
+clipped sum is a projection that the data decide only through the choice, which is private by itself, so the sum's
+sensitivity stays C.
+
+Rows that all examples of a batch share (public negatives) are known to everybody and need no choosing: they are
+always among the chosen.
+
+Momentum and weight decay would move rows that were not chosen, at every step, so they are refused; the dense
+variables may have both, through `dense_optimizer`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import dp_accounting
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.sparse.buckets import BucketSpace
+from tfdp_rec.optimizers.sparse.preselection import Preselection
+from tfdp_rec.optimizers.tables import resource
+
+
+class SelectingOptimizer(PrivateOptimizer, abc.ABC):
+    """Base of the mechanisms that choose rows. Not for use by itself.
+
+    Args:
+        learning_rate: float or Keras schedule.
+        l2_norm_clip: as `PrivateOptimizer`.
+        noise_multiplier: as `PrivateOptimizer`: of the gradients' noise.
+        expected_batch_size: as `PrivateOptimizer`.
+        preselection: the rows among which to choose, or None for all.
+        momentum: 0; see above.
+        nesterov: False.
+        weight_decay: None.
+        **kwargs: as `PrivateOptimizer`.
+
+    Raises:
+        ValueError: for momentum or weight decay, and as `PrivateOptimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        expected_batch_size: float,
+        preselection: Preselection | None = None,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float | None = None,
+        **kwargs: Any,
+    ):
+        for option, value in {
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+        }.items():
+            if value:
+                raise ValueError(
+                    f"{type(self).__name__} does not take {option}={value!r}: it would move rows that were not chosen; "
+                    "give the dense variables a dense_optimizer that has it."
+                )
+        super().__init__(learning_rate, l2_norm_clip, noise_multiplier, expected_batch_size, **kwargs)
+        if preselection is not None and not isinstance(preselection, Preselection):
+            raise TypeError(f"preselection must be a Preselection or None, got {preselection!r}.")
+        self.preselection = preselection
+        self._updated_values = self.add_variable((), dtype="int64", name="updated_values")
+
+    @property
+    def updated_values(self) -> int:
+        """How many table values all steps so far have updated; as public as the choices are."""
+        return int(self._updated_values.numpy())
+
+    def events_before_training(self) -> list[tuple[dp_accounting.DpEvent, str]]:
+        """What looked at the data once, before the first step: (event, label) pairs for `Accountant.spend`."""
+        if self.preselection is None or self.preselection.noise_multiplier is None:
+            return []
+        return [(self.preselection.dp_event(), self.preselection.label)]
+
+    def build_tables(self) -> None:
+        sizes = {path: table.rows for path, table in self.tables.items()}
+        self.space = BucketSpace(sizes, None if self.preselection is None else self.preselection.rows)
+
+    @abc.abstractmethod
+    def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
+        """Table path -> the rows that this step updates, ascending and distinct, shared rows apart."""
+
+    def step_tables(self, step: Step) -> None:
+        if not self.tables:
+            return
+        clipped = step.clipped
+        chosen = {path: self._with_shared(path, ids, clipped) for path, ids in self.choose(clipped).items()}
+        wanted = [(table.number, chosen[path], table.width) for path, table in self.tables.items()]
+        noises = self.noise.several(wanted, self.step_number)  # one draw for all tables
+        for (path, table), noise in zip(self.tables.items(), noises):
+            ids = chosen[path]
+            moves = sum_at(step.mean(table, -step.learning_rate), ids)
+            table.step(ids, moves + step.noise_scale * noise, step.learning_rate)
+            resource(self._updated_values).assign_add(tf.size(ids, tf.int64) * table.width)
+
+    def _with_shared(self, path: str, ids: tf.Tensor, clipped: ClippedSum) -> tf.Tensor:
+        if path not in clipped.reads:
+            return ids
+        shared = clipped.reads[path].shared
+        inside = tf.boolean_mask(shared, self.space.numbers(path, shared) >= 0)
+        return tf.cond(tf.size(inside) > 0, lambda: tf.sort(tf.unique(tf.concat([ids, inside], 0))[0]), lambda: ids)
+
+    def touched(self, clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
+        """(examples, buckets): which example read which bucket of the space, over all tables; -1 for none.
+
+        Raises:
+            ValueError: a table has a gradient but the clipped sum does not say who read it.
+        """
+        examples, buckets = [tf.zeros([0], tf.int64)], [tf.zeros([0], tf.int64)]
+        for path in self.tables:
+            if path in clipped.reads:
+                examples.append(clipped.reads[path].example)
+                buckets.append(self.space.numbers(path, clipped.reads[path].ids))
+            elif path in clipped.gradients:
+                raise ValueError(
+                    f"The clipped sum does not say which examples read '{path}', so no row can be chosen."
+                )
+        return tf.concat(examples, axis=0), tf.concat(buckets, axis=0)
+
+    def bits(self, stream: int, numbers: tf.Tensor) -> tf.Tensor:
+        """Random bits of this step, for the functions of `selection`."""
+        return self.noise.bits(stream, numbers, self.step_number)
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument, the noise source apart."""
+        selected = (
+            None if self.preselection is None else keras.saving.serialize_keras_object(self.preselection)
+        )
+        return {**super().get_config(), "preselection": selected}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
+        """Rebuilds an optimizer from `get_config`."""
+        config = dict(config)
+        if isinstance(config.get("preselection"), dict):
+            config["preselection"] = keras.saving.deserialize_keras_object(
+                config["preselection"], custom_objects
+            )
+        return super().from_config(config, custom_objects)
+
+
+def sum_at(slices: tf.IndexedSlices, ids: tf.Tensor) -> tf.Tensor:
+    """The sum of the slices of each id, zero for an id without any; slices of other ids are left out.
+
+    Args:
+        slices: an id may stand in several places.
+        ids: int64 [n], ascending and distinct.
+
+    Returns:
+        [n, width].
+    """
+    indices = tf.cast(slices.indices, tf.int64)
+    place = tf.searchsorted(ids, indices)
+    wanted = tf.where(tf.gather(tf.concat([ids, [-1]], axis=0), place) == indices)[:, 0]
+    return tf.math.unsorted_segment_sum(tf.gather(slices.values, wanted), tf.gather(place, wanted), tf.size(ids))

@@ -1,0 +1,343 @@
+"""How units (users, or examples) come into batches, and what that means for the privacy they get.
+
+A *unit* is what the guarantee protects. It gives at most one row to a batch.
+
+**Poisson sampling.** Every unit is in every batch independently with probability q = B/n. The size of a batch
+is then Binomial(n, q), and given its size m every set of m units is equally likely:
+
+    P(S) = q^|S| (1 - q)^(n - |S|) = P(|S|) · 1 / C(n, |S|)
+
+so drawing the size and then a set of that size without replacement is the same distribution as n coin flips,
+at a cost of the batch rather than of the data set. A step whose event is E costs PoissonSampled(q, E).
+
+**Shuffled epochs.** A new random order every epoch, cut into batches. To account a shuffle
+as if it were Poisson sampling is a common mistake; no amplification is claimed for it here. Under zero-out
+adjacency (a unit's rows replaced by rows with zero gradient) a unit takes part once an epoch, and
+what the other steps release does not depend on it: every epoch that has *started* costs one event E.
+
+Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_i) stacked has squared
+sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
+when they are chosen adaptively.
+
+The randomness comes from the operating system's entropy. Which units were sampled is secret: amplification
+holds only for those who do not know it. So no generator state is ever kept, and a resumed run draws afresh.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
+
+Fetch = Callable[[np.ndarray], Any]
+Run = tuple[DpEvent, int]
+
+
+class Sampling(abc.ABC):
+    """A public number of units, how they are sampled, and how a step's event composes under that. One for each
+    training: it counts the batches that it drew and how often its batches were iterated anew.
+
+    Args:
+      num_units: how many units there are; treated as public.
+      expected_batch_size: units in a batch, on average.
+      unit: what to call a unit in a privacy statement, such as "user".
+
+    Raises:
+      ValueError: num_units is not a positive integer, or the batch is not between 0 and num_units.
+    """
+
+    adjacency: str
+
+    def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
+        if int(num_units) != num_units or num_units < 1:
+            raise ValueError(f"num_units must be a positive integer, got {num_units!r}.")
+        if not 0 < expected_batch_size < math.inf:
+            raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
+        if expected_batch_size > num_units:
+            raise ValueError(
+                f"expected_batch_size ({expected_batch_size!r}) is larger than num_units ({num_units!r}): "
+                "there are fewer units than a batch should hold."
+            )
+        self.num_units = int(num_units)
+        whole = int(expected_batch_size) == expected_batch_size
+        self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
+        self.unit = unit
+        self.batches_drawn = 0
+        self.restarts = 0
+        self.graph_streams = 0
+        self._iterating = False
+
+    @abc.abstractmethod
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless batches of unit indices. See `batches` for the arguments."""
+
+    @abc.abstractmethod
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        """The event of training through `runs`: pairs of (event of one step, number of steps), in order."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """The event of `steps` steps, each of which is `event` on its batch."""
+        return self.compose_history([(event, steps)])
+
+    def batches(self, fetch: Fetch, seed: int | None = None, position: int = 0, output_signature: Any = None) -> Any:
+        """An endless tf.data.Dataset of batches.
+
+        Args:
+          fetch: maps an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
+            dicts and tuples.
+          seed: for tests only; then batch k is a function of (seed, k). Left out, the operating system's
+            entropy is used, as privacy needs.
+          position: how many batches were already trained on; matters only together with a seed, to go on
+            where a test stopped. Without one a resumed run draws afresh.
+          output_signature: the nest of tf.TensorSpec; left out, it is found by fetching 0, 1 and 2 units, and
+            dimensions that change between them are left open.
+
+        Raises:
+          ValueError: fetch gives different structures or dtypes for different indices (often an empty array
+            that became float64).
+        """
+        import tensorflow as tf
+
+        if seed is None and position:
+            raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Leave it out.")
+        signature = output_signature or signature_of(fetch, self.num_units)
+        dataset = tf.data.Dataset.from_generator(
+            lambda: self._fetched(fetch, seed, position), output_signature=signature
+        )
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return dataset.apply(endless).prefetch(1)
+
+    def _fetched(self, fetch: Fetch, seed: int | None, position: int) -> Iterator[Any]:
+        self.restarts += self._iterating
+        self._iterating = True
+        for indices in self.index_batches(seed, position):
+            self.batches_drawn += 1
+            yield fetch(indices)
+
+    def get_state(self) -> dict[str, Any]:
+        """What accounting has to know after a restart; holds nothing about which units were sampled."""
+        return {**self._identity(), "restarts": self.restarts + self._iterating}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes over `get_state` of an earlier run.
+
+        Raises:
+          ValueError: the state is that of another sampling.
+        """
+        theirs = {key: state.get(key) for key in self._identity()}
+        if theirs != self._identity():
+            raise ValueError(f"This state belongs to another sampling: {theirs}, not {self._identity()}.")
+        self.restarts = int(state["restarts"])
+        self._iterating = False
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "scheme": type(self).__name__,
+            "num_units": self.num_units,
+            "expected_batch_size": self.expected_batch_size,
+            "unit": self.unit,
+        }
+
+
+class PoissonSampling(Sampling):
+    """Every unit in every batch independently with probability q = expected_batch_size / num_units.
+
+    Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E) under
+    add-or-remove-one adjacency, however the steps are interrupted and resumed.
+
+    Example:
+      >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
+      >>> sampling.probability
+      0.00739
+      >>> len(next(sampling.index_batches(seed=0)))
+      1064
+    """
+
+    adjacency = "add-or-remove-one"
+
+    @property
+    def probability(self) -> float:
+        """q, the chance of a unit to be in a given batch."""
+        return self.expected_batch_size / self.num_units
+
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless Poisson samples of range(num_units), as int64 arrays in no particular order."""
+        generator = np.random.default_rng()
+        while True:
+            if seed is not None:
+                generator = np.random.default_rng([seed, position])
+                position += 1
+            size = generator.binomial(self.num_units, self.probability)
+            yield generator.choice(self.num_units, size, replace=False, shuffle=False)
+
+    def graph_batches(self, fetch: Callable[[Any], Any]) -> Any:
+        """An endless tf.data.Dataset of batches whose every part is a TensorFlow operation: for workers of a cluster.
+
+        A worker on another machine runs no Python: there `batches` does not work. Draws are from that machine's entropy
+        and cannot be seeded or counted here; `ParameterServerTrainer(sampling=...)` counts them.
+
+        Args:
+          fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors.
+
+        Example:
+          >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
+          >>> next(iter(sampling.graph_batches(lambda indices: {"id": indices})))["id"].numpy().tolist()
+          [0, 1, 2, 3]
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.privacy.graph_sampling import poisson_indices
+
+        self.graph_streams += 1
+        endless = tf.data.Dataset.from_tensors(0).repeat()
+        draw = lambda _: fetch(tf.ensure_shape(poisson_indices(self.num_units, self.probability), [None]))  # noqa: E731
+        return endless.map(draw).prefetch(2)
+
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        """SelfComposed(PoissonSampled(q, event), steps) for every run."""
+        return _composed(
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event)), steps
+            )
+            for event, steps in runs
+        )
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"Poisson: every {self.unit} is in every batch independently with probability "
+            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}"
+        )
+
+
+class ShuffledEpochs(Sampling):
+    """A fresh random order every epoch, cut into batches; accounted without amplification.
+
+    Guarantee: under zero-out adjacency every started epoch costs one step's event. Iterating anew (a second
+    `fit`, a resumed run) starts a new epoch, and with it at most one more participation than the steps alone
+    would say; each is counted. If noise changes on the way, the participations are charged where noise is
+    least.
+
+    Example:
+      >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
+      >>> sampling.epochs_started(steps=25)
+      3
+    """
+
+    adjacency = "zero-out"
+
+    def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
+        super().__init__(num_units, expected_batch_size, unit)
+        if int(expected_batch_size) != expected_batch_size:
+            raise ValueError(f"expected_batch_size must be an integer, got {expected_batch_size!r}.")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the last one may be smaller."""
+        return math.ceil(self.num_units / self.expected_batch_size)
+
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless batches, epoch after epoch, each a slice of that epoch's permutation."""
+        epoch, skip = divmod(position, self.steps_per_epoch)
+        while True:
+            generator = np.random.default_rng(None if seed is None else [seed, epoch])
+            order = generator.permutation(self.num_units)
+            for batch in range(skip, self.steps_per_epoch):
+                start = batch * int(self.expected_batch_size)
+                yield order[start : start + int(self.expected_batch_size)]
+            epoch, skip = epoch + 1, 0
+
+    def epochs_started(self, steps: int) -> int:
+        """The most batches that one unit can have been in after `steps` steps.
+
+        With k restarts, Σ ceil(steps_i / s) over the k + 1 pieces is at most ceil(Σ steps_i / s) + k.
+        """
+        return min(steps, math.ceil(steps / self.steps_per_epoch) + self.restarts)
+
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        """One event for each participation of a unit, as if they fell where the noise is least."""
+        folded = [(fold_gaussians(event), steps) for event, steps in runs]
+        left = self.epochs_started(sum(steps for _, steps in runs))
+        if len(runs) == 1:
+            return dp_accounting.SelfComposedDpEvent(folded[0][0], left)
+        if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
+            folded.sort(key=lambda run: run[0].noise_multiplier)
+        else:  # costs that cannot be compared: every run is charged all it can hold
+            left = sum(steps for _, steps in runs)
+        charged = []
+        for event, steps in folded:
+            count = min(left, steps, self.epochs_started(steps) + 1)  # a run may straddle two epochs
+            charged.append(dp_accounting.SelfComposedDpEvent(event, count))
+            left -= count
+        return _composed(charged)
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"shuffled epochs of {self.steps_per_epoch} batches of {self.expected_batch_size} out of "
+            f"{self.num_units}, no amplification claimed; each epoch that has started counts once, "
+            f"and so does each of {self.restarts} restarts"
+        )
+
+
+def fold_gaussians(event: DpEvent) -> DpEvent:
+    """Gaussians on one batch as the single equal Gaussian; any other event as it is.
+
+    Example:
+      >>> both = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
+      >>> fold_gaussians(both)
+      GaussianDpEvent(noise_multiplier=2.4)
+    """
+    if isinstance(event, GaussianDpEvent):
+        return GaussianDpEvent(float(event.noise_multiplier))
+    precision = _precision(event)
+    return event if precision is None else GaussianDpEvent(1 / math.sqrt(precision) if precision else math.inf)
+
+
+def _precision(event: DpEvent) -> float | None:
+    """Σ σ^-2 of a nest of Gaussians; None if there is anything else in it, or a Gaussian without noise."""
+    if isinstance(event, GaussianDpEvent):
+        return None if event.noise_multiplier <= 0 else float(event.noise_multiplier) ** -2
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        inner = _precision(event.event)
+        return None if inner is None else event.count * inner
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        parts = [_precision(part) for part in event.events]
+        return None if None in parts else math.fsum(part for part in parts if part is not None)
+    return None
+
+
+def _composed(events: Any) -> DpEvent:
+    parts = list(events)
+    return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
+
+
+def signature_of(fetch: Fetch, num_units: int) -> Any:
+    """The tf.TensorSpec nest of `fetch`; a dimension that changes with the number of units is left open."""
+    import tensorflow as tf
+
+    probes = [tf.nest.map_structure(np.asarray, fetch(np.arange(size))) for size in range(min(3, num_units + 1))]
+    for probe in probes[1:]:
+        tf.nest.assert_same_structure(probes[0], probe)
+
+    def spec(*arrays: np.ndarray) -> Any:
+        kinds = {(array.dtype, array.ndim) for array in arrays}
+        if len(kinds) > 1:
+            raise ValueError(
+                "fetch gives arrays of different dtype or rank for 0, 1 and 2 units: "
+                + ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+                + ". An empty batch must have the dtype and the other dimensions of any batch."
+            )
+        shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(a.shape for a in arrays))]
+        return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
+
+    return tf.nest.map_structure(spec, *probes)

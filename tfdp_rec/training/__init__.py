@@ -1,0 +1,6 @@
+"""Private training of Keras models: the model, the step, the look-ahead, and how weights are released."""
+
+from tfdp_rec.training.lookahead import lookahead
+from tfdp_rec.training.model import PrivateModel, PrivateTraining
+
+__all__ = ["PrivateModel", "PrivateTraining", "lookahead"]
