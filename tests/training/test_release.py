@@ -256,7 +256,7 @@ def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
 def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
     """Stop at every write in turn: rows have the noise of each step whose gradient may have come in."""
     from tfdp_rec.optimizers import tables
-    from tfdp_rec.optimizers.lazy import pending
+    from tfdp_rec.optimizers.lazy import marks, pending
 
     true_scatter, cut, interrupted = tables.scatter, 0, True
     while interrupted:
