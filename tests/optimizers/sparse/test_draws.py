@@ -171,9 +171,9 @@ def test_the_distribution_test_notices_a_wrong_mechanism(survivor_patterns, coun
 def test_stray_survivors_of_a_large_space_have_the_binomial_rate(error, accepted):
     touched = tf.range(0, 4000, 2, dtype=tf.int64)
     counts = tf.fill([2000], tf.constant(-1e9, tf.float64))  # none of these survives
-    num_buckets, draws, z = 10_000, 200, 2.0
+    num_buckets, rounds, z = 10_000, 200, 2.0
     num = 0
-    for step in range(draws):
+    for step in range(rounds):
         survivors = draws.threshold_survivors(
             touched, counts, num_buckets, 1.5, 3.0, keyed_bits(3, step)
         ).numpy()
@@ -181,7 +181,7 @@ def test_stray_survivors_of_a_large_space_have_the_binomial_rate(error, accepted
         assert not np.isin(survivors, touched).any() and survivors.max() < num_buckets
         num += len(survivors)
     rate = stats.norm.sf(z / error)
-    p_value = stats.binomtest(num, draws * 8000, rate).pvalue
+    p_value = stats.binomtest(num, rounds * 8000, rate).pvalue
     assert (p_value > 1e-4) == accepted
 
 
