@@ -1,6 +1,7 @@
 """Imports point one way, and the folders at the top are links into the package."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,8 @@ FLOORS = (
     {"data", "models", "callbacks"},
     {"federated", "distribute"},
     {"movies"},
-    {"cli", "studies", "benchmarks"},  # the last two are on their way out of the package
+    {"cli"},
 )
-ON_ONE_FLOOR = {(one, other) for one in FLOORS[-1] for other in FLOORS[-1]}
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
 
 
@@ -44,9 +44,7 @@ def imports(path):
 
 
 def allowed(importer, imported):
-    if importer == imported or (importer, imported) in ON_ONE_FLOOR:
-        return True
-    return LEVEL[imported] < LEVEL[importer]
+    return importer == imported or LEVEL[imported] < LEVEL[importer]
 
 
 def test_imports_point_one_way():
@@ -70,6 +68,11 @@ def test_the_rule_forbids_what_it_should(importer, imported):
     assert not allowed(importer, imported)
 
 
+def test_the_product_knows_nothing_of_the_experiments():
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert not [str(path) for path, text in texts.items() if re.search(r"^ *(from|import) experiments", text, re.M)]
+
+
 @pytest.mark.parametrize("name", ["models", "callbacks"])
 def test_the_folders_at_the_top_are_links_into_the_package(name):
     link = ROOT / name
@@ -78,5 +81,6 @@ def test_the_folders_at_the_top_are_links_into_the_package(name):
 
 
 def test_no_file_is_too_long_to_read():
-    lengths = {path: path.read_text().count("\n") for path in PACKAGE.rglob("*.py")}
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+    lengths = {path: path.read_text().count("\n") for path in files}
     assert not [f"{path}: {length} lines" for path, length in lengths.items() if length > 450]

@@ -1,4 +1,4 @@
-"""`tfdp-rec federate` and `tfdp-rec study news`: arguments, the written app, tables and plots."""
+"""`tfdp-rec federate`: arguments and the written app."""
 
 import importlib.util
 import json
@@ -60,29 +60,3 @@ def test_a_written_app_holds_every_setting_and_its_initial_weights(readers, tmp_
     model, _ = federate._world(json.dumps(settings))
     weights = federate._load(flower["config"]["initial"], model)
     assert [w.shape for w in weights] == [tuple(v.shape) for v in model.trainable_variables]
-
-
-@pytest.mark.slow
-def test_the_study_runs_end_to_end_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    from tfdp_rec.studies import _news, news
-
-    monkeypatch.setattr(news, "QUICK", news.Sizes(users=60, news=80, dim=8, rounds=3, cohort=8, seeds=1))
-    folder = tmp_path / "study"
-    arguments = ["study", "news", "--quick", "--out", str(folder), "--encoders", "nrms"]
-    assert main(arguments) == 0
-    page = (folder / "report.md").read_text()
-    assert all(title in page for title in ("Table 1", "Table 2", "figure_4.png", "figure_7.png"))
-    rows = json.loads((folder / "table_1.json").read_text())
-    assert len(rows) == 12 and all(0 <= row["AUC"] <= 100 for row in rows)
-    bound = {row["method"]: row["all rounds"] for row in rows}
-    assert bound["PrivateRec, published (claim does not hold)"] is None
-    assert bound["PrivateRec, corrected, user encoder untrained"] >= 10 and bound["Untrained"] == 0
-    assert bound["DP-FedRec"] >= 10 and bound["DP-FedRec, Gaussian"] >= 10
-    for number in range(4, 8):
-        assert (folder / f"figure_{number}.png").stat().st_size > 5000
-    monkeypatch.setattr(_news.Study, "measure", lambda *arguments: pytest.fail("a finished cell ran again"))
-    assert main(arguments) == 0
-    capsys.readouterr()
-    assert main([*arguments, "--rounds", "4"]) == 2
-    assert "other sizes" in capsys.readouterr().err
-    assert main([*arguments, "--rounds", "0"]) == 2

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.data.access_patterns import AccessPattern, click_batches
+from experiments.bench.access_patterns import AccessPattern, click_batches
 from tfdp_rec.models import DLRM
 from tfdp_rec.models.dlrm import DotInteraction
 

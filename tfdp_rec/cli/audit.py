@@ -6,8 +6,7 @@ import argparse
 import itertools
 import json
 
-HELP = """a lower bound on a mechanism's epsilon, from one training run with planted canaries
-
+HELP = """\
   tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5
 
 Trains a table of canaries through the package's own fit, half of them left out by fair coins, and guesses from

@@ -11,8 +11,7 @@ from tfdp_rec.cli import _accounting
 from tfdp_rec.privacy import Accountant, calibrate_noise
 from tfdp_rec.privacy.statement import rounded_up
 
-HELP = """the least noise multiplier for a privacy budget
-
+HELP = """\
   tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6
 """
 

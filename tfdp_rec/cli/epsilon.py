@@ -10,8 +10,7 @@ from tfdp_rec.cli import _accounting
 from tfdp_rec.privacy import Accountant
 from tfdp_rec.privacy.statement import rounded_up
 
-HELP = """the epsilon of a training: noise, sampling and steps in, (epsilon, delta) out
-
+HELP = """\
   tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6
 
 Give --noise-multiplier more than once for a step of several Gaussians (AdaFEST: the gradient's and the

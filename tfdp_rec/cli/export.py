@@ -6,8 +6,7 @@ import argparse
 import os
 import pathlib
 
-HELP = """a saved model as a SavedModel for serving
-
+HELP = """\
   tfdp-rec export runs/20260101-120000/model.keras servable --top-k 20
 
 Takes a .keras file of a released model with an `export` of its own, such as TwoTower: histories of raw ids in, the best

@@ -14,8 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-HELP = """train a news recommender over federated clients, privately
-
+HELP = """\
   tfdp-rec federate --simulate 8 --data FOLDER     all clients in Flower's simulation engine
   tfdp-rec federate --processes 2 --data FOLDER    a SuperLink and SuperNodes, real processes on loopback
   tfdp-rec federate --write-app APP --data FOLDER  a Flower app, to be run as docs/federated.md says

@@ -6,21 +6,19 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfdp_rec.distribute.plan import Constants, Deployment, Step
 
-HELP = """what a training step costs on a cluster, and what bounds it
-
+HELP = """\
   tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --ids 69 --workers 2 --servers 2 --gbps 10
   tfdp-rec plan --terabytes 100 --dim 128 --batch 2048 --ids 26 --workers 256 --servers 256 --gbps 100
-  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --measure       with constants measured on this machine, now
+  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --constants here.json      with those of your own machine
 
-Bytes, seconds and memory by mechanism, computed from constants; nothing is trained. docs/scaling.md says what they are
-and how far from real runs this is.
+Bytes, seconds and memory by mechanism, computed from constants; nothing is trained. docs/scaling.md says what they are,
+how to measure them, and how far from real runs this is.
 """
 
 
@@ -45,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--example-us", type=float, help="processor time of an example without clipping, microseconds")
     parser.add_argument("--mechanism", action="append", choices=MECHANISMS, help="may be repeated; default: all")
     parser.add_argument("--one-machine", action="store_true", help="all processes share one machine (loopback)")
-    parser.add_argument("--measure", action="store_true", help="measure the constants here first (half a minute)")
+    parser.add_argument("--constants", type=Path, metavar="FILE", help="JSON of constants measured elsewhere")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
@@ -57,13 +55,13 @@ def run(args: argparse.Namespace) -> int:
         _rows(args), args.dim, args.batch, args.ids, args.dense_weights, args.workers, args.servers, args.cores,
         args.gbps, args.steps,
     )  # fmt: skip
-    known = dataclasses.replace(Constants(), **(_measured() if args.measure else {}))
+    known = dataclasses.replace(Constants(), **(_constants(args.constants) if args.constants else {}))
     if args.example_us is not None:
         known = dataclasses.replace(known, example=1e3 * args.example_us)
     steps = [plan(mechanism, at, known) for mechanism in dict.fromkeys(args.mechanism or MECHANISMS)]
     if args.one_machine:
         steps = [on_one_machine(step, at) for step in steps]
-    _print(at, known, steps, args.measure)
+    _print(at, known, steps, bool(args.constants))
     if args.json:
         found = {
             "deployment": dataclasses.asdict(at),
@@ -93,12 +91,17 @@ def _count(text: str) -> int:
 _count.__name__ = "whole number"  # what argparse calls it
 
 
-def _measured() -> dict[str, float]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    from tfdp_rec.benchmarks._constants import measure
+def _constants(path: Path) -> dict[str, float]:
+    """The constants in a file, checked."""
+    from tfdp_rec.distribute.plan import Constants
 
-    return measure()
+    found = json.loads(path.read_text(encoding="utf-8"))
+    known = [field.name for field in dataclasses.fields(Constants)]
+    if not isinstance(found, dict) or not set(found) <= set(known):
+        raise ValueError(f"{path} must be a JSON object of constants; known are {', '.join(known)}.")
+    if not all(isinstance(value, int | float) and 0 < value < math.inf for value in found.values()):
+        raise ValueError(f"every constant in {path} must be a positive number.")
+    return found
 
 
 def _print(at: Deployment, known: Constants, steps: list[Step], measured: bool) -> None:

@@ -7,8 +7,7 @@ import json
 import os
 import pathlib
 
-HELP = """what to watch next: a history of movie ids in, titles out
-
+HELP = """\
   tfdp-rec recommend runs/20260101-120000 --history 318 296 593
   tfdp-rec recommend runs/20260101-120000                      nothing watched yet: the most popular
 

@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 
-HELP = """run one worker or parameter server of a cluster
-
+HELP = """\
   tfdp-rec server --cluster cluster.json --job ps --index 0
   tfdp-rec server                                              job and index from TF_CONFIG
 

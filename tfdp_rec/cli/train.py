@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tfdp_rec.movies.job import Train
 
-HELP = """train private movie recommenders and compare them
-
+HELP = """\
   tfdp-rec train                                        the main job: embedded data, all mechanisms, epsilon 8
   tfdp-rec train --mechanism lazydpsgd --epsilon 4      one mechanism, another budget
   tfdp-rec train --data ml-20m --out runs/ml20m         MovieLens files (ml-1m, ml-20m, ml-25m, ml-32m) of your own

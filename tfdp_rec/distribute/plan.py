@@ -20,7 +20,8 @@ only the last two lines have it.
 The steps a second are the least of: W ÷ the time of one step from end to end (workers do not wait for each other); the
 servers' cores ÷ what a step needs of them; the servers' network ÷ its bytes; what one coordinator can hand out.
 
-Where the constants come from: `tfdp-rec plan --measure`. How far off all this is: docs/scaling.md.
+Where the constants come from: `python -m experiments.bench constants`. How far off all this is:
+docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ID_BYTES, VALUE_BYTES, MARK_BYTES, TOTALS_BYTES = 8, 4, 4, 16
 class Constants:
     """What this package's operations cost: core-nanoseconds a value unless the name says otherwise.
 
-    The defaults are of `tfdp-rec plan --measure` on 2 cores of an AMD EPYC with AVX-512 (21 November 2026); those from
-    `example` on that it does not measure are of the two-tower benchmark.
+    The defaults are of `python -m experiments.bench constants` on 2 cores of an AMD EPYC with AVX-512 (21 November
+    2026); those from `example` on that it does not measure are of the two-tower benchmark.
 
     Attributes:
         draw: a unit Gaussian.

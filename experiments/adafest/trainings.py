@@ -1,0 +1,330 @@
+"""The trainings of `python -m experiments.adafest`: one model, one budget, several ways to choose rows.
+
+Every training of one epsilon costs exactly that epsilon: the noise multiplier of the whole is calibrated once, and a
+mechanism that also looks at which rows were read splits it (a tenth for selection). FEST's choice is paid out of the
+same epsilon. What is compared is then the score on other examples against how many table values a step updates:
+
+  gradient size reduction = (values of all tables) / (table values updated in a step, on average)
+
+All mechanisms have the same learning rates. `tuning` shows what DP-SGD and AdaFEST make of others, on examples that are
+neither trained on nor in any other table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from experiments.adafest.problems import Examples, Problem
+from tfdp_rec.data import PoissonSampling, criteo
+from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
+from tfdp_rec.movies.run_folder import replacing
+from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
+from tfdp_rec.optimizers.base import PrivateOptimizer
+from tfdp_rec.optimizers.sparse.draws import gumbel_epsilon, split_noise_multiplier
+from tfdp_rec.privacy import Accountant, calibrate_noise
+
+SELECTION_FRACTION = 0.1
+CHOICE_NOISE = 10.0  # noise multiplier of FEST's one look at the frequencies
+CHOSEN_ROWS = 1000  # of each table, by the choice that AdaFEST+ and the stream's FEST start from
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What one training depends on; `days` and `day_epsilon` are the stream's."""
+
+    examples: int = 400_000
+    test_examples: int = 40_000
+    batch_size: int = 2000
+    steps: int = 200
+    hidden: tuple[int, ...] = (64, 64)
+    learning_rate: float = 20.0
+    dense_learning_rate: float = 1e-2
+    delta: float = 1e-6
+    days: int = 6
+    day_epsilon: float = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Which trainings the study makes. Thresholds are in standard deviations of the votes' noise."""
+
+    epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
+    mechanisms: tuple[str, ...] = ("DPSGD", "frozen", "AdaFEST", "FEST", "AdaFEST+", "exponential")
+    thresholds: tuple[float, ...] = (3.0, 4.5, 10.0, 15.0, 25.0, 35.0)
+    rows: tuple[int, ...] = (100, 1000, 10_000)
+    draws: tuple[int, ...] = (30, 300, 3000)
+    seeds: int = 1
+    tuned_threshold: float = 15.0
+    table_rates: tuple[float, ...] = (10.0, 20.0, 40.0)
+    dense_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One training: a mechanism, how sparse it is told to be, a budget, and which of several alike it is."""
+
+    mechanism: str
+    setting: float
+    epsilon: float
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        return f"{self.mechanism.replace('+', 'plus')}-{self.setting:g}-epsilon{self.epsilon:g}-seed{self.seed}"
+
+
+def cells(grid: Grid) -> list[Cell]:
+    """All trainings of the frontier, all settings once before any is repeated."""
+    settings: dict[str, Sequence[float]] = {
+        "DPSGD": (0,), "frozen": (0,), "AdaFEST": grid.thresholds, "FEST": grid.rows,
+        "AdaFEST+": (1.5, *grid.thresholds[:-1]), "exponential": grid.draws,
+    }  # fmt: skip
+    return [
+        Cell(mechanism, setting, epsilon, seed)
+        for seed in range(grid.seeds)
+        for epsilon in grid.epsilons
+        for mechanism in grid.mechanisms
+        for setting in settings[mechanism]
+    ]
+
+
+def times(reduction: float | None) -> str:
+    """A gradient size reduction in words; None stands for a training that updates no table at all."""
+    return "no table" if reduction is None or math.isinf(reduction) else f"{reduction:.3g}"
+
+
+class Study:
+    """Data, model and budget that all trainings share.
+
+    Args:
+        sizes: of every training.
+        problem: what is learnt.
+        folder: results, one file a training: what is there is not trained again.
+        say: called with a line of progress.
+    """
+
+    def __init__(self, sizes: Sizes, problem: Problem, folder: Path, say: Callable[[str], None]):
+        self.sizes, self.problem, self.folder, self.say = sizes, problem, folder, say
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def remembered(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of an earlier run with the same sizes, or of the work now."""
+        path = self.folder / f"{name}.json"
+        sizes = json.loads(json.dumps(dataclasses.asdict(self.sizes)))
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["sizes"] != sizes:
+                raise ValueError(f"{path} is from a study of other sizes; give another --out, or the same arguments")
+            return found
+        result = {**work(), "sizes": sizes}
+        keras.backend.clear_session()  # or the graphs of all trainings stay in memory
+        gc.collect()
+        with replacing(path) as file:
+            json.dump(result, file, indent=1)
+        return result
+
+    def model(self, seed: int = 0) -> Any:
+        """The untrained model; the same weights for the same seed."""
+        keras.utils.set_random_seed(1 + seed)
+        return self.problem.make_model()
+
+    def noise(self, epsilon: float, units: int, spent: Sequence[Any] = ()) -> float:
+        """The noise multiplier of a whole step that spends `epsilon`."""
+        sampling = PoissonSampling(units, self.sizes.batch_size)
+        return calibrate_noise(epsilon, self.sizes.delta, sampling, self.sizes.steps, accountant="rdp", spent=spent)
+
+    def frequencies(self, model: Any, examples: Examples) -> dict[str, np.ndarray]:
+        """FEST's one look at some examples: how often each row is read, with noise."""
+        parts = (slice(start, start + 50_000) for start in range(0, len(examples), 50_000))
+        batches = (self.problem.reads(model, examples.fetch(part)[0]) for part in parts)
+        return noisy_frequencies(batches, self.problem.rows(model), CHOICE_NOISE)
+
+    def nothing_chosen(self, model: Any) -> Preselection:
+        """The choice of no row at all: what "frozen" trains on."""
+        return Preselection({path: [] for path in self.problem.rows(model)})
+
+    def adam(self) -> keras.optimizers.Optimizer:
+        """For the dense variables, under every mechanism."""
+        return keras.optimizers.Adam(self.sizes.dense_learning_rate)
+
+    def optimizer(
+        self,
+        mechanism: str,
+        setting: float,
+        noise: float,
+        preselection: Preselection | None,
+        dense_optimizer: keras.optimizers.Optimizer | None,
+    ) -> PrivateOptimizer:
+        """The mechanism, with a whole step's noise multiplier.
+
+        Args:
+            mechanism: as in `Cell`.
+            setting: AdaFEST's threshold in standard deviations of the count's noise; the number of draws of
+                exponential selection; else unused.
+            noise: of the whole step.
+            preselection: of FEST and AdaFEST+.
+            dense_optimizer: None for SGD.
+        """
+        common: dict[str, Any] = {
+            "learning_rate": self.sizes.learning_rate, "l2_norm_clip": 1.0,
+            "expected_batch_size": self.sizes.batch_size, "dense_optimizer": dense_optimizer,
+        }  # fmt: skip
+        if mechanism == "DPSGD":
+            return DPSGD(noise_multiplier=noise, **common)
+        if mechanism in ("FEST", "frozen"):
+            assert preselection is not None
+            return FEST(noise_multiplier=noise, preselection=preselection, **common)
+        s1, s2 = split_noise_multiplier(noise, SELECTION_FRACTION)
+        if mechanism == "exponential":
+            count = int(setting)
+            draws: dict[str, Any] = {"num_survivors": count, "selection_epsilon": gumbel_epsilon(s1, count)}
+            return ExponentialSelectionSGD(noise_multiplier=s2, **draws, **common)
+        threshold: dict[str, Any] = {
+            "contribution_clip": 1.0,
+            "contribution_noise_multiplier": s1,
+            "threshold": setting * s1,
+        }
+        return AdaFEST(noise_multiplier=s2, preselection=preselection, **threshold, **common)
+
+    def train(self, model: Any, optimizer: PrivateOptimizer, examples: Examples) -> dict[str, Any]:
+        """Trains, and says what it cost and how sparse it was."""
+        sizes, sampling = self.sizes, PoissonSampling(len(examples), self.sizes.batch_size)
+        model.compile(optimizer, loss=self.problem.loss)
+        model.fit(sampling.batches(examples.fetch), steps_per_epoch=sizes.steps, verbose=0)
+        accountant = Accountant(optimizer.dp_event(), sampling, sizes.delta, "rdp")
+        for event, label in getattr(optimizer, "events_before_training", list)():
+            accountant.spend(event, label)
+        values = self.problem.values(model)
+        updated = getattr(optimizer, "updated_values", values * sizes.steps) / sizes.steps
+        return {
+            "epsilon_spent": accountant.epsilon(sizes.steps),
+            "values_per_step": updated,
+            "reduction": values / updated if updated else None,
+        }
+
+    def score(self, model: Any, examples: Examples) -> float:
+        """How good a trained model is on some examples."""
+        features, labels = examples.fetch(slice(None))
+        return self.problem.score(labels, model.predict(features, batch_size=2000, verbose=0))
+
+    # The frontier.
+
+    def frontier(self, grid: Grid) -> list[dict[str, Any]]:
+        """The score against gradient size reduction, for every mechanism, setting, budget and seed."""
+        train = self.problem.source.examples(self.sizes.examples)
+        test = self.problem.source.examples(self.sizes.test_examples, part="test")
+        results = []
+        for cell in cells(grid):
+            result = self.remembered(cell.name, lambda: self._run(cell, train, test))  # noqa: B023
+            self.say(
+                f"epsilon {cell.epsilon:g}  {cell.mechanism:12s} {cell.setting:7g}  seed {cell.seed}  "
+                f"{self.problem.metric} {result['score']:.4f}  reduction {times(result['reduction'])}"
+            )
+            results.append(result)
+        return results
+
+    def _run(self, cell: Cell, train: Any, test: Any) -> dict[str, Any]:
+        model, chosen, spent = self.model(cell.seed), None, []
+        if cell.mechanism == "frozen":
+            chosen = self.nothing_chosen(model)
+        elif cell.mechanism in ("FEST", "AdaFEST+"):
+            rows = int(cell.setting) if cell.mechanism == "FEST" else CHOSEN_ROWS
+            chosen = Preselection.from_frequencies(self.frequencies(model, train), rows, CHOICE_NOISE)
+            spent = [(chosen.dp_event(), chosen.label)]
+        noise = self.noise(cell.epsilon, len(train), spent)
+        optimizer = self.optimizer(cell.mechanism, cell.setting, noise, chosen, self.adam())
+        found: dict[str, Any] = {**dataclasses.asdict(cell), "noise_multiplier": noise}
+        found |= self.train(model, optimizer, train)
+        found["score"] = self.score(model, test)
+        if isinstance(optimizer, AdaFEST) and isinstance(self.problem.source, SyntheticCriteo) and chosen is None:
+            votes = optimizer.threshold * math.sqrt(criteo.NUM_CATEGORICAL)
+            found["score_of_truth_on_rows"] = self._truth_on(train, test, votes / self.sizes.batch_size)
+        return found
+
+    def _truth_on(self, train: Any, test: Any, share: float) -> float:
+        """AUC of the planted logits if only rows that this share of examples reads had an effect."""
+        logs, known = self.problem.source, []
+        assert isinstance(logs, SyntheticCriteo)
+        for column, counts in zip(test.categorical.T, criteo.bucket_frequencies(train, logs.buckets)):
+            known.append(counts[column] >= share * len(train))
+        return auc(test.labels, logs.logits(test, known=np.stack(known, axis=1)))
+
+    # The learning rates.
+
+    def tuning(self, grid: Grid) -> list[dict[str, Any]]:
+        """Scores of DP-SGD and AdaFEST on validation examples, for every pair of learning rates."""
+        train = self.problem.source.examples(self.sizes.examples)
+        validation = self.problem.source.examples(self.sizes.test_examples, part="validation")
+        settings = {"DPSGD": 0.0, "AdaFEST": grid.tuned_threshold}
+        mechanisms = [name for name in settings if name in grid.mechanisms]
+        results = []
+        for seed, epsilon, mechanism, rate, dense in itertools.product(
+            range(grid.seeds), grid.epsilons, mechanisms, grid.table_rates, grid.dense_rates
+        ):
+            sizes = dataclasses.replace(self.sizes, learning_rate=rate, dense_learning_rate=dense)
+            other = Study(sizes, self.problem, self.folder / "tuning", self.say)
+            cell = Cell(mechanism, settings[mechanism], epsilon, seed)
+            name = f"{cell.name}-rates-{rate:g}-{dense:g}"
+            result = other.remembered(name, lambda: other._run(cell, train, validation))  # noqa: B023
+            self.say(
+                f"epsilon {epsilon:g}  {mechanism:8s} rates {rate:g}, {dense:g}  seed {seed}  "
+                f"{self.problem.metric} {result['score']:.4f}"
+            )
+            results.append(result)
+        return results
+
+    # The stream.
+
+    def stream(self) -> list[dict[str, Any]]:
+        """Days of drifting logs: train on each, test on the next; every example is in one day only."""
+        ways = ["DPSGD", "frozen", "AdaFEST", "FEST-first-day", "FEST-all-days", "FEST-streaming"]
+        results = []
+        for way in ways:
+            result = self.remembered(f"stream-{way}", lambda: self._follow(way))  # noqa: B023
+            self.say(
+                f"stream  {way:16s} {self.problem.metric} {result['score']:.4f}  "
+                f"reduction {times(result['reduction'])}"
+            )
+            results.append(result)
+        return results
+
+    def _follow(self, way: str) -> dict[str, Any]:
+        per_day = self.sizes.examples // 4
+        days = [self.problem.source.examples(per_day, day) for day in range(self.sizes.days)]
+        model, mechanism = self.model(), way.split("-")[0]
+        fixed = self.nothing_chosen(model) if way == "frozen" else None
+        scores, updated = [], []
+        looks = [self.frequencies(model, day) for day in days] if mechanism == "FEST" else []  # one a day, ever
+        seen = {
+            "first-day": lambda day: looks[:1],
+            "all-days": lambda day: looks,
+            "streaming": lambda day: looks[: day + 1],
+        }
+        source = seen.get(way.removeprefix("FEST-"))
+        for day, examples in enumerate(days):
+            if source is not None:
+                total = {path: np.sum([look[path] for look in source(day)], axis=0) for path in looks[0]}
+                fixed = Preselection.from_frequencies(total, CHOSEN_ROWS, CHOICE_NOISE)
+            spent = [(fixed.dp_event(), fixed.label)] if source is not None and fixed is not None else []
+            noise = self.noise(self.sizes.day_epsilon, per_day, spent)
+            optimizer = self.optimizer(mechanism, 4.5, noise, fixed, self.adam())
+            updated.append(self.train(model, optimizer, examples)["values_per_step"])
+            tomorrow = self.problem.source.examples(self.sizes.test_examples, day + 1, "test")
+            scores.append(self.score(model, tomorrow))
+        return {
+            "way": way,
+            "score_by_day": scores,
+            "score": float(np.mean(scores[len(scores) // 2 :])),
+            "reduction": self.problem.values(model) / float(np.mean(updated)) if any(updated) else None,
+        }

@@ -1,0 +1,1 @@
+"""Measurements of speed and memory, each a module reached as `python -m experiments.bench NAME`."""

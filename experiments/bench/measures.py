@@ -1,0 +1,161 @@
+"""What a worker can be asked beside the time of its steps: memory, settling, and where a step's time goes.
+
+The breakdown times ever longer beginnings of the step, each as a graph of its own, and takes differences; the parts of
+the lazy update (de-duplication, marks, sampling, writing) are timed by themselves on the rows of one batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from experiments.bench.contestants import Contestant, Spec
+from experiments.bench.workers import peak_megabytes
+from tfdp_rec.clipping import engine
+from tfdp_rec.clipping.batches import hide_batch_axis
+from tfdp_rec.clipping.recorder import recording
+from tfdp_rec.noise import EntropyNoise, Request
+from tfdp_rec.optimizers import LazyDPSGD
+from tfdp_rec.training.lookahead import LookAhead
+
+REPEATS = 15
+
+
+def build(fields: dict[str, Any]) -> Contestant:
+    """The contestant that a specification in JSON describes."""
+    return Contestant(Spec(**{**fields, "table_sizes": tuple(fields["table_sizes"])}))
+
+
+def settle(contestant: Contestant) -> dict[str, float]:
+    """Seconds to pay what all rows owe, the first time (with tracing) and once more after another step."""
+    optimizer = contestant.model.optimizer
+    if not isinstance(optimizer, LazyDPSGD):
+        raise ValueError(f"'{contestant.spec.name}' has nothing to settle.")
+    seconds = []
+    for _ in range(2):
+        contestant.step()
+        began = time.perf_counter()
+        optimizer.settle()
+        seconds.append(time.perf_counter() - began)
+    values = sum(table.rows * table.width for table in optimizer.tables.values())
+    return {"first_seconds": seconds[0], "seconds": seconds[1], "values": values}
+
+
+def memory(contestant: Contestant) -> dict[str, float]:
+    """Peak memory of the process, and what its tables take."""
+    tables = sum(
+        v.value.shape.num_elements() * 4
+        for v in contestant.model.trainable_variables
+        if "embeddings" in v.path
+    )
+    return {"peak_megabytes": peak_megabytes(), "table_megabytes": tables / 2**20}
+
+
+def machine(contestant: Contestant) -> dict[str, float]:
+    """Values a second that this process can draw, and write to rows of a large table."""
+    width, rows = contestant.spec.width, 1 << 17
+    noise, step = EntropyNoise(), tf.constant(0, tf.int64)
+    table = tf.Variable(tf.zeros([16 * rows, width]))
+    values = tf.ones([rows, width])
+
+    def draw() -> tf.Tensor:
+        return noise.normal(0, tf.range(rows, dtype=tf.int64), step, width)[0, 0]
+
+    def write() -> None:
+        for block in range(16):
+            at = tf.range(block * rows, (block + 1) * rows, dtype=tf.int64)
+            table.scatter_update(tf.IndexedSlices(values, at))
+
+    size = rows * width
+    return {"drawn_a_second": size / _seconds(draw), "written_a_second": 16 * size / _seconds(write)}
+
+
+def breakdown(contestant: Contestant) -> dict[str, float]:
+    """Milliseconds by part of the step."""
+    model, element = contestant.model, next(contestant.batches)
+    batch = element.batch if isinstance(element, LookAhead) else element
+    stages = {name: 1e3 * _seconds(stage) for name, stage in _beginnings(model, batch).items()}
+    parts = {"forward": stages["forward"]}
+    for before, after in zip(list(stages), list(stages)[1:]):
+        parts[after] = stages[after] - stages[before]
+    whole = statistics.median(wall for wall, _ in contestant.timed(REPEATS))
+    parts["update, guard, metrics, input"] = whole - stages["weighted sum"]
+    if isinstance(model.optimizer, LazyDPSGD):
+        parts |= {
+            f"alone: {name}": 1e3 * _seconds(f) for name, f in _lazy_parts(model.optimizer, element).items()
+        }
+    return {**parts, "step": whole}
+
+
+def _beginnings(model: Any, batch: Any) -> dict[str, Callable[[], Any]]:
+    loss = lambda data: model.per_example_loss(data, training=True)  # noqa: E731
+
+    def forward() -> Any:
+        with model._stepping(), recording(model):
+            return loss(hide_batch_axis(batch, model.shared_inputs))
+
+    def collected() -> tuple[Any, Any]:
+        with model._stepping(), tf.GradientTape(watch_accessed_variables=False) as tape:
+            with recording(model, tape) as recorder:
+                losses = loss(hide_batch_axis(batch, model.shared_inputs))
+        return engine.collect(recorder, tape, losses), losses
+
+    def backward() -> Any:
+        return [[f.__dict__.get("g") for f in several] for several in collected()[0].values()]
+
+    def norms() -> Any:
+        return engine.total_norms(collected()[0])
+
+    def weighted() -> Any:
+        found, losses = collected()
+        return engine.clip(found, losses, tf.constant(1.0)).gradients
+
+    return {"forward": forward, "backward": backward, "norms": norms, "weighted sum": weighted}
+
+
+def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[[], Any]]:
+    tables = {path: t for path, t in optimizer.tables.items() if path in element.upcoming}
+    distinct = {path: tf.unique(element.upcoming[path])[0] for path in tables}
+    values = {path: tf.zeros([tf.size(ids), tables[path].width]) for path, ids in distinct.items()}
+    requests = [
+        Request(t.number, distinct[path], tf.ones([tf.size(distinct[path]), 1]), t.width)
+        for path, t in tables.items()
+    ]
+    now, gradient = tf.constant(0, tf.int64), {p: tf.IndexedSlices(values[p], distinct[p]) for p in tables}
+    return {
+        "de-duplication": lambda: [tf.unique(element.upcoming[path])[0] for path in tables],
+        "reading marks": lambda: [optimizer.ledger.since(path, ids) for path, ids in distinct.items()],
+        "sampling": lambda: optimizer.noise.scaled(requests, now),
+        "noise to rows": lambda: [
+            t.write(distinct[p], t.read(distinct[p])[0] - values[p], None) for p, t in tables.items()
+        ],
+        "gradient to rows": lambda: [
+            t.inject(functools.partial(_given, gradient[p]), tf.constant(0.0)) for p, t in tables.items()
+        ],
+    }
+
+
+def _given(slices: tf.IndexedSlices, times: Any) -> tf.IndexedSlices:
+    return slices
+
+
+def _seconds(act: Callable[[], Any]) -> float:
+    """The median time of `act` as a graph. What it computes is given out: TensorFlow leaves undone what nobody gets."""
+    graph = tf.function(lambda: [v for v in tf.nest.flatten(act()) if tf.is_tensor(v)], autograph=False)
+    times = []
+    for repeat in range(REPEATS + 2):
+        began = time.perf_counter()
+        graph()
+        if repeat >= 2:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+CALLS: dict[str, Callable[[Contestant], Any]] = {
+    "settle": settle, "memory": memory, "machine": machine, "breakdown": breakdown,
+}  # fmt: skip

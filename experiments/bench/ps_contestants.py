@@ -1,0 +1,178 @@
+"""What `bench ps` compares: one model on a loopback cluster of its own, under each mechanism.
+
+=============  ================================================================================================
+`sgd`          ordinary SGD through the same servers: neither clipped nor noised
+`eana`         noise on the touched rows, drawn on their server
+`lazydpsgd`    owed noise, drawn on the row's server when it is read
+`dpsgd`        noise on every row, drawn on its server (the honest baseline: from a worker all of it would travel)
+=============  ================================================================================================
+
+Two shapes of EANA's paper: `two-tower`, movies watched and movie next, one table each; `kg`, a transformer over twenty
+activities of three features, a table each and one of labels. Ids are Zipf(0.8) but for the shared negatives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfdp_rec
+from experiments.bench.access_patterns import AccessPattern, table_ids
+from experiments.bench.constants import processor_ns
+from experiments.bench.contestants import LEARNING_RATE, TwoTowerLayers
+from experiments.bench.wire import Wire
+from tfdp_rec.data import PoissonSampling
+from tfdp_rec.datasets.kg.files import FEATURES
+from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
+from tfdp_rec.models import KGEntity
+from tfdp_rec.training.model import PrivateTraining
+
+MECHANISMS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
+    "sgd": keras.optimizers.SGD,
+    "eana": tfdp_rec.EANA,
+    "lazydpsgd": tfdp_rec.LazyDPSGD,
+    "dpsgd": tfdp_rec.DPSGD,
+}
+HISTORY, NEGATIVES, UNITS = 20, 500, 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class PSSpec:
+    """One contestant.
+
+    Attributes:
+        name: one of `MECHANISMS`.
+        model: `two-tower` or `kg`.
+        rows: of each table.
+        dim: values a row.
+        batch: examples a step.
+        workers: of the cluster.
+        servers: parameter servers.
+    """
+
+    name: str
+    model: str
+    rows: int
+    dim: int
+    batch: int = 64
+    workers: int = 2
+    servers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.name not in MECHANISMS or self.model not in MODELS:
+            known = f"{', '.join(MECHANISMS)} on {', '.join(MODELS)}"
+            raise ValueError(f"there are {known}; got {self.name} on {self.model}.")
+
+
+class TwoTowerModel(TwoTowerLayers, PrivateTraining, keras.Model):  # type: ignore[misc]
+    """The two-tower benchmark model, trainable privately."""
+
+
+def _two_tower(spec: PSSpec) -> keras.Model:
+    return TwoTowerModel(spec.rows, spec.dim, spec.dim)
+
+
+def _kg(spec: PSSpec) -> keras.Model:
+    tables = dict.fromkeys(FEATURES, spec.rows)
+    return KGEntity(tables, spec.rows, spec.dim, HISTORY, num_blocks=1, num_heads=4, hidden=spec.dim)
+
+
+MODELS = {"two-tower": _two_tower, "kg": _kg}
+
+
+def _batch(spec: PSSpec, units: tf.Tensor) -> Any:
+    """The batch of some units: its ids are a function of who they are."""
+
+    def ids(which: int, shape: list[Any], law: AccessPattern) -> tf.Tensor:
+        seed = tf.stack([tf.constant(which, tf.int64), tf.reduce_sum(units)])
+        return tf.reshape(table_ids(law, [spec.rows], shape[0], shape[1], seed), shape)
+
+    size, law = tf.shape(units)[0], AccessPattern(exponent=0.8)
+    label, negatives = ids(0, [size, 1], law)[:, 0], ids(1, [NEGATIVES, 1], AccessPattern())[:, 0]
+    if spec.model == "two-tower":
+        inputs = {"context": ids(2, [size, HISTORY], law), "label": label, "negatives": negatives}
+        return inputs, tf.zeros([size], tf.int32)
+    features = {f: ids(2 + i, [size, HISTORY], law)[:, :, None] for i, f in enumerate(FEATURES)}
+    return {**features, "label": label, "negatives": negatives}
+
+
+class PSContestant:
+    """A trainer and its cluster, which ends with this process.
+
+    Args:
+        spec: what to train on what.
+    """
+
+    def __init__(self, spec: PSSpec):
+        self.spec = spec
+        self.cluster = LocalCluster(spec.workers, spec.servers).__enter__()
+        self.processes = {"coordinator": [os.getpid()]} | {
+            job: [self.cluster.pid(name) or 0 for name in self.cluster.names if name.startswith(job)]
+            for job in ("worker", "ps")
+        }
+        sampling = PoissonSampling(UNITS, spec.batch)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if spec.model == "two-tower" else None
+        self.trainer = ParameterServerTrainer(
+            lambda: MODELS[spec.model](spec), lambda: _optimizer(spec),
+            lambda: sampling.graph_batches(lambda units: _batch(spec, units)),
+            self.cluster.resolver(), sampling=sampling, loss=loss,
+        )  # fmt: skip
+
+    def step(self) -> None:
+        """A step on every worker, more or less: which worker takes one is not ours to say."""
+        self.run(self.spec.workers)
+
+    def run(self, steps: int) -> None:
+        """So many steps by all workers together."""
+        self.trainer.fit(steps, steps_per_report=steps, verbose=0)
+
+    def timed(self, steps: int) -> list[tuple[float, float]]:
+        """Milliseconds a step, of wall time and of processor time of all processes, over one turn."""
+        everybody = [pid for pids in self.processes.values() for pid in pids]
+        wall, processor = time.perf_counter(), processor_ns(everybody)
+        self.run(steps)
+        wall, processor = time.perf_counter() - wall, processor_ns(everybody) - processor
+        return [(1e3 * wall / steps, 1e-6 * processor / steps)]
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes a step that arrive at each role, and the milliseconds of a step; more steps where these are fast."""
+        wire, steps = Wire(self.processes), 2 * self.spec.workers
+        ((ms, _),) = self.timed(steps)
+        steps = max(steps, min(50 * self.spec.workers, int(3000 / ms)))
+        before = wire.counts()
+        ((ms, _),) = self.timed(steps)
+        return {**{role: count / steps for role, count in wire.since(before).items()}, "ms": ms}
+
+    def memory(self) -> dict[str, float]:
+        """Megabytes that each role's processes hold now, the largest of each."""
+        return {role: max(map(_megabytes, pids)) for role, pids in self.processes.items()}
+
+
+def _optimizer(spec: PSSpec) -> keras.optimizers.Optimizer:
+    if spec.name == "sgd":
+        return keras.optimizers.SGD(LEARNING_RATE)
+    return MECHANISMS[spec.name](
+        LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=spec.batch
+    )
+
+
+def _megabytes(process: int) -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def build(fields: Mapping[str, Any]) -> PSContestant:
+    """The contestant that a specification in JSON describes."""
+    return PSContestant(PSSpec(**fields))
+
+
+CALLS: dict[str, Callable[[PSContestant], Any]] = {
+    "traffic": PSContestant.traffic, "memory": PSContestant.memory,
+}  # fmt: skip

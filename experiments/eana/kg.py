@@ -1,0 +1,246 @@
+"""`python -m experiments.eana kg`: knowledge-graph entities at large vocabularies (EANA paper, section 4.2)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import time
+from typing import Any
+
+from experiments.eana import command
+
+HELP = """\
+  python -m experiments.eana kg --quick                          ten minutes on two cores
+  python -m experiments.eana kg --vocabulary 5000000             the paper's larger vocabulary
+  python -m experiments.eana kg --data people.parquet --vocabularies terms/
+
+A transformer reads three features of each activity, each with its own table, and predicts an entity. The data are
+generated timelines over a planted graph, or yours (JSON lines or Parquet; terms/ holds entities.txt, unigrams.txt
+and bigrams.txt, one public term a line). Speed is measured at every vocabulary of --speed, in steps a second.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes(command.Sizes):
+    """Sizes of the study; the defaults are the paper's as far as one machine holds them."""
+
+    width: int = 32
+    per_repeat: int = 1000
+    negatives: int = 1000
+    individuals: int = 1_000_000
+    vocabulary: int = 100_000
+    topics: int = 200
+    max_repeats: int = 1000
+    test_individuals: int = 8000
+    speed_width: int = 16
+    speed_steps: int = 200
+
+
+QUICK = Sizes(
+    width=16, steps=800, per_repeat=10, negatives=200, individuals=30_000, vocabulary=2000, topics=20,
+    max_repeats=100, test_individuals=2000, speed_width=8, speed_steps=30,
+)  # fmt: skip
+SPEED_VOCABULARIES = (100_000, 5_000_000)
+SPEED_WAYS = ("SGD", "sparse SGD", "EANA", "LazyDPSGD", "DPSGD")  # Keras' SGD copies the tables that Keras' layers read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `study kg`."""
+    parser.add_argument("--data", metavar="FILE", help="timelines, .jsonl or .parquet; left out, generated ones")
+    parser.add_argument("--vocabularies", metavar="FOLDER", help="public term lists, with --data")
+    parser.add_argument("--vocabulary", type=int, metavar="N", help="entities, unigrams and bigrams each")
+    parser.add_argument(
+        "--speed", nargs="*", type=int, default=SPEED_VOCABULARIES, metavar="N",
+        help="vocabularies for Table 3; default: 100000 5000000",
+    )  # fmt: skip
+    command.add_arguments(parser, out="runs/study-kg")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the study and writes its folder."""
+    sizes = command.sizes_of(args, Sizes(), QUICK)
+    if bool(args.data) != bool(args.vocabularies):
+        raise ValueError("--data and --vocabularies go together: a list read off the data would be a release.")
+
+    def measure_speed(folder: Any) -> tuple[dict[str, Any], str]:
+        speeds = {f"{count:,}": speed_of(folder, sizes, count) for count in args.speed}
+        return speeds, speed_page(sizes, speeds)
+
+    title = "KG entities (EANA, section 4.2)"
+    make = lambda: make_task(sizes, args.data, args.vocabularies)  # noqa: E731
+    return command.run(args, sizes, make, title, ["Figure 6", "Figure 7"], measure_speed)
+
+
+def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = None) -> Any:
+    """The KG model on generated or given timelines, with planted canaries.
+
+    Args:
+        sizes: of everything.
+        data: file of timelines, or None for generated ones.
+        vocabularies: folder of public term lists, with `data`.
+    """
+    import numpy as np
+
+    from experiments.eana import comparison
+    from tfdp_rec.audit import REPEATS, Canaries, Uniform
+    from tfdp_rec.data import PoissonSampling
+    from tfdp_rec.datasets.kg.files import FEATURES, split_individuals
+    from tfdp_rec.models import KGEntity
+
+    source, rows = _source(sizes, data, vocabularies)
+    train, test = split_individuals(source.num_individuals)
+    values = source.values_per_activity
+    catalogue = {f: Uniform(rows[f], shape=(source.context_length, values[f]), low=1, dtype="int32") for f in FEATURES}
+    catalogue["label"] = Uniform(rows["entities"], low=1)
+    repeats = tuple(count for count in (*REPEATS, 1000) if count <= sizes.max_repeats)
+    canaries = Canaries.draw(
+        catalogue, repeats=repeats, per_repeat=sizes.per_repeat, num_references=sizes.references, seed=0
+    )
+    labels = rows["entities"] - 1
+
+    def training(indices: np.ndarray) -> dict[str, Any]:
+        negatives = comparison.shuffled_ids(labels, min(sizes.negatives, labels))
+        return {**source.fetch(train[indices]), "negatives": negatives}
+
+    fetch, units = canaries.insert(training, len(train))
+    tested = source.fetch(test[: sizes.test_individuals], seed=0)
+    shared = np.random.default_rng(0).choice(labels, min(4096, labels), replace=False) + 1
+    return comparison.Task(
+        name="kg",
+        make_model=lambda seed: KGEntity(rows, rows["entities"], sizes.width, source.context_length, num_blocks=1),
+        fetch=fetch,
+        sampling=PoissonSampling(units, sizes.batch_size, unit="individual"),
+        canaries=canaries,
+        shared={"negatives": shared},
+        measure=lambda model: measure(model, tested),
+        steps=sizes.steps,
+        learning_rate=sizes.learning_rate,
+        clip=sizes.clip,
+        delta=min(1e-6, 1 / units),
+    )
+
+
+def _source(sizes: Sizes, data: str | None, vocabularies: str | None) -> tuple[Any, dict[str, int]]:
+    """Where examples come from, and the rows of each feature's table."""
+    from pathlib import Path
+
+    from tfdp_rec.datasets.kg.files import FEATURES, TimelineStore, Vocabulary, read_timelines
+    from tfdp_rec.datasets.kg.generated import SyntheticKG
+
+    if data is None or vocabularies is None:
+        kg = SyntheticKG(sizes.individuals, sizes.vocabulary, sizes.topics)
+        return kg, dict.fromkeys(FEATURES, sizes.vocabulary + 1)
+    terms = {feature: Vocabulary.from_file(Path(vocabularies) / f"{feature}.txt") for feature in FEATURES}
+    return TimelineStore(read_timelines(data), terms), {f: vocabulary.size for f, vocabulary in terms.items()}
+
+
+def measure(model: Any, features: dict[str, Any], batch_size: int = 500) -> dict[str, float]:
+    """precision@k and recall@k over the whole catalogue.
+
+    Args:
+        model: a `KGEntity`.
+        features: held-out examples with their labels.
+        batch_size: examples at a time.
+    """
+    import numpy as np
+
+    found = []
+    for start in range(0, len(features["label"]), batch_size):
+        batch = {name: values[start : start + batch_size] for name, values in features.items()}
+        _, ids = model.top_k(batch, 20)
+        found.append(ids.numpy() == batch["label"][:, None])
+    hits = np.cumsum(np.concatenate(found), axis=1)
+    recalls = {f"recall@{k}": float(hits[:, k - 1].mean()) for k in (1, 5, 10, 20)}
+    return recalls | {f"precision@{k}": recalls[f"recall@{k}"] / k for k in (1, 5, 10, 20)}
+
+
+def speed_of(folder: Any, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
+    """Steps a second of every mechanism at one vocabulary (Table 3), kept in the study's folder.
+
+    Args:
+        folder: a `StudyFolder`.
+        sizes: batch, steps and `speed_width`.
+        vocabulary: rows of each of the four tables.
+    """
+    import json
+
+    path = folder.path / f"speed_{vocabulary}_{sizes.speed_width}.json"
+    if not path.exists():
+        print(f"speed at {vocabulary:,} rows a table, width {sizes.speed_width}", flush=True)
+        measured = {name: time_mechanism(name, sizes, vocabulary) for name in SPEED_WAYS}
+        folder.write(path.name, measured)
+    return json.loads(path.read_text())
+
+
+def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]:
+    """Median seconds of a step of one mechanism, in `fit` on batches made beforehand.
+
+    LazyDPSGD's settling at the end, once a training, is not in it. DPSGD gets a tenth of the steps, since each of
+    its steps touches every row.
+
+    Args:
+        name: one of `SPEED_WAYS`.
+        sizes: batch, steps and `speed_width`.
+        vocabulary: rows of each table.
+    """
+    import gc
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from experiments.eana import comparison
+    from tfdp_rec.datasets.kg.files import FEATURES
+    from tfdp_rec.datasets.kg.generated import SyntheticKG
+    from tfdp_rec.models import KGEntity
+
+    kg = SyntheticKG(10**9, vocabulary, sizes.topics)
+    rows = dict.fromkeys(FEATURES, vocabulary + 1)
+    model = KGEntity(rows, vocabulary + 1, sizes.speed_width, kg.context_length, num_blocks=1)
+    if name == "sparse SGD":
+        for table in (*model.tables.values(), model.positions):
+            table.call = functools.partial(_gathered, table)
+    private = comparison.MECHANISMS.get(name)
+    optimizer = keras.optimizers.SGD(sizes.learning_rate)
+    if private is not None:
+        optimizer = private(sizes.learning_rate, sizes.clip, 0.01 * sizes.batch_size, sizes.batch_size)
+    model.compile(optimizer=optimizer)
+    rng, steps = np.random.default_rng(0), 3 + max(3, sizes.speed_steps // (10 if name == "DPSGD" else 1))
+    made = [
+        {
+            **kg.fetch(rng.integers(0, 10**9, sizes.batch_size)),
+            "negatives": 1 + rng.choice(vocabulary, sizes.negatives, replace=False, shuffle=False),
+        }
+        for _ in range(steps)
+    ]
+    signature = {key: tf.TensorSpec([None, *values.shape[1:]], values.dtype) for key, values in made[0].items()}
+    batches = tf.data.Dataset.from_generator(lambda: iter(made), output_signature=signature)
+    ends: list[float] = []
+    tick = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+    model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[tick], shuffle=False)
+    seconds = float(np.median(np.diff(ends)[2:]))
+    del model, optimizer
+    keras.backend.clear_session()
+    gc.collect()
+    return {"seconds_a_step": seconds, "steps_per_second": 1 / seconds, "steps": steps}
+
+
+def _gathered(table: Any, ids: Any) -> Any:
+    """Rows of a table read from the variable itself, as the private step reads them."""
+    import tensorflow as tf
+
+    return tf.gather(table.embeddings.value, ids)
+
+
+def speed_page(sizes: Sizes, speeds: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Table 3 as Markdown."""
+    if not speeds:
+        return ""
+    lines = [f"\n## Table 3: steps a second, width {sizes.speed_width}, batches of {sizes.batch_size}\n"]
+    lines += ["| mechanism | " + " | ".join(f"{count} rows a table" for count in speeds) + " |"]
+    lines += ["|---" * (1 + len(speeds)) + "|"]
+    for name in SPEED_WAYS:
+        values = " | ".join(f"{speed[name]['steps_per_second']:.2f}" for speed in speeds.values())
+        lines.append(f"| {name} | {values} |")
+    return "\n".join(lines) + "\n"

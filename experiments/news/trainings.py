@@ -1,0 +1,350 @@
+"""The cells of the news study: train one model one way, measure it served in several ways, keep one JSON file.
+
+A cell's epsilon is per round and click, as in the paper; the file also says what the client that answered most
+often has spent in all. Noise is Laplace (delta 0), as in the paper's tables; Gaussian cells (delta 1e-5) are there
+because DP-FedRec does better with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.progress import Progress
+
+from experiments.news import ranking
+from tfdp_rec.data import mind
+from tfdp_rec.datasets.mind.generated import SyntheticNews
+from tfdp_rec.federated import (
+    AnalyticGaussian,
+    AttentionMechanism,
+    LabelPermutation,
+    PublishedGaussian,
+    PublishedLabelPermutation,
+    PublishedLaplace,
+    PureLaplace,
+    cohort,
+    local,
+)
+from tfdp_rec.federated.mechanism import Activation
+from tfdp_rec.federated.public import pseudo_readers
+from tfdp_rec.federated.simulation import FedAdam, Simulation
+from tfdp_rec.federated.vector import ClippedVector, PureVectorMechanism, VectorMechanism
+from tfdp_rec.models import news
+from tfdp_rec.noise import words
+
+DELTA = 1e-5
+HISTORY, SAMPLES, NEGATIVES = 20, 4, 4
+TEMPERATURE = 0.1
+CENTRAL_RATE, PATIENCE = 0.01, 3
+PADDING = 0.2
+SERVING_EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0)
+PADDINGS = (0.0, 0.2, 0.5, 0.8)
+SHAPING = ("users", "news", "dim", "rounds", "cohort", "consented")
+VARIED = ("dp-fedrec", "published", "corrected+public")
+CALIBRATIONS = {"laplace": (PublishedLaplace, PureLaplace), "gaussian": (PublishedGaussian, AnalyticGaussian)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One training.
+
+    Args:
+        encoder: nrms, naml or plm.
+        method: of `command.METHODS`.
+        epsilon: Per round and click.
+        num_basis: B.
+        noise: laplace or gaussian.
+        seed: Of the initial weights and of the draws.
+    """
+
+    encoder: str
+    method: str
+    epsilon: float = 10.0
+    num_basis: int = 5
+    noise: str = "laplace"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        return f"{self.encoder}-{self.method}-{self.noise}-eps{self.epsilon:g}-B{self.num_basis}-{self.seed}"
+
+    @property
+    def delta(self) -> float:
+        """Of one release."""
+        return 0.0 if self.noise == "laplace" else DELTA
+
+
+def cells_of(encoders: Sequence[str], sizes: Any) -> list[Cell]:
+    """Every method with every encoder, some with Gaussian noise too; then epsilon and B with the first encoder."""
+    from experiments.news.command import METHODS
+
+    cells = []
+    for seed in range(sizes.seeds):
+        cells += [Cell(encoder, method, seed=seed) for encoder in encoders for method in METHODS]
+        cells += [Cell(encoder, method, noise="gaussian", seed=seed) for encoder in encoders for method in VARIED]
+    first = encoders[0]
+    cells += [Cell(first, method, epsilon) for method in VARIED for epsilon in sizes.epsilons]
+    cells += [Cell(first, method, num_basis=b) for method in VARIED[1:] for b in sizes.bases]
+    return [c for c in cells if not (c.method == "dp-fedrec" and math.isinf(c.epsilon))]
+
+
+class Study:
+    """A folder of finished cells, and the data they share.
+
+    Args:
+        folder: Where results go.
+        sizes: Of the study.
+        data: Folder of MIND files, or None to generate readers.
+    """
+
+    def __init__(self, folder: str | Path, sizes: Any, data: str | None) -> None:
+        self.folder, self.sizes = Path(folder), sizes
+        (self.folder / "cells").mkdir(parents=True, exist_ok=True)
+        # what shapes a cell; seeds and points of figures may be added later
+        config = {name: getattr(sizes, name) for name in SHAPING} | {"data": data}
+        known = self.folder / "config.json"
+        if known.exists() and json.loads(known.read_text())["data"] != data:
+            raise ValueError(f"{folder} holds a study of other data; choose another --out")
+        if known.exists() and json.loads(known.read_text()) != config:
+            raise ValueError(f"{folder} holds a study of other sizes; choose another --out")
+        known.write_text(json.dumps(config))
+        self.data = self._read(data)
+        users = [shown for shown in self.data.by_user().values() if len(shown) > 1 and shown[-1].clicks]
+        self.clients = [cohort.client_of(shown[:-1]) for shown in users]
+        self.tests = [shown[-1] for shown in users]
+        self.validation = [shown[-2] for shown in users]
+
+    def _read(self, data: str | None) -> mind.NewsDataset:
+        if data is not None:
+            return mind.read(data)
+        folder = self.folder / "readers"
+        if not folder.exists():
+            SyntheticNews(num_users=self.sizes.users, num_news=self.sizes.news).write(folder)
+        return mind.read(folder, title_length=8, body_length=16)
+
+    def run(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        """Train and measure the cells that are not there yet; all results by name."""
+        results = {}
+        with Progress() as progress:
+            task = progress.add_task("news", total=len(cells))
+            for cell in cells:
+                progress.update(task, description=cell.name)
+                path = self.folder / "cells" / f"{cell.name}.json"
+                if not path.exists():
+                    result = json.dumps(dataclasses.asdict(cell) | self.measure(cell), indent=1)
+                    path.with_suffix(".new").write_text(result)
+                    path.with_suffix(".new").rename(path)
+                results[cell.name] = json.loads(path.read_text())
+                progress.advance(task)
+        return results
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """Train a cell and measure it."""
+        start = time.monotonic()
+        model = self.make_model(cell)
+        spent = self.train(cell, model)
+        ranking = Ranking(model, self.data, self.tests, direct=is_direct(cell))
+        result: dict[str, Any] = {"client_epsilon": spent, "train": ranking.plain(), "seconds": 0.0}
+        result["no history"] = ranking.without_history()
+        result["served"] = ranking.served(serving_of(cell, 10.0, PADDING))
+        if cell == Cell("nrms", cell.method):
+            result["by serving epsilon"] = {
+                f"{epsilon:g}": ranking.served(serving_of(cell, epsilon, PADDING)) for epsilon in SERVING_EPSILONS
+            }
+            result["by padding"] = {
+                f"{epsilon:g} {padding:g}": ranking.served(serving_of(cell, epsilon, padding))
+                for epsilon in (0.1, 1.0, 10.0)
+                for padding in PADDINGS
+            }
+        result["seconds"] = time.monotonic() - start
+        keras.backend.clear_session()
+        return result
+
+    def make_model(self, cell: Cell) -> Any:
+        """An untrained model."""
+        keras.utils.set_random_seed(cell.seed)
+        catalogue, dim = self.data.catalogue, self.sizes.dim
+        words, length = len(catalogue.vocabulary), catalogue.features["title"].shape[1]
+        encoder: Any
+        if cell.encoder == "nrms":
+            encoder = news.NRMSEncoder(words, dim, dim, 4, 16)
+        elif cell.encoder == "naml":
+            sizes = len(catalogue.categories), len(catalogue.subcategories)
+            encoder = news.NAMLEncoder(words, *sizes, dim, dim, 8, 3, 16)
+        else:
+            encoder = news.PLMEncoder(news.tiny_transformer(words, length, dim), dim, 16)
+        users = news.user_encoder(cell.encoder, dim, 4, 16)
+        model = news.NewsRecommender(encoder, users, cell.num_basis, temperature=TEMPERATURE)
+        few = {name: value[:2] for name, value in catalogue.features.items()}
+        model({"news": few, "history": np.ones((1, HISTORY), "int32"), "candidates": np.ones((1, 2), "int32")})
+        return model
+
+    def train(self, cell: Cell, model: Any) -> float | None:
+        """Train a model as the cell says; what the busiest client spent in all (None: no bound)."""
+        clients, rounds = self.clients, self.sizes.rounds
+        if cell.method == "untrained":
+            return 0.0
+        if cell.method == "centralized":
+            self._centralized(cell, model)
+            return None
+        if cell.method == "corrected+public":
+            readers = pseudo_readers(self.data.catalogue, len(clients), seed=cell.seed)
+            self._prepare(cell, model, readers)
+        if cell.method == "corrected+consented":
+            count = int(self.sizes.consented * len(clients))
+            self._prepare(cell, model, clients[:count])
+            clients = clients[count:]
+        if cell.method.startswith("corrected"):
+            labels, source = LabelPermutation(cell.epsilon, NEGATIVES), words.seeded(cell.seed)
+            clients = [cohort.with_private_labels(client, labels, source) for client in clients]
+        update = self.update_of(cell, model)
+        # a user encoder that was prepared is followed, not overrun: half the rate
+        rate = 0.005 if cell.method in ("corrected+public", "corrected+consented") else 0.01
+        simulation = self._simulation(cell, update, clients, rate)
+        simulation.run(rounds)
+        spent = simulation.worst_epsilon(DELTA)
+        return spent if math.isfinite(spent) else None
+
+    def _simulation(self, cell: Cell, update: Any, clients: Any, rate: float) -> Simulation:
+        source = words.seeded(1000 + cell.seed)
+        size = min(self.sizes.cohort, len(clients))
+        return Simulation(update, clients, size, FedAdam(rate, tau=1e-5), source, cell.seed)
+
+    def _prepare(self, cell: Cell, model: Any, clients: Any) -> None:
+        """Train everything, gradient through the noise and all, on clients who need no protection.
+
+        First without noise, so that the basis vectors part; then with the noise of the private rounds, so that
+        the attention learns to stand out of it. (Noise from the start left all weights equal for one seed.)
+        """
+        exact = LabelPermutation(math.inf, NEGATIVES)
+        silent = int(0.4 * self.sizes.rounds)
+        noisy = self._mechanism(cell)
+        plain = dataclasses.replace(noisy, epsilon=math.inf, padding=0.0)
+        for mechanism, rounds in ((plain, silent), (noisy, self.sizes.rounds - silent)):
+            update = local.PublishedUpdate(model, self.data.catalogue.features, mechanism, exact, HISTORY, SAMPLES)
+            self._simulation(cell, update, clients, 0.01).run(rounds)
+
+    def _mechanism(self, cell: Cell) -> AttentionMechanism:
+        return attention_of(cell, cell.epsilon, PADDING, "relu")
+
+    def update_of(self, cell: Cell, model: Any) -> local.LocalUpdate:
+        """The local update of a federated cell."""
+        features = self.data.catalogue.features
+        exact = LabelPermutation(math.inf, NEGATIVES)
+        off = AttentionMechanism(cell.num_basis, math.inf, activation="relu")
+        if cell.method in ("fedrec", "dp-fedrec"):
+            noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
+            return local.GradientUpdate(model, features, off, exact, HISTORY, SAMPLES, noise=noise)
+        mechanism = self._mechanism(cell)
+        if cell.method == "published":
+            labels: Any = PublishedLabelPermutation(cell.epsilon, NEGATIVES)
+            return local.PublishedUpdate(model, features, mechanism, labels, HISTORY, SAMPLES)
+        labels = LabelPermutation(cell.epsilon, NEGATIVES)
+        user = VectorMechanism(0.05, cell.epsilon, DELTA) if cell.method == "corrected+user" else None
+        return local.PrivateUpdate(model, features, mechanism, labels, HISTORY, SAMPLES, user_gradient=user)
+
+    def _centralized(self, cell: Cell, model: Any) -> None:
+        """Adam on pooled clicks, stopped early by a tenth of the readers, whose last training click is held out."""
+        held = [i for i in range(0, len(self.clients), 10) if self.validation[i].clicks]
+        ranking = [self.validation[i] for i in held]
+        clients = [client for i, client in enumerate(self.clients) if i not in set(held)]
+        update = self.update_of(dataclasses.replace(cell, method="fedrec"), model)
+        adam = keras.optimizers.Adam(CENTRAL_RATE)
+        order, source = np.random.default_rng(cell.seed), words.seeded(cell.seed)
+        best, weights, checks = 0.0, model.get_weights(), 0
+        every = max(1, self.sizes.rounds // 8)
+        while checks < PATIENCE:
+            for _ in range(every):
+                chosen = order.choice(len(clients), min(self.sizes.cohort, len(clients)), replace=False)
+                gradients, _ = update.gradients(update.draw([clients[i] for i in chosen], source))
+                adam.apply([tf.constant(g) for g in gradients], model.trainable_variables)
+            found = Ranking(model, self.data, ranking, direct=True).plain()["AUC"]
+            checks = 0 if found > best else checks + 1
+            if found > best:
+                best, weights = found, model.get_weights()
+        model.set_weights(weights)
+
+
+def is_direct(cell: Cell) -> bool:
+    """Whether the model is scored by the user embedding itself."""
+    return cell.method in ("untrained", "centralized", "fedrec", "dp-fedrec")
+
+
+def vector_of(cell: Cell, clip: float, epsilon: float) -> ClippedVector:
+    """DP-FedRec's mechanism with a cell's noise."""
+    return PureVectorMechanism(clip, epsilon) if cell.noise == "laplace" else VectorMechanism(clip, epsilon, DELTA)
+
+
+def attention_of(cell: Cell, epsilon: float, padding: float, activation: Activation) -> AttentionMechanism:
+    """PrivateRec's mechanism with a cell's noise, as published or corrected."""
+    published, corrected = CALIBRATIONS[cell.noise]
+    calibration = published() if cell.method == "published" else corrected()
+    return AttentionMechanism(
+        cell.num_basis, epsilon, cell.delta, padding=padding, activation=activation, calibration=calibration
+    )
+
+
+def serving_of(cell: Cell, epsilon: float, padding: float) -> AttentionMechanism | ClippedVector:
+    """The serving mechanism that belongs to a method."""
+    if is_direct(cell):
+        return vector_of(cell, 0.001, epsilon)
+    return attention_of(cell, epsilon, padding, "softplus")
+
+
+class Ranking:
+    """A trained model on everybody's last impression.
+
+    Args:
+        model: The model.
+        data: For its catalogue.
+        tests: One impression a user.
+        direct: Whether to score by the user embedding itself.
+    """
+
+    def __init__(self, model: Any, data: mind.NewsDataset, tests: Sequence[mind.Impression], direct: bool) -> None:
+        self.model, self.tests, self.direct = model, tests, direct
+        features = data.catalogue.features
+        parts = [
+            np.array(model.news_vectors({name: value[i : i + 2048] for name, value in features.items()}))
+            for i in range(0, len(data.catalogue), 2048)
+        ]
+        self.news = np.concatenate(parts)
+        self.history = cohort.histories([cohort.Client(shown.history, ()) for shown in tests], HISTORY)
+        self.basis = np.array(model.private_attention.basis)
+
+    def _encode(self, padded: Any = None) -> tuple[Any, Any]:
+        return self.model.encode_history(tf.constant(self.news), self.history, padded)
+
+    def _metrics(self, users: Any) -> dict[str, float]:
+        scores = [self.news[list(s.candidates)] @ users[i] for i, s in enumerate(self.tests)]
+        return ranking.average_metrics(scores, [shown.clicks for shown in self.tests])
+
+    def plain(self) -> dict[str, float]:
+        """Without noise in serving."""
+        weights, users = self._encode()
+        return self._metrics(np.array(users) if self.direct else np.array(weights) @ self.basis)
+
+    def without_history(self) -> dict[str, float]:
+        """The same model when it learns nothing of the reader: everybody gets the mean user."""
+        weights, users = (np.array(values) for values in self._encode())
+        mean = users.mean(0) if self.direct else weights.mean(0) @ self.basis
+        return self._metrics(np.tile(mean, (len(self.tests), 1)))
+
+    def served(self, mechanism: AttentionMechanism | ClippedVector) -> dict[str, float]:
+        """With the client's mechanism in serving."""
+        source = words.seeded(7)
+        if isinstance(mechanism, ClippedVector):
+            return self._metrics(mechanism.release(np.array(self._encode()[1]), source))
+        padded = mechanism.padding_mask(self.history.shape, source) & (self.history != 0)
+        released = mechanism.release(np.array(self._encode(padded)[0]), source)
+        return self._metrics(released @ self.basis)

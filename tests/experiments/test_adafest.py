@@ -1,0 +1,173 @@
+"""The AdaFEST study: equal budgets, resuming, reading files, the plots' numbers."""
+
+import dataclasses
+import json
+import types
+
+import numpy as np
+import pytest
+
+from experiments.adafest import command, problems, speed, trainings
+from experiments.adafest.__main__ import main
+from experiments.adafest.report import best_reductions, merged, report
+from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
+from tfdp_rec.datasets.text.generated import SyntheticText
+
+TINY = trainings.Sizes(
+    examples=4000, test_examples=500, batch_size=200, steps=3, hidden=(8,), delta=1e-5, days=2
+)  # fmt: skip
+GRID = trainings.Grid(
+    epsilons=(8.0,), thresholds=(3.0, 6.0), rows=(5,), draws=(10,), tuned_threshold=6.0, table_rates=(1.0, 2.0),
+    dense_rates=(0.01,),
+)  # fmt: skip
+LOGS = SyntheticCriteo(buckets=(300, 200, 50) + (10,) * 23, seed=1)
+CLICKS = problems.clicks(LOGS, TINY.hidden)
+TEXT = problems.sentences(SyntheticText(vocabulary_size=500, max_length=8), width=4)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return trainings.Study(TINY, CLICKS, tmp_path_factory.mktemp("cells"), lambda line: None)
+
+
+@pytest.mark.slow
+def test_every_training_spends_the_same_epsilon_and_is_remembered(study):
+    results = study.frontier(GRID)
+    assert len(results) == len(trainings.cells(GRID)) == 2 + 2 + 1 + 2 + 1
+    assert all(r["epsilon_spent"] == pytest.approx(8.0, rel=5e-3) for r in results)
+    by = {(r["mechanism"], r["setting"]): r for r in results}
+    values = sum(s * w for s, w in zip(LOGS.buckets, study.model().embedding_widths))
+    assert by["DPSGD", 0]["reduction"] == 1 and by["frozen", 0]["reduction"] is None
+    assert by["exponential", 10]["values_per_step"] < values / 10
+    assert by["AdaFEST", 6.0]["reduction"] >= by["AdaFEST", 3.0]["reduction"] > 1
+    widths = study.model().embedding_widths
+    assert by["FEST", 5]["values_per_step"] == sum(w * min(5, s) for s, w in zip(LOGS.buckets, widths))
+    assert study.frontier(GRID) == results
+    assert len(list(study.folder.glob("*.json"))) == len(results)
+
+
+@pytest.mark.slow
+def test_the_stream_follows_the_days(study):
+    results = study.stream()
+    assert [len(r["score_by_day"]) for r in results] == [2] * 6
+    assert all(0.3 < r["score"] < 0.9 for r in results)
+
+
+@pytest.mark.slow
+def test_tuning_tries_all_rates_on_examples_of_its_own(study):
+    results = study.tuning(dataclasses.replace(GRID, mechanisms=("frozen", "AdaFEST")))
+    assert [r["mechanism"] for r in results] == ["AdaFEST"] * 2
+    assert {r["sizes"]["learning_rate"] for r in results} == {1.0, 2.0}
+    validation, test = (LOGS.examples(500, part=part) for part in ("validation", "test"))
+    assert (validation.categorical != test.categorical).any()
+
+
+@pytest.mark.slow
+def test_sentences_are_learnt(tmp_path):
+    study = trainings.Study(TINY, TEXT, tmp_path, lambda line: None)
+    grid = dataclasses.replace(GRID, mechanisms=("AdaFEST", "FEST", "exponential"), thresholds=(6.0,))
+    results = study.frontier(grid)
+    assert all(r["epsilon_spent"] == pytest.approx(8.0, rel=5e-3) for r in results)
+    assert all(0.0 < r["score"] < 1.0 for r in results)
+    reductions = {r["mechanism"]: r["reduction"] for r in results}
+    assert reductions["FEST"] == 500 / 5 and reductions["exponential"] == 500 / 10
+
+
+@pytest.mark.slow
+def test_every_way_to_train_is_timed(study):
+    rows = {row["way"]: row for row in speed.step_times(study, repeats=2)}
+    assert set(rows) == set(speed.WAYS) and rows["SGD"]["ratio_to_sgd"] == 1.0
+    assert all(row["ms"] >= row["ms_lowest_tenth"] > 0 for row in rows.values())
+
+
+def test_another_size_is_not_mistaken_for_this_one(study, tmp_path):
+    one = trainings.Study(TINY, CLICKS, tmp_path, lambda line: None)
+    one.remembered("x", lambda: {"score": 0.5})
+    other = trainings.Study(dataclasses.replace(TINY, steps=4), CLICKS, tmp_path, lambda line: None)
+    with pytest.raises(ValueError, match="other sizes"):
+        other.remembered("x", lambda: {"score": 0.6})
+    assert one.remembered("x", lambda: {"score": 0.6})["score"] == 0.5
+
+
+def test_truth_on_rows_lies_between_the_numbers_alone_and_the_truth(study):
+    train, test = LOGS.examples(4000), LOGS.examples(4000, part="test")
+    shares = [0.0, 0.1, 0.5, 1.1]
+    found = [study._truth_on(train, test, share) for share in shares]
+    assert found == sorted(found, reverse=True) and found[-1] < found[0] - 0.02
+
+
+def test_file_logs_split_train_validation_and_test(tmp_path):
+    for day in range(2):
+        LOGS.write(tmp_path / f"day_{day}", 30, day)
+    logs = problems.FileLogs(str(tmp_path), LOGS.buckets)
+    parts = [logs.examples(10, 1, part) for part in ("train", "validation", "test")]
+    whole = LOGS.examples(30, 1)
+    np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), whole.labels)
+    with pytest.raises(ValueError, match="2 days of logs"):
+        logs.examples(5, 2)
+    with pytest.raises(ValueError, match="has 30 examples; the study asks for 31"):
+        logs.examples(31)
+
+
+def cell(mechanism, score, reduction, seed=0, epsilon=1.0):
+    return {"epsilon": epsilon, "mechanism": mechanism, "setting": 1.0, "score": score, "reduction": reduction,
+            "seed": seed}  # fmt: skip
+
+
+def test_best_reductions_are_those_within_the_loss():
+    frontier = [cell("DPSGD", 0.70, 1.0), cell("A", 0.699, 50.0), cell("A", 0.696, 200.0), cell("A", 0.6, 1e6)]
+    frontier.append(cell("A", 0.7, None))  # nothing survived: no table was trained, which is no reduction
+    assert best_reductions(frontier, 0.005)[1.0, "A"] == 200.0
+    assert best_reductions(frontier, 0.0005)[1.0, "A"] == 1.0
+
+
+def test_seeds_are_averaged_and_a_difference_has_its_error():
+    runs = [cell("DPSGD", 0.70, 1.0), cell("A", 0.69, 100.0)]
+    runs += [cell("DPSGD", 0.72, 1.0, seed=1), cell("A", 0.69, 50.0, seed=1)]
+    rows = merged(runs, "epsilon", "mechanism", "setting")
+    assert [row["score"] for row in rows] == pytest.approx([0.71, 0.69])
+    assert rows[1]["reduction"] == pytest.approx(2 / (0.01 + 0.02))  # of the mean number of values
+    page = report({"data": "", "sizes": {}, "frontier": runs}, "AUC")
+    assert "| 0.7100 ± 0.0141 (2) |  | 1 |" in page
+    assert "| 0.6900 | -0.0200 ± 0.0100 | 66.7 |" in page
+
+
+def arguments(**given):
+    names = ("quick", "task", "data", "parts", "epsilons", "mechanisms", "seeds", "steps")
+    return types.SimpleNamespace(**{**dict.fromkeys(names), "task": "clicks", **given})
+
+
+def test_arguments_become_sizes_and_a_grid():
+    sizes, grid = command.settings(arguments(quick=True, seeds=3, steps=7, epsilons=[2.0]))
+    assert (sizes.steps, sizes.days, grid.seeds, grid.epsilons) == (7, 3, 3, (2.0,))
+    assert command.parts(arguments()) == ["frontier", "stream", "speed"]
+    assert command.parts(arguments(task="text")) == ["frontier", "speed"]
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (["--task", "text", "--data", "x"], "--data"),
+    (["--task", "text", "--parts", "stream"], "stream"),
+    (["--steps", "0"], "--steps"),
+    (["--mechanisms", "SGD"], "--mechanisms"),
+])  # fmt: skip
+def test_wrong_arguments_are_answered_in_one_line(wrong, words, tmp_path, capsys):
+    assert main([*wrong, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_command_writes_its_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainings, "Sizes", lambda: TINY)
+    monkeypatch.setattr(trainings, "Grid", lambda: GRID)
+    command = ["--steps", "2", "--out", str(tmp_path), "--parts", "frontier"]
+    assert main([*command, "--mechanisms", "DPSGD"]) == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
+    more = ["--mechanisms", "DPSGD", "AdaFEST", "--thresholds", "6", "--epsilons", "8", "4"]
+    assert main([*command, *more]) == 0
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
+    assert {name: after[name] for name in before} == before and len(after) == 2 * 2
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["frontier"]) == 4 and results["sizes"]["steps"] == 2
+    assert (tmp_path / "frontier.png").stat().st_size > 5000
+    assert "| AdaFEST |" in (tmp_path / "report.md").read_text()

@@ -1,0 +1,92 @@
+"""How a list of commands becomes a program: one parser, one way to fail, and no import of a command nobody asked for.
+
+A command's module has HELP (its examples and details), `add_arguments(parser)` and `run(args)`, which returns the exit
+code: 0; 1 for a check that failed; 2 for a wrong argument; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One line of a program's help.
+
+    Attributes:
+        name: what the user types.
+        module: what is imported once it is typed.
+        headline: what it does, in a line.
+    """
+
+    name: str
+    module: str
+    headline: str
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong argument in one line, and nothing else."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def run(program: str, description: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments name; returns the exit code.
+
+    Args:
+        program: its name, for help and errors.
+        description: of the whole program.
+        commands: what it can do.
+        argv: the arguments; sys.argv's if left out.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    members = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for command in commands:
+        member = members.add_parser(command.name, help=command.headline.replace("%", "%%"))
+        if command.name in given[:1]:
+            _fill(member, command)
+    return _answer(parser, given)
+
+
+def run_one(program: str, command: Command, argv: Sequence[str] | None = None) -> int:
+    """Runs a program that is one command; returns the exit code.
+
+    Args:
+        program: its name, for help and errors.
+        command: what it does.
+        argv: the arguments; sys.argv's if left out.
+    """
+    parser = Parser(prog=program)
+    _fill(parser, command)
+    return _answer(parser, list(sys.argv[1:] if argv is None else argv))
+
+
+def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
+    module = importlib.import_module(command.module)
+    parser.description = f"{command.headline}\n\n{module.HELP}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+
+
+def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
+    args = parser.parse_args(given)
+    if os.environ.get("TFDP_REC_DEBUG"):
+        return args.run(args)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as problem:
+        message = " ".join(str(problem).split()) or type(problem).__name__
+        print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
+        return 2

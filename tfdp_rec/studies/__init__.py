@@ -1,1 +1,0 @@
-"""Published experiments, repeated: each module is a `tfdp-rec study`."""
