@@ -260,7 +260,7 @@ def budget(cluster):
     return {"attempts": trainer.attempts, "most": most, "counted": accountant.steps, "epsilon": history["epsilon"][-1]}
 
 
-_loss, _land, _inject = worker_step._loss, ParameterServer._land, Table.inject
+_loss, _land, _inject, _read = worker_step._loss, ParameterServer._land, Table.inject, ParameterServer._read
 
 
 def _without_lock(self, body):
@@ -272,6 +272,30 @@ def _slow_inject(self, gradient, learning_rate, rounds=30):
     square = tf.fill([200, 200], 1e-3)
     spun = tf.while_loop(lambda i, s: i < rounds, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
     with tf.control_dependencies(list(spun)):
+        return _inject(self, gradient, learning_rate)
+
+
+def _reads():
+    """A queue on the server whose code asks: as long as the number of reads there."""
+    return tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]], capacity=-1, shared_name="reads")
+
+
+def _counted_read(self, rows):
+    found = _read(self, rows)
+    with tf.control_dependencies(list(found.values())):
+        tf.raw_ops.QueueEnqueueV2(handle=_reads(), components=[0])
+    return found
+
+
+def _inject_after_a_read(self, gradient, learning_rate, rounds=2000):
+    """Between a step's tick and its gradient, waits for a read. Two steps that wait for each other's give up in time."""
+    before, square = tf.raw_ops.QueueSizeV2(handle=_reads()), tf.fill([200, 200], 1e-3)
+
+    def wait(i, size, square):
+        return i + 1, tf.raw_ops.QueueSizeV2(handle=_reads()), square @ square
+
+    waited = tf.while_loop(lambda i, size, _: (i < rounds) & (size == before), wait, (0, before, square))
+    with tf.control_dependencies(list(waited)):
         return _inject(self, gradient, learning_rate)
 
 
@@ -289,7 +313,8 @@ def two_workers(steps="60"):
         ParameterServer._land = _tick_if_touched
         found["tick if touched"] = sparse(cluster, steps)
         ParameterServer._land, sections.Lock.section = _land, _without_lock
-        return found | {"no lock": reads(cluster, "lazy", steps)}
+        ParameterServer._read, Table.inject = _counted_read, _inject_after_a_read
+        return found | {"no lock": reads(cluster, "lazy", 20)}
 
 
 def two_workers_every_mechanism(steps):
