@@ -15,10 +15,9 @@ def imported_when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str
         homes: name -> the module of the package that has it; a name that is its own home is that module.
 
     Example:
-
-    >>> get = imported_when_asked("tfdp_rec", {"imported_when_asked": "lazily", "lazily": "lazily"})
-    >>> get("imported_when_asked") is imported_when_asked, get("lazily").__name__
-    (True, 'tfdp_rec.lazily')
+        >>> get = imported_when_asked("tfdp_rec", {"imported_when_asked": "lazily", "lazily": "lazily"})
+        >>> get("imported_when_asked") is imported_when_asked, get("lazily").__name__
+        (True, 'tfdp_rec.lazily')
     """
 
     def __getattr__(name: str) -> Any:

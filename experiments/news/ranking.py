@@ -3,7 +3,8 @@
 Ties share their ranks (AUC) or are broken against the clicked news (the others), so that constant scores earn
 nothing.
 
-Reference: Wu et al., "MIND: a large-scale dataset for news recommendation", ACL 2020.
+Reference:
+    Wu et al., "MIND: a large-scale dataset for news recommendation", ACL 2020.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def impression_metrics(scores: ArrayLike, clicks: Sequence[int]) -> NDArray[np.f
     positives = int(clicked.sum())
     negatives = len(values) - positives
     if not positives or not negatives:
-        raise ValueError(f"clicks must name some of the {len(values)} candidates, got {positives} of them")
+        raise ValueError(f"clicks must name some of the {len(values)} candidates, got {positives} of them.")
     ranks = stats.rankdata(values)
     auc = (ranks[clicked].sum() - positives * (positives + 1) / 2) / (positives * negatives)
     order = np.lexsort((clicked, -values))
@@ -61,7 +62,7 @@ def average_metrics(scores: Sequence[ArrayLike], clicks: Sequence[Sequence[int]]
         100.0
     """
     if not len(scores):
-        raise ValueError("scores must hold at least one impression")
+        raise ValueError("scores must hold at least one impression.")
     rows = np.array([impression_metrics(s, c) for s, c in zip(scores, clicks)])
     return dict(zip(METRICS, (100.0 * rows.mean(axis=0)).tolist()))
 

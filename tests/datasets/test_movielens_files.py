@@ -102,7 +102,7 @@ def test_bytes_that_are_no_text(tmp_path, write):
 def test_missing_files(tmp_path, write):
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         movielens.read(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="Unpack the archive"):
+    with pytest.raises(FileNotFoundError, match="unpack the archive"):
         movielens.read(tmp_path / "ml-20m.zip")
     with pytest.raises(FileNotFoundError, match="neither ratings.csv nor ratings.dat"):
         movielens.read(tmp_path)

@@ -9,8 +9,9 @@ its copies in the training data. References are drawn the same way and never tra
   (k ε for pure DP), which is why exposure may rise with k under a mechanism that keeps its promise.
 - No canary equals another canary or a reference.
 
-Reference: Carlini et al., The Secret Sharer, USENIX Security 2019; the counts are those of Berlowitz et al.,
-EANA, RecSys 2022, sections 4.1.3 and 4.2.3.
+Reference:
+    Carlini et al., The Secret Sharer, USENIX Security 2019; the counts are those of Berlowitz et al.,
+    EANA, RecSys 2022, sections 4.1.3 and 4.2.3.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ A secret that left no trace ranks uniformly: its exposure is 1 in the median. Re
 canary count one half each, so a model that gives every sequence the same loss shows that same 1 rather
 than the greatest or the least exposure there is.
 
-Reference: Carlini, Liu, Erlingsson, Kos and Song, The Secret Sharer, USENIX Security 2019, section 4.
+Reference:
+    Carlini, Liu, Erlingsson, Kos and Song, The Secret Sharer, USENIX Security 2019, section 4.
 """
 
 from __future__ import annotations

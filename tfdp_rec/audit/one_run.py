@@ -14,7 +14,8 @@ so good; it never proves that it is as good.
 - m, r and the rule that picks the guesses are fixed before the scores are seen.
 - One canary is one privacy unit.
 
-Reference: Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, Theorem 5.2.
+Reference:
+    Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, Theorem 5.2.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
 _UNFAIR = 1e-9  # probability below which a share of included canaries is not a fair coin's
 
@@ -145,7 +146,8 @@ def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsi
         num_canaries: m, each included by a fair coin.
         num_guesses: r ≤ m.
         num_correct: v ≤ r.
-        epsilon, delta: the claim under test.
+        epsilon: ε of the claim under test.
+        delta: its δ.
 
     Raises:
         ValueError: the counts are not 0 ≤ v ≤ r ≤ m with m ≥ 1, or ε < 0, or δ outside [0, 1].
@@ -160,12 +162,12 @@ def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsi
     _check_counts(num_canaries, num_guesses, num_correct, delta)
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon}.")
-    guess = stats.binom(num_guesses, 1 / (1 + np.exp(-epsilon)))
-    tail = float(guess.sf(num_correct - 1))
+    right = 1 / (1 + np.exp(-epsilon))
+    tail = float(special.bdtrc(num_correct - 1, num_guesses, right)) if num_correct else 1.0
     if delta == 0 or num_correct == 0:
         return tail
     steps = np.arange(1, num_correct + 1)
-    between = np.cumsum(guess.pmf(num_correct - steps))  # f(v − i) − f(v), without cancellation
+    between = np.cumsum(stats.binom.pmf(num_correct - steps, num_guesses, right))  # f(v − i) − f(v), not cancelled
     return float(min(1.0, tail + 2 * num_canaries * delta * np.max(between / steps)))
 
 
@@ -175,7 +177,9 @@ def epsilon_lower_bound(
     """The ε up to which the claim of (ε, δ)-DP is refuted; 0 when nothing is.
 
     Args:
-        num_canaries, num_guesses, num_correct: m, r and v.
+        num_canaries: m.
+        num_guesses: r.
+        num_correct: v.
         delta: δ of the claim under test.
         confidence: between 0 and 1.
 

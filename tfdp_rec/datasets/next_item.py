@@ -9,7 +9,8 @@ user, as private training needs.
     label    [b]
     negatives [S]           shared by the batch
 
-Reference: Ning et al., "EANA: Reducing Privacy Risk on Large-scale Recommendation Models", RecSys 2022, §4.1.
+Reference:
+    Ning et al., "EANA: Reducing Privacy Risk on Large-scale Recommendation Models", RecSys 2022, §4.1.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ class NextItemExamples:
     """Examples of some users of timelines; `fetch` is what a sampling's `batches` asks for.
 
     Args:
-      timelines: the timelines.
-      users: positions of the users; index i of `fetch` is users[i]. All, if left out.
-      history: movies of context.
-      negatives: how many; 0 leaves them out.
-      seed: for tests only. Left out, labels and negatives come from the operating system's entropy.
+        timelines: the timelines.
+        users: positions of the users; index i of `fetch` is users[i]. All, if left out.
+        history: movies of context.
+        negatives: how many; 0 leaves them out.
+        seed: for tests only. Left out, labels and negatives come from the operating system's entropy.
 
     Raises:
-      ValueError: a user's timeline is shorter than 2, or an argument is out of range.
+        ValueError: a user's timeline is shorter than 2, or an argument is out of range.
 
     Example:
-      >>> from tfdp_rec.datasets.movielens import generated
-      >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
-      >>> train, test = timelines.split_users(0.8)
-      >>> batch = NextItemExamples(timelines, train, negatives=50).fetch(np.array([4, 7]))
-      >>> {name: array.shape for name, array in batch.items()}
-      {'context': (2, 20), 'label': (2,), 'negatives': (50,)}
+        >>> from tfdp_rec.datasets.movielens import generated
+        >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
+        >>> train, test = timelines.split_users(0.8)
+        >>> batch = NextItemExamples(timelines, train, negatives=50).fetch(np.array([4, 7]))
+        >>> {name: array.shape for name, array in batch.items()}
+        {'context': (2, 20), 'label': (2,), 'negatives': (50,)}
     """
 
     def __init__(

@@ -26,15 +26,14 @@ class SharedTimelines:
         folder: on a file system that all workers share; it will hold the users' data.
 
     Example:
-
-    >>> import tempfile
-    >>> from tfdp_rec.datasets.movielens import generated
-    >>> from tfdp_rec.privacy import PoissonSampling
-    >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
-    >>> shared = SharedTimelines(NextItemExamples(timelines, negatives=50), tempfile.mkdtemp())
-    >>> batch = next(iter(shared.batches(PoissonSampling(100, 100))))
-    >>> batch["context"].shape, batch["negatives"].shape
-    (TensorShape([100, 20]), TensorShape([50]))
+        >>> import tempfile
+        >>> from tfdp_rec.datasets.movielens import generated
+        >>> from tfdp_rec.privacy import PoissonSampling
+        >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
+        >>> shared = SharedTimelines(NextItemExamples(timelines, negatives=50), tempfile.mkdtemp())
+        >>> batch = next(iter(shared.batches(PoissonSampling(100, 100))))
+        >>> batch["context"].shape, batch["negatives"].shape
+        (TensorShape([100, 20]), TensorShape([50]))
     """
 
     def __init__(self, examples: NextItemExamples, folder: str | pathlib.Path):

@@ -20,21 +20,21 @@ class Timelines:
     """The timelines of all users over one catalogue.
 
     Args:
-      movies: int32, the movie indices of all users, one user after the other, oldest first.
-      offsets: int64, user u's events are movies[offsets[u] : offsets[u + 1]].
-      user_ids: raw id of each user.
-      movie_ids: raw id of each movie; index i is movie_ids[i - 1].
-      titles: of each movie.
+        movies: int32, the movie indices of all users, one user after the other, oldest first.
+        offsets: int64, user u's events are movies[offsets[u] : offsets[u + 1]].
+        user_ids: raw id of each user.
+        movie_ids: raw id of each movie; index i is movie_ids[i - 1].
+        titles: of each movie.
 
     Raises:
-      ValueError: the parts do not fit together.
+        ValueError: the parts do not fit together.
 
     Example:
-      >>> seen = Timelines([1, 3, 2, 1], [0, 3, 4], user_ids=[7, 9], movie_ids=[10, 20, 30], titles=["A", "B", "C"])
-      >>> seen[0].tolist(), seen.lengths.tolist()
-      ([1, 3, 2], [3, 1])
-      >>> seen.index_of([30, 31]).tolist(), seen.title(3)
-      ([3, 0], 'C')
+        >>> seen = Timelines([1, 3, 2, 1], [0, 3, 4], user_ids=[7, 9], movie_ids=[10, 20, 30], titles=["A", "B", "C"])
+        >>> seen[0].tolist(), seen.lengths.tolist()
+        ([1, 3, 2], [3, 1])
+        >>> seen.index_of([30, 31]).tolist(), seen.title(3)
+        ([3, 0], 'C')
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Timelines:
     def __getitem__(self, user: int) -> NDArray[np.int32]:
         """Movie indices of the user at this position, oldest first."""
         if not 0 <= user < self.num_users:
-            raise IndexError(f"user {user} of {self.num_users}")
+            raise IndexError(f"user {user} of {self.num_users}.")
         return self.movies[self.offsets[user] : self.offsets[user + 1]]
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Timelines:
     def title(self, index: int) -> str:
         """Title of a movie index."""
         if not 1 <= index <= self.num_movies:
-            raise IndexError(f"movie {index} of 1..{self.num_movies}")
+            raise IndexError(f"movie {index} of 1..{self.num_movies}.")
         return self.titles[index - 1]
 
     def split_users(
@@ -114,7 +114,7 @@ class Timelines:
         Users with fewer than `min_length` events are in neither: an example takes a label and something before it.
 
         Raises:
-          ValueError: the share is not between 0 and 1.
+            ValueError: the share is not between 0 and 1.
         """
         if not 0 < train < 1:
             raise ValueError(f"train must be between 0 and 1, got {train!r}.")
@@ -158,8 +158,8 @@ class Timelines:
         """Reads what `save` wrote.
 
         Raises:
-          FileNotFoundError: there is no such file.
-          ValueError: the file is not one of timelines.
+            FileNotFoundError: there is no such file.
+            ValueError: the file is not one of timelines.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"No timelines at {path}.")

@@ -1,7 +1,7 @@
 """What one client has spent over all its releases.
 
 A client releases attention vectors (about its history) and permuted labels (about its clicks on
-candidates), again and again. Each release has a hockey-stick profile delta(epsilon), known exactly or
+candidates), again and again. Each release has a hockey-stick profile δ(ε), known exactly or
 bounded; the profiles become discretised privacy-loss distributions (connect-the-dots, pessimistic) and are
 composed by convolution. A server that chooses the clients itself gets no amplification by sampling: it
 knows who answered.
@@ -10,7 +10,8 @@ A click belongs to the history or to the candidates of a round. `epsilon(delta)`
 may sit in both and composes everything; `epsilon(delta, disjoint=True)` takes the larger of the two books,
 which is right when the history was fixed before the clicks used as labels.
 
-Reference: Doroshenko et al., "Connect the Dots", PETS 2022; Zhu et al., "Optimal accounting", AISTATS 2022.
+Reference:
+    Doroshenko et al., "Connect the Dots", PETS 2022; Zhu et al., "Optimal accounting", AISTATS 2022.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Profile(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PureRelease:
-    """A release with pure epsilon: a permuted label.
+    """A release with pure ε: a permuted label.
 
     Example:
         >>> PureRelease(1.0).crude_epsilon()
@@ -53,13 +54,13 @@ class PureRelease:
     epsilon: float
 
     def distribution(self, interval: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Randomised response with this epsilon, which dominates every such release."""
+        """Randomised response with this ε, which dominates every such release."""
         return privacy_loss_distribution.from_privacy_parameters(
             DifferentialPrivacyParameters(self.epsilon, 0.0), value_discretization_interval=interval
         )
 
     def crude_epsilon(self) -> float:
-        """The epsilon itself."""
+        """The ε itself."""
         return self.epsilon
 
 
@@ -82,7 +83,7 @@ class GaussianRelease:
         )
 
     def crude_epsilon(self) -> float:
-        """Where delta falls to 1e-5."""
+        """Where δ falls to 1e-5."""
         return _crossing(lambda epsilon: calibration.gaussian_delta(epsilon, self.sensitivity, self.sigma), 1e-5)
 
 
@@ -103,7 +104,7 @@ class AttentionRelease:
         return _connect_dots(self.mechanism.delta_at, interval)
 
     def crude_epsilon(self) -> float:
-        """Where the true delta falls to the mechanism's own (1e-5 if that is 0)."""
+        """Where the true δ falls to the mechanism's own (1e-5 if that is 0)."""
         if math.isinf(self.mechanism.epsilon):
             return math.inf
         return _crossing(self.mechanism.delta_at, self.mechanism.delta or 1e-5)
@@ -124,7 +125,7 @@ class Unbounded:
         Raises:
             ValueError: Always.
         """
-        raise ValueError("this release has no privacy-loss distribution: nothing bounds it")
+        raise ValueError("this release has no privacy-loss distribution: nothing bounds it.")
 
     def crude_epsilon(self) -> float:
         """Infinity."""
@@ -172,17 +173,17 @@ class ClientAccountant:
         _add(self.labels, release, count)
 
     def epsilon(self, delta: float, disjoint: bool = False) -> float:
-        """Total epsilon for one click at this `delta`.
+        """Total ε for one click at this `delta`.
 
         Args:
             delta: Failure probability of the whole, in [0, 1).
             disjoint: Whether no click is both in the history and a label.
 
         Raises:
-            ValueError: If delta is out of range.
+            ValueError: If δ is out of range.
         """
         if not 0 <= delta < 1:
-            raise ValueError(f"delta must be in [0, 1), got {delta}")
+            raise ValueError(f"delta must be in [0, 1), got {delta}.")
         if disjoint:
             return max(_compose(self.history, delta), _compose(self.labels, delta))
         return _compose(self.history + self.labels, delta)
@@ -190,7 +191,7 @@ class ClientAccountant:
 
 def _add(book: Counter[Profile], release: Profile, count: int) -> None:
     if count < 0:
-        raise ValueError(f"count must not be negative, got {count}")
+        raise ValueError(f"count must not be negative, got {count}.")
     if count:
         book[release] += count
 
@@ -228,7 +229,7 @@ def _composed(releases: tuple[tuple[Profile, int], ...], delta: float) -> float:
 
 
 def _crossing(delta_at: Callable[[Any], Any], target: float) -> float:
-    """The smallest epsilon (to one part in a million, rounded up) with delta_at(epsilon) <= target."""
+    """The smallest ε (to one part in a million, rounded up) whose `delta_at` is at most the target."""
     low, high = 0.0, 1.0
     while delta_at(high) > target:
         low, high = high, 2.0 * high

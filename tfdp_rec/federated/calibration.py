@@ -1,27 +1,28 @@
 """How much noise the client's attention vector needs.
 
-The attention vector lies in K(theta) = {x * min(1, theta / ||x||_2) : x in the simplex of R^B}. The largest
+The attention vector lies in K(θ) = {x * min(1, θ / ‖x‖_2) : x in the simplex of R^B}. The largest
 distances inside it are the sensitivities (docs/privacy-privaterec.md, Lemma 1):
 
-    L2:  sqrt(2) * min(1, theta)
-    L1:  min(1, theta * sqrt(floor(B/2))) + min(1, theta * sqrt(ceil(B/2)))
+    L2:  √(2) * min(1, θ)
+    L1:  min(1, θ * √(floor(B/2))) + min(1, θ * √(ceil(B/2)))
 
-Padding each click with probability p turns an (eps0, delta0) mechanism on K(theta) into an (eps, delta) one
+Padding each click with probability p turns an (ε0, δ0) mechanism on K(θ) into an (ε, δ) one
 with
 
-    eps = log(1 + (1-p)(e^eps0 - 1)),   delta = (1-p) delta0            (Theorem 2)
+    ε = log(1 + (1-p)(e^ε0 - 1)),   δ = (1-p) δ0            (Theorem 2)
 
-so the noise is calibrated to eps0 = log(1 + (e^eps - 1)/(1-p)) and delta0 = delta/(1-p).
+so the noise is calibrated to ε0 = log(1 + (e^ε - 1)/(1-p)) and δ0 = δ/(1-p).
 
 Three calibrations share one interface:
 
-* `AnalyticGaussian` (default): the smallest sigma whose exact delta(eps0) is delta0, for every eps0 > 0.
-* `PureLaplace`: scale L1 / eps0, delta = 0.
-* `PublishedGaussian`, `PublishedLaplace`: the formulas of the paper, with sensitivity theta. They do NOT
+* `AnalyticGaussian` (default): the smallest σ whose exact δ(ε0) is δ0, for every ε0 > 0.
+* `PureLaplace`: scale L1 / ε0, δ = 0.
+* `PublishedGaussian`, `PublishedLaplace`: the formulas of the paper, with sensitivity θ. They do NOT
   give the privacy they are asked for. They are here to be compared with; `holds` is False, and `delta_at`
   tells what they really give.
 
-Reference: Liu et al., "PrivateRec", 2022; Balle & Wang, "Improving the Gaussian Mechanism", ICML 2018.
+Reference:
+    Liu et al., "PrivateRec", 2022; Balle & Wang, "Improving the Gaussian Mechanism", ICML 2018.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def l2_sensitivity(clip_norm: float) -> float:
     """Largest L2 distance between two clipped attention vectors.
 
     Args:
-        clip_norm: The clip theta.
+        clip_norm: The clip θ.
 
     Example:
         >>> round(l2_sensitivity(0.5), 4)
@@ -58,7 +59,7 @@ def l1_sensitivity(num_basis: int, clip_norm: float) -> float:
 
     Args:
         num_basis: Length B of the attention vector.
-        clip_norm: The clip theta.
+        clip_norm: The clip θ.
 
     Example:
         >>> l1_sensitivity(5, 1.0)
@@ -71,7 +72,7 @@ def l1_sensitivity(num_basis: int, clip_norm: float) -> float:
 
 
 def amplify(epsilon: float, padding: float) -> float:
-    """The epsilon left of an `epsilon`-mechanism when each click is padded with probability `padding`.
+    """The ε left of an `epsilon`-mechanism when each click is padded with probability `padding`.
 
     Example:
         >>> round(amplify(1.0, 0.5), 4)
@@ -81,7 +82,7 @@ def amplify(epsilon: float, padding: float) -> float:
 
 
 def deamplify(epsilon: Number, padding: float) -> Number:
-    """The epsilon a mechanism may spend so that padding brings it down to `epsilon`: inverse of `amplify`.
+    """The ε a mechanism may spend so that padding brings it down to `epsilon`: inverse of `amplify`.
 
     Example:
         >>> round(deamplify(amplify(3.0, 0.2), 0.2), 9)
@@ -93,7 +94,7 @@ def deamplify(epsilon: Number, padding: float) -> Number:
 
 
 def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
-    """The exact delta of Gaussian noise: Phi(a - b) - e^eps Phi(-a - b), a = S/(2 sigma), b = eps sigma/S.
+    """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S.
 
     Args:
         epsilon: Any real number.
@@ -111,7 +112,7 @@ def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
 
 
 def laplace_delta(epsilon: Number, pure_epsilon: float) -> Number:
-    """A bound on delta(epsilon) for any pure `pure_epsilon` mechanism: that of randomised response.
+    """A bound on δ(ε) for any pure `pure_epsilon` mechanism: that of randomised response.
 
     Example:
         >>> laplace_delta(2.0, 1.0)
@@ -142,10 +143,10 @@ class Calibration(abc.ABC):
 
     @abc.abstractmethod
     def unpadded_delta(self, epsilon: Number, scale: float, num_basis: int, clip_norm: float) -> Number:
-        """The true delta(epsilon) of noise of this scale on the clipped attention, without padding."""
+        """The true δ(ε) of noise of this scale on the clipped attention, without padding."""
 
     def delta_at(self, epsilon: Number, scale: float, padding: float, num_basis: int, clip_norm: float) -> Number:
-        """The true delta(`epsilon`) of noise of this scale, padding included, for any real `epsilon`.
+        """The true δ(`epsilon`) of noise of this scale, padding included, for any real `epsilon`.
 
         Below zero the symmetry of the replace-one relation is used: h(-e) = 1 - exp(-e) + exp(-e) h(e).
         """
@@ -178,9 +179,10 @@ class _Laplace(Calibration):
 
 @dataclasses.dataclass(frozen=True)
 class AnalyticGaussian(_Gaussian):
-    """The smallest Gaussian noise that is (epsilon, delta)-private, for every epsilon.
+    """The smallest Gaussian noise that is (ε, δ)-private, for every ε.
 
-    Reference: Balle & Wang, ICML 2018, Theorem 8.
+    Reference:
+        Balle & Wang, ICML 2018, Theorem 8.
 
     Example:
         >>> round(AnalyticGaussian().scale(10.0, 1e-5, 0.0, 5, 1.0), 4)
@@ -194,7 +196,7 @@ class AnalyticGaussian(_Gaussian):
 
 @dataclasses.dataclass(frozen=True)
 class PureLaplace(_Laplace):
-    """Laplace noise on every coordinate: pure epsilon, delta = 0.
+    """Laplace noise on every coordinate: pure ε, δ = 0.
 
     Example:
         >>> PureLaplace().scale(10.0, 0.0, 0.0, 5, 1.0)
@@ -207,7 +209,7 @@ class PureLaplace(_Laplace):
 
 @dataclasses.dataclass(frozen=True)
 class PublishedGaussian(_Gaussian):
-    """The paper's formula (Algorithm 2, line 9), for comparison: it is not (epsilon, delta)-private.
+    """The paper's formula (Algorithm 2, line 9), for comparison: it is not (ε, δ)-private.
 
     Example:
         >>> round(PublishedGaussian().scale(10.0, 1e-5, 0.0, 5, 1.0), 4)
@@ -223,7 +225,7 @@ class PublishedGaussian(_Gaussian):
 
 @dataclasses.dataclass(frozen=True)
 class PublishedLaplace(_Laplace):
-    """The paper's sensitivity theta with Laplace noise, for comparison: it is not epsilon-private.
+    """The paper's sensitivity θ with Laplace noise, for comparison: it is not ε-private.
 
     Example:
         >>> PublishedLaplace().scale(10.0, 0.0, 0.0, 5, 1.0)
@@ -237,7 +239,7 @@ class PublishedLaplace(_Laplace):
 
 
 def unit_sigma(epsilon: float, delta: float) -> float:
-    """The smallest sigma with gaussian_delta(epsilon, 1, sigma) <= delta."""
+    """The smallest σ with `gaussian_delta(epsilon, 1, σ)` at most δ."""
     if delta >= gaussian_delta(epsilon, 1.0, 1e-3):
         return 1e-3
 

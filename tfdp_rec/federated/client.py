@@ -7,7 +7,8 @@ tells nothing new. The draw's key is the *number* of clicks, the model and the s
 made of the clicks themselves the server would see whether two histories are equal.) The ledger is on disk before
 the answer leaves, and a query beyond the budget is refused.
 
-Reference: Liu et al., "PrivateRec", 2022, Algorithms 1 and 2; docs/privacy-privaterec.md, section 6.
+Reference:
+    Liu et al., "PrivateRec", 2022, Algorithms 1 and 2; docs/privacy-privaterec.md, section 6.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def unpack_query(message: bytes) -> NDArray[np.float32]:
         [0.25, 0.75]
     """
     if len(message) < 2 or len(message) != 2 + 4 * struct.unpack_from("<H", message)[0]:
-        raise ValueError(f"message of {len(message)} bytes is not a query")
+        raise ValueError(f"message of {len(message)} bytes is not a query.")
     return np.frombuffer(message, dtype="<f4", offset=2).astype(np.float32)
 
 
@@ -83,9 +84,9 @@ class PrivateClient:
         source: words.WordSource = words.os_entropy,
     ) -> None:
         if not (budget_epsilon > 0 and math.isfinite(budget_epsilon)):
-            raise ValueError(f"budget_epsilon must be positive and finite, got {budget_epsilon}")
+            raise ValueError(f"budget_epsilon must be positive and finite, got {budget_epsilon}.")
         if not 0 <= budget_delta < 1:
-            raise ValueError(f"budget_delta must be in [0, 1), got {budget_delta}")
+            raise ValueError(f"budget_delta must be in [0, 1), got {budget_delta}.")
         folder = Path(bundle)
         self._about = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
         self.mechanism = AttentionMechanism.from_settings(self._about["mechanism"])
@@ -95,7 +96,7 @@ class PrivateClient:
         self._row = {name: row for row, name in enumerate(news["ids"].tolist())}
         unknown = set(non_sensitive) - set(self._category)
         if unknown:
-            raise ValueError(f"non_sensitive names unknown categories {sorted(unknown)}")
+            raise ValueError(f"non_sensitive names unknown categories {sorted(unknown)}.")
         self.non_sensitive = tuple(sorted(non_sensitive))
         self.budget_epsilon, self.budget_delta, self._source = budget_epsilon, budget_delta, source
         self._encode = _encoder(folder, runtime)
@@ -111,7 +112,7 @@ class PrivateClient:
             ValueError: If the bundle has no such news.
         """
         if not news_id or news_id not in self._row:
-            raise ValueError(f"news_id must be one of the bundle's news, got {news_id!r}")
+            raise ValueError(f"news_id must be one of the bundle's news, got {news_id!r}.")
         state = self._ledger.load()
         state.clicks.append(news_id)
         self._ledger.save(state)
@@ -160,7 +161,7 @@ class PrivateClient:
         if total > self.budget_epsilon:
             raise BudgetSpent(
                 f"another answer would bring epsilon to {total:.3g}, above this user's budget of "
-                f"{self.budget_epsilon:.3g} (delta {self.budget_delta:g})"
+                f"{self.budget_epsilon:.3g} (delta {self.budget_delta:g})."
             )
 
     def _release(self, history: list[str], sensitive: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -183,12 +184,12 @@ def _encoder(folder: Path, runtime: str) -> Encoder:
         return _saved_model(folder / "saved_model")
     if runtime == "tflite":
         return _tflite(folder / "client.tflite")
-    raise ValueError(f"runtime must be 'saved_model' or 'tflite', got {runtime!r}")
+    raise ValueError(f"runtime must be 'saved_model' or 'tflite', got {runtime!r}.")
 
 
 def _saved_model(path: Path) -> Encoder:
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} is missing from the bundle")
+        raise FileNotFoundError(f"{path} is missing from the bundle.")
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))
@@ -203,7 +204,7 @@ def _saved_model(path: Path) -> Encoder:
 
 def _tflite(path: Path) -> Encoder:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing from the bundle; export_client says when it is made")
+        raise FileNotFoundError(f"{path} is missing from the bundle; export_client says when it is made.")
     import tensorflow as tf
 
     run: Any = tf.lite.Interpreter(str(path)).get_signature_runner("attention")

@@ -49,7 +49,7 @@ class PrivacySettings:
         """
         unknown = set(self.non_sensitive) - set(catalogue.categories)
         if unknown:
-            raise ValueError(f"non_sensitive names unknown categories {sorted(unknown)}")
+            raise ValueError(f"non_sensitive names unknown categories {sorted(unknown)}.")
         free = [catalogue.categories.index(name) for name in self.non_sensitive]
         rows = np.flatnonzero(~np.isin(catalogue.features["category"], free))
         return frozenset(rows.tolist())
@@ -64,7 +64,7 @@ class Client:
         clicks: Training clicks: (candidate rows shown, position of the clicked one).
         sensitive: Rows whose clicks are protected; None protects all.
         label_epsilon: Set by `with_private_labels`: the positions in `clicks` are private labels already, drawn
-            once with this epsilon (0 if no click needed it).
+            once with this ε (0 if no click needed it).
     """
 
     history: tuple[int, ...]
@@ -119,7 +119,7 @@ def client_of(impressions: Sequence[Impression], sensitive: frozenset[int] | Non
         ValueError: If there is no impression.
     """
     if not impressions:
-        raise ValueError("impressions must not be empty")
+        raise ValueError("impressions must not be empty.")
     clicks = tuple((shown.candidates, click) for shown in impressions for click in shown.clicks)
     return Client(impressions[0].history, clicks, sensitive)
 
@@ -146,7 +146,7 @@ def with_private_labels(
         8.0
     """
     if client.label_epsilon is not None:
-        raise ValueError("client has private labels already; drawing again would cost again")
+        raise ValueError("client has private labels already; drawing again would cost again.")
     clicks = tuple(
         (shown, int(labels.sample(len(shown), click, source)[0]) if client.protects(shown[click]) else click)
         for shown, click in client.clicks

@@ -8,7 +8,7 @@ metric, no count of examples (every client weighs 1, so counts tell nothing). Th
 padding and labels from the operating system.
 
 With SecAgg+ the server sees the sum of the updates only. That hides single updates from an honest-but-curious
-server; the epsilon stated is the local one and does not rely on it.
+server; the ε stated is the local one and does not rely on it.
 
 Flower's telemetry is switched off when this module is imported. Flower itself is imported by the functions that
 need it, so that the module can be read without it; to run them, `pip install tfdp-rec[federated]`.
@@ -69,7 +69,7 @@ class Participant:
 
     def __post_init__(self) -> None:
         if self.ledger is None and self.budget_epsilon < float("inf"):
-            raise ValueError("budget_epsilon needs a ledger: without one nobody counts what is spent")
+            raise ValueError("budget_epsilon needs a ledger: without one nobody counts what is spent.")
 
     def charge_round(self) -> None:
         """Write one more round down, and with the first the private labels, drawn once.
@@ -86,7 +86,7 @@ class Participant:
             total = self.epsilon(sum(count for _, count in state.releases))
             if total > self.budget_epsilon:
                 raise BudgetSpent(
-                    f"another round would bring epsilon to {total:.3g}, above the budget of {self.budget_epsilon:.3g}"
+                    f"another round would bring epsilon to {total:.3g}, above the budget of {self.budget_epsilon:.3g}."
                 )
             ledger.save(state)
 

@@ -4,20 +4,21 @@ The server showed C candidates, so it knows them; which one was clicked is priva
 
 `LabelPermutation` (default) draws the private label l first, from all C candidates,
 
-    Pr[l = j] = e^eps / (C - 1 + e^eps)  if j was clicked,   1 / (C - 1 + e^eps)  otherwise,
+    Pr[l = j] = e^ε / (C - 1 + e^ε)  if j was clicked,   1 / (C - 1 + e^ε)  otherwise,
 
 and only then k negatives, uniformly from the other C - 1. The negatives depend on l alone, so the training
-sample (l, negatives) is post-processing of an (eps, 0)-private draw: every probability changes by at most
-e^eps when the click moves.
+sample (l, negatives) is post-processing of an (ε, 0)-private draw: every probability changes by at most
+e^ε when the click moves.
 
 `PublishedLabelPermutation` samples the k negatives from the candidates that were not clicked and permutes the
 label among those k + 1. The sampled candidates always hold the click, and the local gradient shows which
-candidates were sampled: unless k = C - 1, no epsilon bounds that. (The label by itself is private only when
-e^eps >= (C - 1)/k: below, the paper's beta is cut at 0 and the ratio stays at (C - 1)/k.) It is kept for
+candidates were sampled: unless k = C - 1, no ε bounds that. (The label by itself is private only when
+e^ε ≥ (C - 1)/k: below, the paper's β is cut at 0 and the ratio stays at (C - 1)/k.) It is kept for
 comparison only.
 
-Reference: Liu et al., "PrivateRec", 2022, Algorithm 3, lines 16-18; Kairouz et al., "Extremal mechanisms
-for local differential privacy", 2014.
+Reference:
+    Liu et al., "PrivateRec", 2022, Algorithm 3, lines 16-18; Kairouz et al., "Extremal mechanisms
+    for local differential privacy", 2014.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ class _Permutation:
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, got {self.epsilon}")
+            raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
         if self.num_negatives < 1:
-            raise ValueError(f"num_negatives must be at least 1, got {self.num_negatives}")
+            raise ValueError(f"num_negatives must be at least 1, got {self.num_negatives}.")
 
     def _check(self, num_candidates: int, clicked: int) -> None:
         if num_candidates <= self.num_negatives:
             raise ValueError(
-                f"num_negatives must be below the number of candidates {num_candidates}, got {self.num_negatives}"
+                f"num_negatives must be below the number of candidates {num_candidates}, got {self.num_negatives}."
             )
         if not 0 <= clicked < num_candidates:
-            raise ValueError(f"clicked must be in [0, {num_candidates}), got {clicked}")
+            raise ValueError(f"clicked must be in [0, {num_candidates}), got {clicked}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelPermutation(_Permutation):
-    """Label first, negatives after: (epsilon, 0)-private, whatever is sampled.
+    """Label first, negatives after: (ε, 0)-private, whatever is sampled.
 
     Args:
         epsilon: Privacy of one clicked candidate; `inf` keeps the label.
@@ -118,7 +119,7 @@ class PublishedLabelPermutation(_Permutation):
     holds = False
 
     def keep_probability(self, num_candidates: int) -> float:
-        """Probability that the click keeps its label: e^beta / (k + e^beta)."""
+        """Probability that the click keeps its label: e^β / (k + e^β)."""
         shift = math.log(self.num_negatives / (num_candidates - 1))
         beta = max(0.0, shift + self.epsilon)
         return 1.0 / (1.0 + self.num_negatives * math.exp(-beta))

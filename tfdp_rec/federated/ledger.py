@@ -98,14 +98,14 @@ class Ledger:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content.pop("format") != FORMAT:
-                raise ValueError(f"format is not {FORMAT}")
+                raise ValueError(f"format is not {FORMAT}.")
             state = State(**content)
             state.releases = [(dict(settings), int(count)) for settings, count in state.releases]
             return state
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is not a readable ledger ({error}); restore it from a backup: without it "
-                "nobody knows what this user has spent"
+                "nobody knows what this user has spent."
             ) from error
 
     def save(self, state: State) -> None:

@@ -7,14 +7,15 @@ Each form gives the gradients of a cohort's mean loss (a cohort of one is a clie
   graph, gets its noise, and comes back as a constant; the gradients are a function of it and of the private
   samples. With `user_gradient` the user encoder gets a clipped and noised gradient of its own, whose budget is
   added.
-* `PublishedUpdate`, as published: the gradient goes on through the noise into both encoders. No epsilon bounds
+* `PublishedUpdate`, as published: the gradient goes on through the noise into both encoders. No ε bounds
   what it tells about the history; it is here to be compared with.
-* `GradientUpdate`, DP-FedRec: the whole local gradient, clipped, plus noise; with infinite epsilon, plain
+* `GradientUpdate`, DP-FedRec: the whole local gradient, clipped, plus noise; with infinite ε, plain
   federated learning.
 
 Loss of a client: mean over its samples of -log softmax(scores)[label].
 
-Reference: Liu et al., "PrivateRec", 2022, Algorithm 3; docs/privacy-privaterec.md, Theorem 4.
+Reference:
+    Liu et al., "PrivateRec", 2022, Algorithm 3; docs/privacy-privaterec.md, Theorem 4.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class LocalUpdate(abc.ABC):
         if mechanism.num_basis != model.num_basis or mechanism.clip_norm != model.clip_norm:
             raise ValueError(
                 f"mechanism must have the model's num_basis and clip_norm {model.num_basis}, "
-                f"{model.clip_norm}, got {mechanism.num_basis}, {mechanism.clip_norm}"
+                f"{model.clip_norm}, got {mechanism.num_basis}, {mechanism.clip_norm}."
             )
         self.model, self.mechanism, self.labels = model, mechanism, labels
         self.features = {name: tf.constant(value) for name, value in features.items()}
@@ -212,7 +213,7 @@ class GradientUpdate(LocalUpdate):
 
     Args:
         *args, **kwargs: As of `LocalUpdate`.
-        noise: How the gradient is protected; infinite epsilon is plain federated learning.
+        noise: How the gradient is protected; infinite ε is plain federated learning.
     """
 
     def __init__(self, *args: Any, noise: ClippedVector, **kwargs: Any) -> None:

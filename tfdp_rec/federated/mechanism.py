@@ -1,14 +1,14 @@
 """The client's mechanism: padding, clipping, noise, and a normalised private attention vector.
 
     mask_i ~ Bernoulli(p)                 which clicks are replaced by the anonymous news
-    alpha  = softmax(u b^T / sqrt(d))     computed by the model from the padded history
-    clip   = alpha * min(1, theta / ||alpha||_2)
+    α  = softmax(u b^T / √(d))     computed by the model from the padded history
+    clip   = α * min(1, θ / ‖α‖_2)
     noisy  = clip + scale * noise
-    out_i  = f(noisy_i) / sum_j f(noisy_j),   f = softplus in serving, ReLU in training
+    out_i  = f(noisy_i) / Σ_j f(noisy_j),   f = softplus in serving, ReLU in training
 
 Everything after `noisy` is post-processing. What the mechanism promises, each with a test:
 
-* for two histories of the same length that differ in one click, `out` is (epsilon, delta)-private;
+* for two histories of the same length that differ in one click, `out` is (ε, δ)-private;
 * the distance of the clipped vectors never exceeds the sensitivity the noise is made for;
 * a published calibration is never mistaken for a private one: `guarantee()` refuses it.
 """
@@ -34,7 +34,7 @@ def clip(attention: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
 
     Args:
         attention: Non-negative finite numbers, shape [..., B].
-        clip_norm: The clip theta.
+        clip_norm: The clip θ.
 
     Raises:
         ValueError: If a number is negative or not finite: its sensitivity would be unknown.
@@ -45,7 +45,7 @@ def clip(attention: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
     """
     values = np.asarray(attention, dtype=np.float64)
     if not np.all(np.isfinite(values)) or np.any(values < 0):
-        raise ValueError("attention must be finite and not negative; check the user encoder's output")
+        raise ValueError("attention must be finite and not negative; check the user encoder's output.")
     values = values / np.maximum(values.sum(axis=-1, keepdims=True), 1.0)
     norms = np.linalg.norm(values, axis=-1, keepdims=True)
     return values * np.minimum(1.0, clip_norm / np.maximum(norms, np.finfo(float).tiny))
@@ -77,15 +77,16 @@ class AttentionMechanism:
         num_basis: Length B of the attention vector, at least 2.
         epsilon: Privacy of one release, for one clicked item of the history. `inf` turns the noise off.
         delta: Failure probability of one release; 0 for Laplace noise.
-        clip_norm: The clip theta. At 1 (default) nothing is cut, as attention sums to 1.
+        clip_norm: The clip θ. At 1 (default) nothing is cut, as attention sums to 1.
         padding: Probability p with which each click is replaced by the anonymous news.
         activation: "softplus" (serving) or "relu" (training).
         calibration: How noise is sized and drawn.
 
     Raises:
-        ValueError: On a value out of range, or a delta that the calibration cannot use.
+        ValueError: On a value out of range, or a δ that the calibration cannot use.
 
-    Reference: Liu et al., "PrivateRec", 2022, Algorithm 2; corrected as docs/privacy-privaterec.md says.
+    Reference:
+        Liu et al., "PrivateRec", 2022, Algorithm 2; corrected as docs/privacy-privaterec.md says.
 
     Example:
         >>> mechanism = AttentionMechanism(num_basis=3, epsilon=10.0, delta=1e-5, padding=0.2)
@@ -103,24 +104,24 @@ class AttentionMechanism:
 
     def __post_init__(self) -> None:
         if self.num_basis < 2:
-            raise ValueError(f"num_basis must be at least 2, got {self.num_basis}")
+            raise ValueError(f"num_basis must be at least 2, got {self.num_basis}.")
         if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, got {self.epsilon}")
+            raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
         if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}")
+            raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}.")
         if not 0 <= self.padding < 1:
-            raise ValueError(f"padding must be in [0, 1), got {self.padding}")
+            raise ValueError(f"padding must be in [0, 1), got {self.padding}.")
         if self.activation not in ("softplus", "relu"):
-            raise ValueError(f"activation must be 'softplus' or 'relu', got {self.activation!r}")
+            raise ValueError(f"activation must be 'softplus' or 'relu', got {self.activation!r}.")
         self._check_delta()
 
     def _check_delta(self) -> None:
         if self.calibration.needs_delta and not 0 < self.delta < 1 - self.padding:
             raise ValueError(
-                f"delta must be in (0, 1 - padding) for Gaussian noise, got {self.delta}; use PureLaplace for delta = 0"
+                f"delta must be in (0, 1 - padding) for Gaussian noise, got {self.delta}; PureLaplace needs none."
             )
         if not self.calibration.needs_delta and self.delta != 0:
-            raise ValueError(f"delta must be 0 for Laplace noise, got {self.delta}")
+            raise ValueError(f"delta must be 0 for Laplace noise, got {self.delta}.")
 
     @property
     def noise_scale(self) -> float:
@@ -142,7 +143,7 @@ class AttentionMechanism:
         return words.bernoulli(source, self.padding, shape)
 
     def noise(self, shape: tuple[int, ...], source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
-        """Noise of the right scale (zeros when epsilon is infinite)."""
+        """Noise of the right scale (zeros when ε is infinite)."""
         scale = self.noise_scale
         return scale * self.calibration.draw(source, shape) if scale else np.zeros(shape)
 
@@ -171,11 +172,11 @@ class AttentionMechanism:
         """
         clipped = clip(attention, self.clip_norm)
         if clipped.shape[-1] != self.num_basis:
-            raise ValueError(f"attention must have {self.num_basis} weights, got {clipped.shape[-1]}")
+            raise ValueError(f"attention must have {self.num_basis} weights, got {clipped.shape[-1]}.")
         return normalise(clipped + np.asarray(noise), self.activation)
 
     def delta_at(self, epsilon: calibrations.Number) -> calibrations.Number:
-        """The true delta(`epsilon`) of one release, whatever the calibration claims.
+        """The true δ(`epsilon`) of one release, whatever the calibration claims.
 
         Example:
             >>> published = calibrations.PublishedGaussian()
@@ -184,11 +185,11 @@ class AttentionMechanism:
         """
         scale = self.noise_scale
         if scale == 0:
-            raise ValueError("epsilon is infinite: without noise no delta below 1 holds")
+            raise ValueError("epsilon is infinite: without noise no delta below 1 holds.")
         return self.calibration.delta_at(epsilon, scale, self.padding, self.num_basis, self.clip_norm)
 
     def guarantee(self) -> tuple[float, float]:
-        """(epsilon, delta) of one release.
+        """(ε, δ) of one release.
 
         Raises:
             ValueError: For a published calibration, whose claim does not hold.
@@ -196,7 +197,7 @@ class AttentionMechanism:
         if not self.calibration.holds:
             raise ValueError(
                 f"{type(self.calibration).__name__} does not give the privacy it claims; "
-                "use AnalyticGaussian or PureLaplace, or read delta_at() for what it gives"
+                "use AnalyticGaussian or PureLaplace, or read delta_at() for what it gives."
             )
         return self.epsilon, self.delta
 
@@ -215,7 +216,7 @@ class AttentionMechanism:
         name = settings["calibration"]
         known = {kind.__name__: kind for kind in CALIBRATIONS}
         if name not in known:
-            raise ValueError(f"calibration must be one of {sorted(known)}, got {name!r}")
+            raise ValueError(f"calibration must be one of {sorted(known)}, got {name!r}.")
         return cls(**(settings | {"calibration": known[name]()}))
 
 

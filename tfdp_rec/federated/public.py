@@ -44,7 +44,7 @@ def pseudo_readers(
         2
     """
     if len(catalogue) - 1 < candidates:
-        raise ValueError(f"candidates must be at most the {len(catalogue) - 1} news, got {candidates}")
+        raise ValueError(f"candidates must be at most the {len(catalogue) - 1} news, got {candidates}.")
     rng = np.random.default_rng(seed)
     category = catalogue.features["category"]
     present = np.unique(category[1:])

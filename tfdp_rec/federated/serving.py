@@ -70,7 +70,7 @@ def export_client(
     """
     mechanism.guarantee()
     if mechanism.num_basis != model.num_basis or mechanism.clip_norm != model.clip_norm:
-        raise ValueError("mechanism must have the model's num_basis and clip_norm")
+        raise ValueError("mechanism must have the model's num_basis and clip_norm.")
     _refuse_existing(folder)
     path = Path(folder)
     path.mkdir(parents=True)
@@ -117,7 +117,7 @@ def _convert(saved_model: Path) -> bytes:
     except Exception as error:
         raise RuntimeError(
             f"TensorFlow Lite cannot convert this user encoder ({type(error).__name__}); "
-            "export with tflite=False and run the SavedModel"
+            "export with tflite=False and run the SavedModel."
         ) from error
     return converted
 
@@ -171,4 +171,4 @@ def _vectors(model: Any, catalogue: NewsCatalogue) -> NDArray[np.float32]:
 
 def _refuse_existing(folder: str | Path) -> None:
     if Path(folder).exists():
-        raise FileExistsError(f"{folder} exists already; choose a new folder")
+        raise FileExistsError(f"{folder} exists already; choose a new folder.")

@@ -4,11 +4,12 @@ FedAdam as Flower computes it (so that a run over Flower can be compared number 
 mean of the clients' new weights minus its own as d_t,
 
     m_t = b1 m + (1 - b1) d,   v_t = b2 v + (1 - b2) d^2,
-    w_t = w + eta sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) * m_t / (sqrt(v_t) + tau),      t = 1, 2, ...
+    w_t = w + η √(1 - b2^(t+1)) / (1 - b1^(t+1)) * m_t / (√(v_t) + τ),      t = 1, 2, ...
 
-A client takes one step w - eta_l g, so d = -eta_l * mean gradient.
+A client takes one step w - η_l g, so d = -η_l * mean gradient.
 
-Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+Reference:
+    Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cohort_size <= len(self.clients):
-            raise ValueError(f"cohort_size must be in [1, {len(self.clients)}], got {self.cohort_size}")
+            raise ValueError(f"cohort_size must be in [1, {len(self.clients)}], got {self.cohort_size}.")
         self._order = np.random.default_rng(self.seed)
         self._rounds_done = 0
         self.answers: np.ndarray[Any, Any] = np.zeros(len(self.clients), dtype=np.int64)

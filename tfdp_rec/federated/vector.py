@@ -1,13 +1,14 @@
 """DP-FedRec's mechanisms: clip a whole vector to norm C and add noise of sensitivity 2C.
 
-    Gaussian   L2 norm, N(0, (2C z)^2) on every coordinate       (epsilon, delta)
-    Laplace    L1 norm, Lap(2C / epsilon) on every coordinate    (epsilon, 0); the paper's tables use this one
+    Gaussian   L2 norm, N(0, (2C z)^2) on every coordinate       (ε, δ)
+    Laplace    L1 norm, Lap(2C / ε) on every coordinate    (ε, 0); the paper's tables use this one
 
 Used on local gradients in training and on user embeddings in serving ("VDP"). The noise is the same on each of
 the d coordinates while the clip bounds all of them together, so a coordinate's share of the signal shrinks with d
 (Laplace) or its root (Gaussian). That is what PrivateRec avoids.
 
-Reference: Liu et al., "PrivateRec", 2022, Section 4; docs/privacy-privaterec.md, section 5.
+Reference:
+    Liu et al., "PrivateRec", 2022, Section 4; docs/privacy-privaterec.md, section 5.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class ClippedVector(abc.ABC):
 
     def _check(self, name: str) -> None:
         if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ValueError(f"{name} must be positive and finite, got {self.clip}")
+            raise ValueError(f"{name} must be positive and finite, got {self.clip}.")
         if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, got {self.epsilon}")
+            raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ class VectorMechanism(ClippedVector):
     def __post_init__(self) -> None:
         self._check("l2_norm_clip")
         if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta}")
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}.")
 
     @property
     def clip(self) -> float:
@@ -138,7 +139,7 @@ class VectorMechanism(ClippedVector):
 
 @dataclasses.dataclass(frozen=True)
 class PureVectorMechanism(ClippedVector):
-    """Clip to an L1 norm and add Laplace noise: delta = 0.
+    """Clip to an L1 norm and add Laplace noise: δ = 0.
 
     Args:
         l1_norm_clip: The clip C.

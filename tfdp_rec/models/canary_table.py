@@ -66,9 +66,8 @@ class AuditPlan:
         """ε that the mechanism's event promises for a canary in all steps; infinite without a guarantee.
 
         Example:
-
-        >>> round(AuditPlan().claimed_epsilon(dp_accounting.GaussianDpEvent(4.0)), 2)
-        1.54
+            >>> round(AuditPlan().claimed_epsilon(dp_accounting.GaussianDpEvent(4.0)), 2)
+            1.54
         """
         return epsilon_of(dp_accounting.SelfComposedDpEvent(event, self.steps), self.delta)
 
@@ -129,13 +128,12 @@ def audit_runs(
         One audit a run.
 
     Example:
-
-    >>> from tfdp_rec.optimizers import LazyDPSGD
-    >>> plan = AuditPlan(num_canaries=2000, num_guesses=100)
-    >>> optimizer = LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=4.0, expected_batch_size=1000)
-    >>> audit = next(audit_runs(optimizer, plan, seed=0))
-    >>> audit.refutes(plan.claimed_epsilon(optimizer.dp_event()))
-    False
+        >>> from tfdp_rec.optimizers import LazyDPSGD
+        >>> plan = AuditPlan(num_canaries=2000, num_guesses=100)
+        >>> optimizer = LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=4.0, expected_batch_size=1000)
+        >>> audit = next(audit_runs(optimizer, plan, seed=0))
+        >>> audit.refutes(plan.claimed_epsilon(optimizer.dp_event()))
+        False
     """
     plan = plan or AuditPlan()
     model = CanaryTable(plan.num_canaries, plan.width, gradient_norm=_GAIN * optimizer.l2_norm_clip)

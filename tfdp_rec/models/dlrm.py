@@ -3,15 +3,16 @@
 A bottom tower turns the dense features into a vector z_0 of the tables' width d; table i gives z_i, the sum of the
 rows that its bag of P ids names. With T tables the interaction is every inner product of two of these vectors,
 
-    x = [z_0, z_i · z_j for 0 <= j < i <= T],
+    x = [z_0, z_i · z_j for 0 ≤ j < i ≤ T],
 
 and the top tower turns x into a logit. The interaction has no weights.
 
 `DLRM(table_sizes)` is MLPerf's configuration at whatever table sizes fit; `DLRM.rmc1`, `rmc2`, `rmc3` are the
 three data-centre shapes that differ in tables, bag sizes and where the dense work lies.
 
-References: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019;
-MLPerf Training 2.1; Gupta et al., "DeepRecSys", ISCA 2020 (RMC1 to RMC3).
+Reference:
+    Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019;
+    MLPerf Training 2.1; Gupta et al., "DeepRecSys", ISCA 2020 (RMC1 to RMC3).
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ class DotInteraction(keras.layers.Layer):
     """The inner products of all pairs among several vectors of each example, `[batch, n (n - 1) / 2]`.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> DotInteraction()([tf.constant([[1.0, 2.0]]), tf.constant([[3.0, 1.0]]), tf.constant([[0.0, 1.0]])]).numpy()
-    array([[5., 2., 1.]], dtype=float32)
+        >>> import tensorflow as tf
+        >>> DotInteraction()([tf.constant([[1.0, 2.0]]), tf.constant([[3.0, 1.0]]), tf.constant([[0.0, 1.0]])]).numpy()
+        array([[5., 2., 1.]], dtype=float32)
     """
 
     def call(self, vectors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -128,12 +128,11 @@ class DLRM(DLRMLayers, PrivateTraining, keras.Model):
         ValueError: for sizes that are not positive.
 
     Example:
-
-    >>> import tensorflow as tf, tfdp_rec
-    >>> model = DLRM([10, 20], width=4, dense_features=3, bottom=[8], top=[8])
-    >>> model.compile(tfdp_rec.LazyDPSGD(0.1, 1.0, 1.1, expected_batch_size=2), loss="binary_crossentropy")
-    >>> model({"dense": tf.ones([2, 3]), "ids": tf.constant([[1, 2], [9, 19]])}).shape
-    TensorShape([2, 1])
+        >>> import tensorflow as tf, tfdp_rec
+        >>> model = DLRM([10, 20], width=4, dense_features=3, bottom=[8], top=[8])
+        >>> model.compile(tfdp_rec.LazyDPSGD(0.1, 1.0, 1.1, expected_batch_size=2), loss="binary_crossentropy")
+        >>> model({"dense": tf.ones([2, 3]), "ids": tf.constant([[1, 2], [9, 19]])}).shape
+        TensorShape([2, 1])
     """
 
     @classmethod
@@ -156,9 +155,8 @@ def rmc_arguments(number: int) -> dict[str, Any]:
     """The towers of RMC1, RMC2 or RMC3.
 
     Example:
-
-    >>> rmc_arguments(1)["top"]
-    (256, 64)
+        >>> rmc_arguments(1)["top"]
+        (256, 64)
     """
     towers: dict[int, dict[str, Any]] = {
         1: {"bottom": (256, 128), "top": (256, 64)},

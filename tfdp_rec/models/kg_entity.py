@@ -9,7 +9,8 @@ The label is an entity, looked up in a table of its own and scored against negat
 M labels of the public catalogue, the same for the whole batch. With S of them, the softmax adds log(M / S) to
 each negative's logit, which makes it an estimate of the softmax over all labels.
 
-Reference: Berlowitz et al., EANA: Reducing Privacy Risk on Large-scale Recommendation Models, RecSys 2022.
+Reference:
+    Berlowitz et al., EANA: Reducing Privacy Risk on Large-scale Recommendation Models, RecSys 2022.
 """
 
 from __future__ import annotations
@@ -91,12 +92,11 @@ class KGEntity(PrivateTraining, tfrs.Model):
         Berlowitz et al., EANA, RecSys 2022, section 4.2.2.
 
     Example:
-
-    >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
-    >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)
-    >>> model = KGEntity({"entities": 1001, "unigrams": 1001, "bigrams": 1001}, num_labels=1001, width=16)
-    >>> model(kg.fetch([1, 2, 3], seed=0)).shape
-    TensorShape([3, 16])
+        >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
+        >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)
+        >>> model = KGEntity({"entities": 1001, "unigrams": 1001, "bigrams": 1001}, num_labels=1001, width=16)
+        >>> model(kg.fetch([1, 2, 3], seed=0)).shape
+        TensorShape([3, 16])
     """
 
     shared_inputs = ("negatives",)

@@ -56,7 +56,7 @@ class PCTR(PrivateTraining, keras.Model):
     ):
         super().__init__(**kwargs)
         if not buckets or min(buckets) < 1 or (hidden and min(hidden) < 1):
-            raise ValueError(f"bucket counts and hidden widths must be positive, got {buckets!r} and {hidden!r}")
+            raise ValueError(f"bucket counts and hidden widths must be positive, got {buckets!r} and {hidden!r}.")
         self.buckets, self.hidden = list(buckets), list(hidden)
         self.embedding_scale, self.num_numeric = embedding_scale, num_numeric
         self.embedding_widths = [max(1, math.floor(embedding_scale * size**0.25)) for size in buckets]

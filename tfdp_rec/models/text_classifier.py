@@ -53,7 +53,7 @@ class TextClassifier(PrivateTraining, keras.Model):
     ):
         super().__init__(**kwargs)
         if width % heads:
-            raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
+            raise ValueError(f"width must be a multiple of heads, got {width} and {heads}.")
         self._sizes = {"vocabulary_size": vocabulary_size, "max_length": max_length, "width": width}
         self._sizes |= {"heads": heads, "blocks": blocks, "num_classes": num_classes}
         self.tokens = keras.layers.Embedding(vocabulary_size, width, name="tokens")

@@ -8,7 +8,8 @@ The loss is the cross-entropy of the watched movie against S negatives drawn uni
 movies and shared by the batch. Each negative stands for M/S movies, so log(M/S) is added to its logit: the loss then
 estimates that of the full softmax. Negatives do not depend on the data, so one example's gradient is its own.
 
-Reference: Ning et al., "EANA", RecSys 2022, §4.1.
+Reference:
+    Ning et al., "EANA", RecSys 2022, §4.1.
 """
 
 from __future__ import annotations
@@ -71,13 +72,12 @@ class TwoTower(PrivateTraining, tfrs.Model):
         ValueError: for an empty catalogue, repeated or non-positive ids, or a prior that does not fit.
 
     Example:
-
-    >>> import numpy as np, tfdp_rec
-    >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593, 356], width=4, hidden=0, ks=(1, 2))
-    >>> model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, 1.0, 1.0, expected_batch_size=2))
-    >>> batch = {"context": np.array([[1, 2], [3, 0]]), "label": np.array([4, 1]), "negatives": np.array([2, 3])}
-    >>> sorted(model.train_on_batch(batch, return_dict=True))
-    ['loss']
+        >>> import numpy as np, tfdp_rec
+        >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593, 356], width=4, hidden=0, ks=(1, 2))
+        >>> model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, 1.0, 1.0, expected_batch_size=2))
+        >>> batch = {"context": np.array([[1, 2], [3, 0]]), "label": np.array([4, 1]), "negatives": np.array([2, 3])}
+        >>> sorted(model.train_on_batch(batch, return_dict=True))
+        ['loss']
     """
 
     shared_inputs = ("negatives",)

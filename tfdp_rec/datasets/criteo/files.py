@@ -121,13 +121,13 @@ def day_files(folder: str | pathlib.Path) -> list[pathlib.Path]:
         if match := re.fullmatch(r"day_(\d+)(\.(gz|tsv|txt|tsv\.gz|txt\.gz))?", path.name):
             day = int(match[1])
             if day in days:
-                raise ValueError(f"day {day} has two files: {days[day]} and {path}; keep one")
+                raise ValueError(f"day {day} has two files: {days[day]} and {path}; keep one.")
             days[day] = path
     if not days:
-        raise FileNotFoundError(f"no files named day_0, day_1, ... in {folder}")
+        raise FileNotFoundError(f"no files named day_0, day_1, ... in {folder}.")
     missing = sorted(set(range(min(days), max(days) + 1)) - set(days))
     if missing:
-        raise ValueError(f"{folder} has no file for day {missing[0]}, between its first and last day")
+        raise ValueError(f"{folder} has no file for day {missing[0]}, between its first and last day.")
     return [days[day] for day in sorted(days)]
 
 
@@ -159,10 +159,10 @@ def hash_to_buckets(
 def check_buckets(buckets: Sequence[int]) -> None:
     """Raises ValueError unless these are 26 bucket counts between 2 and 2^31."""
     if len(buckets) != NUM_CATEGORICAL:
-        raise ValueError(f"buckets must have {NUM_CATEGORICAL} counts, got {len(buckets)}")
+        raise ValueError(f"buckets must have {NUM_CATEGORICAL} counts, got {len(buckets)}.")
     for feature, size in enumerate(buckets):
         if not 2 <= size < 2**31:
-            raise ValueError(f"buckets[{feature}] must lie between 2 and 2^31 - 1, got {size!r}")
+            raise ValueError(f"buckets[{feature}] must lie between 2 and 2^31 - 1, got {size!r}.")
 
 
 def _open(path: pathlib.Path) -> BinaryIO:

@@ -2,13 +2,13 @@
 
 Feature f has V_f buckets. A bucket's popularity rank r is drawn by its distribution's closed-form inverse,
 
-  P(rank <= r) = ((r + c)^(1-a) - c^(1-a)) / ((V + c)^(1-a) - c^(1-a)),      a Zipf law, shifted,
+  P(rank ≤ r) = ((r + c)^(1-a) - c^(1-a)) / ((V + c)^(1-a) - c^(1-a)),      a Zipf law, shifted,
 
 so a draw costs the same for 3 buckets and 10 million. The shift c_f gives the most popular bucket its share.
 Ranks map to buckets by a fixed permutation that moves on a little every day: a share of each day's popular buckets
 are new. The planted logit of an example is
 
-  bias + sum_f w_f (cos(day d) A_f[b_f] + sin(day d) B_f[b_f]) + sum_j u_j z_j,
+  bias + Σ_f w_f (cos(day d) A_f[b_f] + sin(day d) B_f[b_f]) + Σ_j u_j z_j,
 
 with A, B standard Gaussians that are a function of (f, b), never stored, d the drift in radians a day, and
 z_j the standardised numbers. As the truth is known, so is the best AUC that any model could reach.
@@ -75,14 +75,14 @@ class SyntheticCriteo:
     def __post_init__(self) -> None:
         criteo.check_buckets(self.buckets)
         if self.zipf_exponent <= 0.0 or self.zipf_exponent == 1.0:
-            raise ValueError(f"zipf_exponent must be positive and other than 1, got {self.zipf_exponent!r}")
+            raise ValueError(f"zipf_exponent must be positive and other than 1, got {self.zipf_exponent!r}.")
         if len(self.head_shares) != len(self.buckets) or not all(0.0 < share < 1.0 for share in self.head_shares):
             raise ValueError(
-                f"head_shares must be {len(self.buckets)} numbers between 0 and 1, got {self.head_shares!r}"
+                f"head_shares must be {len(self.buckets)} numbers between 0 and 1, got {self.head_shares!r}."
             )
         for name in ("numeric_share", "churn", "missing"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")
 
     def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
         """Examples of one day. Equal arguments give equal examples; two parts of a day are independent."""
@@ -213,6 +213,6 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     positive = np.asarray(labels) > 0.5
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
-        raise ValueError("the AUC needs both labels, but all examples have the same")
+        raise ValueError("the AUC needs both labels, but all examples have the same.")
     ranks = rankdata(np.asarray(scores, np.float64))[positive].sum()
     return float((ranks - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))

@@ -21,7 +21,8 @@ A term only one individual holds passes with probability at most δ_ρ over all 
 does, what is released is the Gaussian mechanism with noise multiplier σ. So the vocabulary costs the event
 GaussianDpEvent(σ), and δ_ρ to be taken off the δ of the accountant.
 
-Reference: Gopi, Gulhane, Kulkarni, Shen, Shokouhi and Yekhanin, Differentially Private Set Union, ICML 2020.
+Reference:
+    Gopi, Gulhane, Kulkarni, Shen, Shokouhi and Yekhanin, Differentially Private Set Union, ICML 2020.
 """
 
 from __future__ import annotations

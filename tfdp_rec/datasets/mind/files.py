@@ -11,7 +11,8 @@ tokens only), and impressions that refer to catalogue rows. What does not fit is
 * an impression whose click was left out, or that has no click at all, is left out of the training samples and
   counted; an empty history stays, with no items.
 
-Reference: Wu et al., "MIND: a large-scale dataset for news recommendation", ACL 2020.
+Reference:
+    Wu et al., "MIND: a large-scale dataset for news recommendation", ACL 2020.
 """
 
 from __future__ import annotations
@@ -132,10 +133,10 @@ def read(
         ValueError: On a malformed line (file and line number named) or a bad argument.
     """
     if malformed not in ("raise", "skip"):
-        raise ValueError(f"malformed must be 'raise' or 'skip', got {malformed!r}")
+        raise ValueError(f"malformed must be 'raise' or 'skip', got {malformed!r}.")
     for name, value in (("title_length", title_length), ("body_length", body_length)):
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+            raise ValueError(f"{name} must be at least 1, got {value}.")
     report: Counter[str] = Counter()
     if catalogue is None:
         lines = list(_rows(Path(folder) / "news.tsv", _NEWS_COLUMNS, malformed, report))
@@ -164,7 +165,7 @@ def _rows(path: Path, columns: int, malformed: str, report: Counter[str]) -> Ite
 
 def _malformed(problem: str, malformed: str, report: Counter[str]) -> None:
     if malformed == "raise":
-        raise ValueError(f"{problem}; pass malformed='skip' to leave such lines out")
+        raise ValueError(f"{problem}; pass malformed='skip' to leave such lines out.")
     report["malformed lines"] += 1
 
 
@@ -223,5 +224,5 @@ def _candidate(item: str) -> tuple[str, str]:
     if not dash:
         return item, ""
     if label not in ("0", "1"):
-        raise ValueError(f"candidate {item!r} has no label 0 or 1")
+        raise ValueError(f"candidate {item!r} has no label 0 or 1.")
     return news, label

@@ -61,13 +61,13 @@ class SyntheticNews:
     def __post_init__(self) -> None:
         for name in ("num_users", "num_days", "history_length", "candidates"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.num_topics < 2:
-            raise ValueError(f"num_topics must be at least 2, got {self.num_topics}")
+            raise ValueError(f"num_topics must be at least 2, got {self.num_topics}.")
         if self.num_news < max(self.candidates, self.num_topics):
-            raise ValueError(f"num_news must be at least candidates and num_topics, got {self.num_news}")
+            raise ValueError(f"num_news must be at least candidates and num_topics, got {self.num_news}.")
         if not 0 <= self.drift <= 1:
-            raise ValueError(f"drift must be in [0, 1], got {self.drift}")
+            raise ValueError(f"drift must be in [0, 1], got {self.drift}.")
 
     def write(self, folder: str | Path) -> None:
         """Write news.tsv and behaviors.tsv.

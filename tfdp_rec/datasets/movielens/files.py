@@ -26,19 +26,19 @@ def read(folder: str | Path) -> Timelines:
     """The timelines in a MovieLens folder.
 
     Args:
-      folder: holds ratings.dat and movies.dat, or ratings.csv and movies.csv.
+        folder: holds ratings.dat and movies.dat, or ratings.csv and movies.csv.
 
     Raises:
-      FileNotFoundError: the folder or one of its files is not there.
-      ValueError: a line is malformed or names an unknown movie; names file and line.
+        FileNotFoundError: the folder or one of its files is not there.
+        ValueError: a line is malformed or names an unknown movie; names file and line.
 
     Example:
-      >>> import tempfile
-      >>> folder = Path(tempfile.mkdtemp())
-      >>> _ = (folder / "movies.dat").write_text("5::Alien (1979)::Horror\\n9::Brazil (1985)::Comedy\\n")
-      >>> _ = (folder / "ratings.dat").write_text("1::9::4::200\\n1::5::3::100\\n2::5::5::300\\n")
-      >>> read(folder)[0].tolist()
-      [1, 2]
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "movies.dat").write_text("5::Alien (1979)::Horror\\n9::Brazil (1985)::Comedy\\n")
+        >>> _ = (folder / "ratings.dat").write_text("1::9::4::200\\n1::5::3::100\\n2::5::5::300\\n")
+        >>> read(folder)[0].tolist()
+        [1, 2]
     """
     ratings_path, movies_path = _files(Path(folder))
     movie_ids, titles = _catalogue(movies_path)
@@ -56,8 +56,8 @@ def read(folder: str | Path) -> Timelines:
 
 def _files(folder: Path) -> tuple[Path, Path]:
     if not folder.is_dir():
-        hint = " Unpack the archive and give the folder." if folder.suffix == ".zip" else ""
-        raise FileNotFoundError(f"There is no folder {folder}.{hint}")
+        hint = ": unpack the archive and give the folder" if folder.suffix == ".zip" else ""
+        raise FileNotFoundError(f"There is no folder {folder}{hint}.")
     for suffix in (".csv", ".dat"):
         if (folder / f"ratings{suffix}").is_file():
             movies = folder / f"movies{suffix}"
@@ -97,7 +97,8 @@ def _movie_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _ratings(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(user, movie, time) of every rating in the file's order. The quick parser says what went wrong but seldom where:
-    then the file is read again line by line."""
+    then the file is read again line by line.
+    """
     import pyarrow as pa
     import pyarrow.csv
 

@@ -44,21 +44,21 @@ def timelines(
     """Generated timelines; the defaults have the size of MovieLens-20M.
 
     Args:
-      num_users: how many users.
-      num_movies: how many movies the catalogue has, some of which nobody may have watched.
-      events: about how many events in all; left out, 144.4 a user.
-      seed: the same arguments and seed give the same timelines.
-      num_tastes: how many tastes there are.
+        num_users: how many users.
+        num_movies: how many movies the catalogue has, some of which nobody may have watched.
+        events: about how many events in all; left out, 144.4 a user.
+        seed: the same arguments and seed give the same timelines.
+        num_tastes: how many tastes there are.
 
     Raises:
-      ValueError: a size is too small, or there are not movies enough for so many events.
+        ValueError: a size is too small, or there are not movies enough for so many events.
 
     Example:
-      >>> small = timelines(num_users=200, num_movies=500, events=10_000)
-      >>> small
-      Timelines(200 users, 500 movies, ... events)
-      >>> len(small[0]) == len(set(small[0].tolist()))
-      True
+        >>> small = timelines(num_users=200, num_movies=500, events=10_000)
+        >>> small
+        Timelines(200 users, 500 movies, ... events)
+        >>> len(small[0]) == len(set(small[0].tolist()))
+        True
     """
     mean = MEAN_LENGTH if events is None else events / max(num_users, 1)
     if num_users < 1 or num_movies < 30:

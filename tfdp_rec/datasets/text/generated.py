@@ -2,7 +2,7 @@
 
 A sentence is 5 to L tokens (uniformly many), drawn independently by rank from a shifted Zipf law,
 
-  P(rank <= r) = ((r + c)^(1-a) - c^(1-a)) / ((V + c)^(1-a) - c^(1-a)),    a = 1.1, c = 2.7,
+  P(rank ≤ r) = ((r + c)^(1-a) - c^(1-a)) / ((V + c)^(1-a) - c^(1-a)),    a = 1.1, c = 2.7,
 
 as words are in English. Token 0 is padding, token r + 1 has rank r. A share of the tokens is polar: they have a
 Gaussian weight, all others weight 0, and the most frequent ones (function words) are never polar. The planted logit is
@@ -69,10 +69,10 @@ class SyntheticText:
         if self.vocabulary_size < 2 * _FUNCTION_WORDS or self.max_length < _SHORTEST:
             raise ValueError(
                 f"a vocabulary needs {2 * _FUNCTION_WORDS} tokens and a sentence {_SHORTEST}, got vocabulary_size="
-                f"{self.vocabulary_size!r} and max_length={self.max_length!r}"
+                f"{self.vocabulary_size!r} and max_length={self.max_length!r}."
             )
         if not 0.0 < self.polar_share <= 1.0:
-            raise ValueError(f"polar_share must lie above 0 and be at most 1, got {self.polar_share!r}")
+            raise ValueError(f"polar_share must lie above 0 and be at most 1, got {self.polar_share!r}.")
 
     def examples(self, num_examples: int, day: int = 0, part: str = "train") -> TextExamples:
         """Examples of one part; different days and parts are independent."""

@@ -1,6 +1,6 @@
 """The layer that turns a user embedding into a few attention weights over public basis vectors.
 
-    alpha = softmax(u b^T / (tau sqrt(d))),   clip = alpha * min(1, theta / ||alpha||_2),   u' = sum_i alpha'_i b_i
+    α = softmax(u b^T / (τ √(d))),   clip = α * min(1, θ / ‖α‖_2),   u' = Σ_i α'_i b_i
 
 b (B x d) is public. The layer adds no noise: the client does, outside the graph, with `AttentionMechanism`,
 so that no random state can end up in a saved model.
@@ -21,15 +21,16 @@ class PrivateAttention(keras.layers.Layer):
 
     Args:
         num_basis: Number of basis vectors B, at least 2.
-        clip_norm: Largest L2 norm theta of the weights; 1 cuts nothing.
-        temperature: The tau above, 1 in the paper. Below 1 the weights are more decided, and stand out of the
+        clip_norm: Largest L2 norm θ of the weights; 1 cuts nothing.
+        temperature: The τ above, 1 in the paper. Below 1 the weights are more decided, and stand out of the
             noise; the sensitivity does not depend on it.
         basis_initializer: How the basis vectors start.
 
     Raises:
         ValueError: On a value out of range.
 
-    Reference: Liu et al., "PrivateRec", 2022, Section 3.2.2.
+    Reference:
+        Liu et al., "PrivateRec", 2022, Section 3.2.2.
 
     Example:
         >>> import numpy as np
@@ -49,11 +50,11 @@ class PrivateAttention(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         if num_basis < 2:
-            raise ValueError(f"num_basis must be at least 2, got {num_basis}")
+            raise ValueError(f"num_basis must be at least 2, got {num_basis}.")
         if not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+            raise ValueError(f"clip_norm must be positive, got {clip_norm}.")
         if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+            raise ValueError(f"temperature must be positive, got {temperature}.")
         self.num_basis = num_basis
         self.temperature = temperature
         self.clip_norm = clip_norm

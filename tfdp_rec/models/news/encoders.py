@@ -31,7 +31,8 @@ class NRMSEncoder(keras.layers.Layer):
         attention_units: Width of the pooling's hidden layer.
         dropout: Share dropped in training.
 
-    Reference: Wu et al., "Neural News Recommendation with Multi-Head Self-Attention", 2019.
+    Reference:
+        Wu et al., "Neural News Recommendation with Multi-Head Self-Attention", 2019.
 
     Example:
         >>> import numpy as np
@@ -96,7 +97,8 @@ class NAMLEncoder(keras.layers.Layer):
         attention_units: Width of each pooling's hidden layer.
         dropout: Share dropped in training.
 
-    Reference: Wu et al., "Neural News Recommendation with Attentive Multi-View Learning", 2019.
+    Reference:
+        Wu et al., "Neural News Recommendation with Attentive Multi-View Learning", 2019.
 
     Example:
         >>> import numpy as np
@@ -186,7 +188,8 @@ class PLMEncoder(keras.layers.Layer):
         dim: Width of a news vector.
         attention_units: Width of the pooling's hidden layer.
 
-    Reference: Wu et al., "Empowering News Recommendation with Pre-trained Language Models", 2021.
+    Reference:
+        Wu et al., "Empowering News Recommendation with Pre-trained Language Models", 2021.
 
     Example:
         >>> import numpy as np
@@ -201,7 +204,7 @@ class PLMEncoder(keras.layers.Layer):
     def __init__(self, backbone: keras.layers.Layer, dim: int = 400, attention_units: int = 64, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(backbone, keras.layers.Layer):
-            raise TypeError(f"backbone must be a Keras model or layer, got {type(backbone).__name__}")
+            raise TypeError(f"backbone must be a Keras model or layer, got {type(backbone).__name__}.")
         self.backbone, self.dim, self.attention_units = backbone, dim, attention_units
         self.pool = AdditiveAttention(attention_units, name="pool")
         self.project = keras.layers.Dense(dim, name="project")

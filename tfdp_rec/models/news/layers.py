@@ -1,6 +1,6 @@
 """Building blocks of news encoders: masked additive attention, masked self-attention.
 
-    additive attention:  a_t = softmax_t( w^T tanh(W x_t + c) ),  output sum_t a_t x_t
+    additive attention:  a_t = softmax_t( w^T tanh(W x_t + c) ),  output Σ_t a_t x_t
 
 Masks are honoured: a masked position gets no weight, so the output does not depend on how far a text was
 padded. Only where *every* position is masked (the anonymous news, an empty history) all are read instead: the
@@ -57,7 +57,7 @@ class AdditiveAttention(keras.layers.Layer):
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if units < 1:
-            raise ValueError(f"units must be at least 1, got {units}")
+            raise ValueError(f"units must be at least 1, got {units}.")
         self.units = units
         self.supports_masking = True
         self.hidden = keras.layers.Dense(units, activation="tanh", name="hidden")

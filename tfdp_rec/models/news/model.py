@@ -3,7 +3,7 @@
     r_i = Theta_N(news_i)        r_0 = Theta_N(padding tokens)     the anonymous news
     u   = Theta_U(r_1 .. r_H)
     direct scores        s_c = u . r_c                             Centralized, DP-FedRec
-    decomposed scores    s_c = (sum_i alpha_i b_i) . r_c           PrivateRec
+    decomposed scores    s_c = (Σ_i α_i b_i) . r_c           PrivateRec
 
 News are given once, as the features of a catalogue whose row 0 is the anonymous news; histories and
 candidates are rows of it. In a history, 0 means that the position is empty.
@@ -28,11 +28,12 @@ class NewsRecommender(keras.Model):
         news_encoder: `NRMSEncoder`, `NAMLEncoder`, `PLMEncoder`, or a layer with the same call and a `dim`.
         user_encoder: Pools [B, H, dim] with a mask into [B, dim]; see `user_encoder`.
         num_basis: Number of basis vectors B.
-        clip_norm: Clip theta of the attention.
+        clip_norm: Clip θ of the attention.
         temperature: Temperature of the attention's softmax.
         decomposed: Whether `call` scores by the attention over basis vectors (PrivateRec) or by u itself.
 
-    Reference: Liu et al., "PrivateRec", 2022.
+    Reference:
+        Liu et al., "PrivateRec", 2022.
 
     Example:
         >>> import numpy as np
@@ -149,4 +150,4 @@ def user_encoder(
         return SelfAttentionPooling(
             num_heads, max(1, dim // num_heads), attention_units, dim, dropout, name="user_encoder"
         )
-    raise ValueError(f"kind must be 'nrms', 'naml' or 'plm', got {kind!r}")
+    raise ValueError(f"kind must be 'nrms', 'naml' or 'plm', got {kind!r}.")
