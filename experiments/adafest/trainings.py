@@ -27,7 +27,7 @@ import numpy as np
 from experiments.adafest.problems import Examples, Problem
 from tfdp_rec.data import PoissonSampling, criteo
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
-from tfdp_rec.movies.run_folder import replacing
+from tfdp_rec.files import writing
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.sparse.draws import gumbel_epsilon, split_noise_multiplier
@@ -130,7 +130,7 @@ class Study:
         result = {**work(), "sizes": sizes}
         keras.backend.clear_session()  # or the graphs of all trainings stay in memory
         gc.collect()
-        with replacing(path) as file:
+        with writing(path) as file:
             json.dump(result, file, indent=1)
         return result
 

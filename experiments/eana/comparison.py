@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdp_rec.audit import Canaries, exposure_extrapolation, exposure_interpolation, skew_normal_fit_error
 from tfdp_rec.callbacks.exposure import per_example_losses
 from tfdp_rec.data import PoissonSampling
-from tfdp_rec.movies.run_folder import replacing
+from tfdp_rec.files import writing
 from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD
 from tfdp_rec.privacy import Accountant, calibrate_noise
 
@@ -229,7 +229,7 @@ class StudyFolder:
 
     def write(self, name: str, value: Any) -> None:
         """Writes a JSON file whole."""
-        with replacing(self.path / name) as file:
+        with writing(self.path / name) as file:
             json.dump(value, file, indent=1, allow_nan=False)
 
     def result(self, cell: Cell) -> dict[str, Any] | None:

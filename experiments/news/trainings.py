@@ -38,6 +38,7 @@ from tfdp_rec.federated.mechanism import Activation
 from tfdp_rec.federated.public import pseudo_readers
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import ClippedVector, PureVectorMechanism, VectorMechanism
+from tfdp_rec.files import writing
 from tfdp_rec.models import news
 from tfdp_rec.noise import words
 
@@ -142,8 +143,8 @@ class Study:
                 path = self.folder / "cells" / f"{cell.name}.json"
                 if not path.exists():
                     result = json.dumps(dataclasses.asdict(cell) | self.measure(cell), indent=1)
-                    path.with_suffix(".new").write_text(result)
-                    path.with_suffix(".new").rename(path)
+                    with writing(path) as file:
+                        file.write(result)
                 results[cell.name] = json.loads(path.read_text())
                 progress.advance(task)
         return results

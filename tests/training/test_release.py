@@ -17,7 +17,6 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.training.release import replacing
 
 ROWS = 30
 RNG = np.random.default_rng(2)
@@ -388,14 +387,6 @@ def test_existing_files_and_folders_are_replaced(tmp_path):
         model.export(str(tmp_path / "servable"), verbose=False)
     assert sorted(os.listdir(tmp_path)) == ["m.keras", "m.weights.h5", "servable"]
     assert tf.saved_model.load(str(tmp_path / "servable")).serve(EVERY_ID).shape == [15, 1]
-
-
-def test_replacing_keeps_the_old_when_nothing_was_written(tmp_path):
-    path = tmp_path / "f"
-    path.write_text("old")
-    with replacing(path):
-        pass
-    assert path.read_text() == "old"
 
 
 # Memory.

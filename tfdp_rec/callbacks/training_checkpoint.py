@@ -30,10 +30,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.files import row_chunks, writing
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.tables import resource, scatter
 from tfdp_rec.privacy import Accountant
-from tfdp_rec.training.release import replacing
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"
@@ -165,14 +165,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         number = 1 + max((int(_NAME.search(path).group(1)) for path in older), default=0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
         state = self._state()
-        with replacing(path) as temporary:
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            with zipfile.ZipFile(temporary, "w") as archive:
-                archive.writestr(_HEADER, json.dumps(self._header(), indent=1))
-                for name, variable in _variables(self.model):
-                    with archive.open(name, "w", force_zip64=True) as file:
-                        for chunk in _chunks(variable):
-                            file.write(chunk)
+        with writing(path, "wb", private=True) as whole, zipfile.ZipFile(whole, "w") as archive:
+            archive.writestr(_HEADER, json.dumps(self._header(), indent=1))
+            for name, variable in _variables(self.model):
+                with archive.open(name, "w", force_zip64=True) as file:
+                    for chunk in _chunks(variable):
+                        file.write(chunk)
         for path_before in older:
             os.remove(path_before)
         self._saved = state
@@ -328,14 +326,8 @@ def _chunks(variable: tf.Variable) -> Iterator[bytes]:
     if not variable.shape.rank:
         yield variable.numpy().tobytes()
         return
-    count = int(tf.shape(variable)[0])
-    rows = _rows_at_a_time(variable)
-    for start in range(0, count, rows):
-        yield tf.gather(variable, tf.range(start, min(start + rows, count))).numpy().tobytes()
-
-
-def _rows_at_a_time(variable: tf.Variable) -> int:
-    return max(1, _CHUNK_VALUES // max(1, int(variable.shape[1:].num_elements() or 1)))
+    for start, end in row_chunks(_shape(variable), _CHUNK_VALUES):
+        yield tf.gather(variable, tf.range(start, end)).numpy().tobytes()
 
 
 def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
@@ -344,11 +336,10 @@ def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
     if not shape or variable.shape.as_list() != shape:
         variable.assign(np.frombuffer(file.read(), kind).reshape(shape))
         return
-    rows, width = _rows_at_a_time(variable), int(np.prod(shape[1:], dtype=np.int64))
-    for start in range(0, shape[0], rows):
-        count = min(rows, shape[0] - start)
-        values = np.frombuffer(file.read(count * width * kind.itemsize), kind).reshape([count, *shape[1:]])
-        scatter("Update", variable, tf.range(start, start + count), tf.constant(values))
+    width = int(np.prod(shape[1:], dtype=np.int64))
+    for start, end in row_chunks(shape, _CHUNK_VALUES):
+        values = np.frombuffer(file.read((end - start) * width * kind.itemsize), kind)
+        scatter("Update", variable, tf.range(start, end), tf.constant(values.reshape([end - start, *shape[1:]])))
     if file.read(1):
         raise ValueError(f"'{variable.name}' has more values in the checkpoint than its shape {shape} allows.")
 

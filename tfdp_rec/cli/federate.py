@@ -14,6 +14,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from tfdp_rec.files import writing
+
 HELP = """\
   tfdp-rec federate --simulate 8 --data FOLDER     all clients in Flower's simulation engine
   tfdp-rec federate --processes 2 --data FOLDER    a SuperLink and SuperNodes, real processes on loopback
@@ -360,6 +362,5 @@ def _save(output: str, model: Any, weights: list[Any]) -> None:
     import numpy as np
 
     names = [variable.path.partition("/")[2] for variable in model.trainable_variables]
-    beside = f"{output}.part.npz"
-    np.savez(beside, **dict(zip(names, weights)))
-    os.replace(beside, output)
+    with writing(output, "wb") as file:
+        np.savez(file, **dict(zip(names, weights)))

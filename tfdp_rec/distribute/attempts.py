@@ -16,8 +16,8 @@ from typing import Any
 
 import dp_accounting
 
+from tfdp_rec.files import writing
 from tfdp_rec.privacy import events
-from tfdp_rec.training.release import replacing
 
 _FORMAT = "tfdp_rec attempts"
 
@@ -91,7 +91,7 @@ class Attempts:
         if self._path is None:
             return
         runs = [[events.to_json(event), steps] for event, steps in self.runs]
-        with replacing(self._path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        with writing(self._path) as file:
             json.dump({"format": _FORMAT, "runs": runs}, file)
 
 

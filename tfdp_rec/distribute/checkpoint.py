@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdp_rec.distribute.server_state import ServerState
-from tfdp_rec.training.release import replacing
+from tfdp_rec.files import replacing
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")

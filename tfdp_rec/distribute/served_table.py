@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.parameter_server import ParameterServer
+from tfdp_rec.files import row_chunks
 
 Watch = Callable[[str, tf.Tensor, tf.Tensor], None]
 
@@ -93,10 +94,9 @@ class ServedTable:
 
     def chunks(self, values: int) -> Iterator[tuple[Shard, tf.Tensor]]:
         """The table in pieces of at most so many values: (shard, rows within it)."""
-        step = max(1, values // max(1, int(self.shape[1])))
         for shard in self.shards:
-            for start in range(0, shard.rows, step):
-                yield shard, tf.range(start, min(start + step, shard.rows), dtype=tf.int64)
+            for start, end in row_chunks([shard.rows, int(self.shape[1])], values):
+                yield shard, tf.range(start, end, dtype=tf.int64)
 
     # What a variable has that must not be used.
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tfdp_rec.distribute.sections import Lock
+from tfdp_rec.files import rows_at_a_time
 from tfdp_rec.optimizers.tables import scatter
 
 _PIECE_VALUES = 1 << 24
@@ -79,7 +80,7 @@ def _file(folder: tf.Tensor, number: int, piece: tf.Tensor | int) -> tf.Tensor:
 
 
 def _rows_a_piece(variable: tf.Variable) -> int:
-    return max(1, _PIECE_VALUES // max(1, variable.shape[1:].num_elements() or 1))
+    return rows_at_a_time(variable.shape, _PIECE_VALUES)
 
 
 def _pieces(variable: tf.Variable) -> int:

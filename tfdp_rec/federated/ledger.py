@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.mechanism import AttentionMechanism
+from tfdp_rec.files import writing
 
 FORMAT = 1
 
@@ -114,17 +114,8 @@ class Ledger:
         Args:
             state: What to store.
         """
-        beside = self.path.with_suffix(".new")
-        with open(beside, "w", encoding="utf-8") as file:
+        with writing(self.path, private=True) as file:
             json.dump({"format": FORMAT} | dataclasses.asdict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def close(self) -> None:
         """Let another process in."""

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
 import pathlib
-import tempfile
-from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
-
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[TextIO]:
-    """A text file that appears under its name only when it is whole: temporary name, sync, rename."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+from tfdp_rec.files import writing
 
 
 class RunFolder:
@@ -57,12 +41,12 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes a JSON file whole."""
-        with replacing(self / name) as file:
+        with writing(self / name) as file:
             json.dump(value, file, indent=1)
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a text file whole."""
-        with replacing(self / name) as file:
+        with writing(self / name) as file:
             file.write(text)
 
     def append(self, record: dict[str, Any]) -> None:

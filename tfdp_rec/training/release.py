@@ -13,15 +13,14 @@ A compiled function that reads a table by itself in the middle of an epoch asks 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdp_rec.files import replacing
 
 RELEASING = (
     "__call__", "evaluate", "predict", "predict_on_batch", "test_on_batch", "get_weights", "save_own_variables",
@@ -82,69 +81,6 @@ def _is_one_local_file(filepath: Any) -> bool:
     if not isinstance(filepath, (str, os.PathLike)):
         return False
     return "://" not in os.fspath(filepath) and not os.fspath(filepath).endswith(".json")
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A temporary name beside `path` that takes its place, synced to disk, once the block is done.
-
-    Args:
-        path: of a file or folder; its folder must exist.
-
-    Example:
-
-    >>> import tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
-    >>> with replacing(path) as temporary:
-    ...     _ = open(temporary, "w").write("whole")
-    >>> open(path).read(), os.listdir(os.path.dirname(path))
-    ('whole', ['figures.txt'])
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(folder, f".{uuid.uuid4().hex[:12]}.{name}")  # ends as the name does: Keras looks there
-    try:
-        yield temporary
-        if os.path.lexists(temporary):
-            _sync(temporary)
-            _put_in_place(temporary, os.path.join(folder, name))
-            _sync_entry(folder)
-    finally:
-        _remove(temporary)
-
-
-def _put_in_place(temporary: str, path: str) -> None:
-    if not os.path.isdir(path):
-        os.replace(temporary, path)
-        return
-    old = f"{temporary}.old"  # a folder cannot be replaced in one go; it can be moved away
-    os.rename(path, old)
-    os.rename(temporary, path)
-    _remove(old)
-
-
-def _sync(path: str) -> None:
-    """Flushes a file, or a folder with all that is in it, to disk."""
-    for folder, _, files in os.walk(path):
-        for file in files:
-            _sync_entry(os.path.join(folder, file))
-        _sync_entry(folder)
-    if os.path.isfile(path):
-        _sync_entry(path)
-
-
-def _sync_entry(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):
-        os.remove(path)
 
 
 def guard(variable: keras.Variable, settle: Callable[[], None]) -> None:

@@ -1,0 +1,136 @@
+"""Files and folders that are whole or not there, and large arrays a few rows at a time.
+
+What is written for good goes to a temporary name in the same folder, is synced to disk, and then takes its place under
+the name it was meant for, which is synced too. Whoever reads the name finds the old content or the new, also after a
+kill or a power cut; a half-written temporary begins with a dot and ends as the name does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+Path = str | os.PathLike[str]
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[str]:
+    """A temporary name beside `path` that takes its place, synced to disk, once the block is done.
+
+    A folder that is there already is moved away first: for that moment the name is free, and nothing is lost.
+
+    Args:
+        path: of a file or folder; its folder must exist.
+
+    Example:
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
+    >>> with replacing(path) as temporary:
+    ...     _ = open(temporary, "w").write("whole")
+    >>> open(path).read(), os.listdir(os.path.dirname(path))
+    ('whole', ['figures.txt'])
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    temporary = os.path.join(folder, f".{uuid.uuid4().hex[:12]}.{name}")  # ends as the name does: Keras looks there
+    try:
+        yield temporary
+        if os.path.lexists(temporary):
+            _sync(temporary)
+            _put_in_place(temporary, os.path.join(folder, name))
+            _sync_entry(folder)
+    finally:
+        remove(temporary)
+
+
+@contextlib.contextmanager
+def writing(path: Path, mode: str = "w", private: bool = False) -> Iterator[IO[Any]]:
+    """An open file that appears under its name, whole and synced, once the block is done.
+
+    Args:
+        path: of the file; its folder must exist.
+        mode: "w" for text in UTF-8, "wb" for bytes.
+        private: readable by its owner alone.
+
+    Example:
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
+    >>> with writing(path) as file:
+    ...     _ = file.write("whole")
+    >>> open(path).read()
+    'whole'
+    """
+    with replacing(path) as temporary:
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666)
+        with open(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder with all that is in it, if it is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.remove(path)
+
+
+def rows_at_a_time(shape: Sequence[int], values: int) -> int:
+    """How many rows of an array hold about so many values: one at least.
+
+    Args:
+        shape: of the array, rows first.
+        values: handled at once.
+
+    Example:
+
+    >>> rows_at_a_time([1_000_000, 64], values=1 << 20)
+    16384
+    """
+    return max(1, values // max(1, math.prod(shape[1:])))
+
+
+def row_chunks(shape: Sequence[int], values: int) -> Iterator[tuple[int, int]]:
+    """First row and end of every chunk of an array, about so many values each.
+
+    Example:
+
+    >>> list(row_chunks([5, 2], values=4))
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    rows = rows_at_a_time(shape, values)
+    for start in range(0, shape[0], rows):
+        yield start, min(start + rows, shape[0])
+
+
+def _put_in_place(temporary: str, path: str) -> None:
+    if not os.path.isdir(path):
+        os.replace(temporary, path)
+        return
+    old = f"{temporary}.old"  # a folder cannot be replaced in one go; it can be moved away
+    os.rename(path, old)
+    os.rename(temporary, path)
+    remove(old)
+
+
+def _sync(path: str) -> None:
+    """Flushes a file, or a folder with all that is in it, to disk."""
+    for folder, _, files in os.walk(path):
+        for file in files:
+            _sync_entry(os.path.join(folder, file))
+        _sync_entry(folder)
+    if os.path.isfile(path):
+        _sync_entry(path)
+
+
+def _sync_entry(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
