@@ -63,7 +63,14 @@ def trainer_of(cluster: Cluster, directory: str) -> tuple[ParameterServerTrainer
     sampling = tfdp_rec.data.PoissonSampling(BATCH, BATCH)
 
     def optimizer() -> tfdp_rec.LazyDPSGD:
-        return tfdp_rec.LazyDPSGD(RATE, CLIP, SIGMA, BATCH, noise=KeyedNoise(3), aggregate_noise=False)
+        return tfdp_rec.LazyDPSGD(
+            RATE,
+            l2_norm_clip=CLIP,
+            noise_multiplier=SIGMA,
+            expected_batch_size=BATCH,
+            noise=KeyedNoise(3),
+            aggregate_noise=False,
+        )
 
     trainer = ParameterServerTrainer(
         Linear, optimizer, lambda: sampling.graph_batches(lambda i: {"ids": tf.gather(IDS, i)}), cluster.resolver(),
@@ -284,7 +291,7 @@ def main() -> int:
 
 def _report(trial: Trial, result: dict[str, Any], chosen: argparse.Namespace, seconds: float) -> int:
     sampling = tfdp_rec.data.PoissonSampling(BATCH, BATCH)
-    event = tfdp_rec.LazyDPSGD(RATE, CLIP, SIGMA, BATCH).dp_event()
+    event = tfdp_rec.LazyDPSGD(RATE, l2_norm_clip=CLIP, noise_multiplier=SIGMA, expected_batch_size=BATCH).dp_event()
     accountant = tfdp_rec.privacy.Accountant(event, sampling, 0.1, "rdp")
     accountant.record(event, result["attempts"])
     dispatched = trial.size("dispatched")

@@ -52,7 +52,7 @@ def model_of(kind: type, **options: object) -> keras.Model:
     ids = keras.Input([2], dtype="int32")
     hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, WIDTH, name="items")(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
-    optimizer = kind(0.1, 1.0, 1.0, expected_batch_size=4, noise=KeyedNoise(5), **options)
+    optimizer = kind(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4, noise=KeyedNoise(5), **options)
     model.compile(optimizer, loss="mse", run_eagerly=True)
     return model
 

@@ -16,7 +16,9 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert "epsilon" in capsys.readouterr().out.lower()
     assert (tmp_path / "servable" / "saved_model.pb").is_file()
     model = names["Mine"]()
-    model.compile(optimizer=names["tfdp_rec"].LazyDPSGD(0.5, 1.0, 1.0, expected_batch_size=2))
+    model.compile(
+        optimizer=names["tfdp_rec"].LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
+    )
     np = names["np"]
     logs = model.train_on_batch(
         {"user": np.array([1, 2]), "item": np.array([3, 4]), "negatives": np.array([5, 6])}, return_dict=True

@@ -72,5 +72,7 @@ def _optimizer(study: Study, model: Any, way: str, setting: float, examples: Any
         return {"EANA": EANA, "LazyDPSGD": LazyDPSGD}[way](sizes.learning_rate, **common)
     chosen = None
     if way in ("FEST", "AdaFEST+"):
-        chosen = Preselection.from_frequencies(study.frequencies(model, examples), CHOSEN_ROWS, CHOICE_NOISE)
+        chosen = Preselection.from_frequencies(
+            study.frequencies(model, examples), CHOSEN_ROWS, noise_multiplier=CHOICE_NOISE
+        )
     return study.optimizer(way, setting, 1.0, chosen, dense_optimizer=None)

@@ -148,7 +148,7 @@ class Study:
         """FEST's one look at some examples: how often each row is read, with noise."""
         parts = (slice(start, start + 50_000) for start in range(0, len(examples), 50_000))
         batches = (self.problem.reads(model, examples.fetch(part)[0]) for part in parts)
-        return noisy_frequencies(batches, self.problem.rows(model), CHOICE_NOISE)
+        return noisy_frequencies(batches, self.problem.rows(model), noise_multiplier=CHOICE_NOISE)
 
     def nothing_chosen(self, model: Any) -> Preselection:
         """The choice of no row at all: what "frozen" trains on."""
@@ -240,7 +240,7 @@ class Study:
             chosen = self.nothing_chosen(model)
         elif cell.mechanism in ("FEST", "AdaFEST+"):
             rows = int(cell.setting) if cell.mechanism == "FEST" else CHOSEN_ROWS
-            chosen = Preselection.from_frequencies(self.frequencies(model, train), rows, CHOICE_NOISE)
+            chosen = Preselection.from_frequencies(self.frequencies(model, train), rows, noise_multiplier=CHOICE_NOISE)
             spent = [(chosen.dp_event(), chosen.label)]
         noise = self.noise(cell.epsilon, len(train), spent)
         optimizer = self.optimizer(cell.mechanism, cell.setting, noise, chosen, self.adam())
@@ -315,7 +315,7 @@ class Study:
         for day, examples in enumerate(days):
             if source is not None:
                 total = {path: np.sum([look[path] for look in source(day)], axis=0) for path in looks[0]}
-                fixed = Preselection.from_frequencies(total, CHOSEN_ROWS, CHOICE_NOISE)
+                fixed = Preselection.from_frequencies(total, CHOSEN_ROWS, noise_multiplier=CHOICE_NOISE)
             spent = [(fixed.dp_event(), fixed.label)] if source is not None and fixed is not None else []
             noise = self.noise(self.sizes.day_epsilon, per_day, spent)
             optimizer = self.optimizer(mechanism, 4.5, noise, fixed, self.adam())

@@ -123,7 +123,9 @@ def stepper(workload: str, name: str, batch_size: int, rows: int) -> Callable[[]
     sparse = {"embedding_layer": GatheredEmbedding} if name == "sparse-sgd" and workload != "transformer" else {}
     model = type("Contestant", bases, sparse)(**arguments)
     if private:
-        optimizer = ClippedSGD(LEARNING_RATE, 1.0, 1.0, expected_batch_size=batch_size, noise=Silence())
+        optimizer = ClippedSGD(
+            LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=batch_size, noise=Silence()
+        )
         forms = name in ("reweighted", "per_example")
         model.compile(optimizer, loss, clipping_strategy=name, microbatch_size=MICROBATCH if forms else None)
     else:

@@ -204,7 +204,12 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     private = comparison.MECHANISMS.get(name)
     optimizer = keras.optimizers.SGD(sizes.learning_rate)
     if private is not None:
-        optimizer = private(sizes.learning_rate, sizes.clip, 0.01 * sizes.batch_size, sizes.batch_size)
+        optimizer = private(
+            sizes.learning_rate,
+            l2_norm_clip=sizes.clip,
+            noise_multiplier=0.01 * sizes.batch_size,
+            expected_batch_size=sizes.batch_size,
+        )
     model.compile(optimizer=optimizer)
     rng, steps = np.random.default_rng(0), 3 + max(3, sizes.speed_steps // (10 if name == "DPSGD" else 1))
     made = [

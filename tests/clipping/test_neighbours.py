@@ -181,7 +181,7 @@ def test_the_first_look_leaves_no_trace():
     def trained(look):
         keras.utils.set_random_seed(3)
         model = functional(layers.Dropout(0.5, seed=1), layers.Dense(2))
-        quiet = tfdp_rec.DPSGD(0.1, 1.0, 0.0, expected_batch_size=4)
+        quiet = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, expected_batch_size=4)
         model.compile(quiet, "mse", metrics=["mae"])
         model._coupling = "unchecked" if look else "checked"
         logs = model.train_on_batch(*numbers(), return_dict=True)

@@ -112,7 +112,7 @@ def traced_step(name_of_optimizer, rows, width, batch_size=4):
     table = layers.Embedding(rows, width, embeddings_initializer="zeros", name="table")
     model = tfdp_rec.PrivateModel(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(table(ids))))
     mechanism = getattr(tfdp_rec, name_of_optimizer)
-    model.compile(mechanism(0.1, 1.0, 1.0, expected_batch_size=batch_size), "mse")
+    model.compile(mechanism(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=batch_size), "mse")
     batch = (tf.zeros([batch_size, 3], tf.int32), tf.zeros([batch_size, 1]))
     model.prepare(batch)
     step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False)

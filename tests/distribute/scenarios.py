@@ -67,7 +67,9 @@ MECHANISMS = {
 def optimizer_of(name):
     kind, options = MECHANISMS[name][0], dict(MECHANISMS[name][1])
     rate = keras.optimizers.schedules.ExponentialDecay(0.3, 3, 0.7) if options.pop("schedule", False) else 0.3
-    return getattr(tfdp_rec, kind)(rate, 1.0, 0.7, expected_batch_size=BATCH, noise=KeyedNoise(7), **options)
+    return getattr(tfdp_rec, kind)(
+        rate, l2_norm_clip=1.0, noise_multiplier=0.7, expected_batch_size=BATCH, noise=KeyedNoise(7), **options
+    )
 
 
 def trainer_of(cluster, name, directory=None, skip=0):
@@ -183,7 +185,9 @@ def linear_trainer(cluster, name, expected_batch, directory=None):
 
     def optimizer():
         noise = None if name == "real noise" else KeyedNoise(3)
-        return getattr(tfdp_rec, kind)(RATE, CLIP, SIGMA, expected_batch, noise=noise, **options)
+        return getattr(tfdp_rec, kind)(
+            RATE, l2_norm_clip=CLIP, noise_multiplier=SIGMA, expected_batch_size=expected_batch, noise=noise, **options
+        )
 
     return ParameterServerTrainer(
         Linear, optimizer, lambda: sampling.graph_batches(lambda i: {"ids": tf.gather(IDS, i), "unit": i}),
@@ -432,8 +436,10 @@ def refusals(cluster):
         given = {"loss": "mse", "sampling": sampling, "min_shard_bytes": 1000, **options}
         return ParameterServerTrainer(model, optimizer, batches, cluster.resolver(), **given)
 
-    plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, 1.0, 1.0, BATCH, **options)  # noqa: E731
-    survey = lambda: tfdp_rec.AdaFEST(0.1, 1.0, 1.0, 1.0, 1.0, 1.0, BATCH)  # noqa: E731
+    basics = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": BATCH}
+    vote = {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0}
+    plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, **basics, **options)  # noqa: E731
+    survey = lambda: tfdp_rec.AdaFEST(0.1, **basics, **vote)  # noqa: E731
     mixing = lambda: Mixing(*(lambda m: (m.inputs, m.outputs))(ordinary_model()))  # noqa: E731
     good = trainer()
     shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
@@ -465,10 +471,10 @@ def large_kernel(cluster):
     make = lambda: tfdp_rec.PrivateModel(inputs, keras.layers.Dense(40)(inputs))  # noqa: E731
     sampling = tfdp_rec.data.PoissonSampling(4, 4)
     draw = lambda: sampling.graph_batches(lambda i: (tf.ones([4, 40]), tf.zeros([4, 40])))  # noqa: E731
+    optimizer = lambda: tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, expected_batch_size=4)  # noqa: E731
     trainer = ParameterServerTrainer(
-        make, lambda: tfdp_rec.DPSGD(0.1, 1.0, 0.0, 4), draw, cluster.resolver(), loss="mse", sampling=sampling,
-        min_shard_bytes=1000,
-    )  # fmt: skip
+        make, optimizer, draw, cluster.resolver(), loss="mse", sampling=sampling, min_shard_bytes=1000
+    )
     before = trainer.model().get_weights()
     trainer.fit(3, verbose=0)
     return {"tables": len(trainer._served.tables), "moved": distance(before, trainer.model().get_weights())}

@@ -9,7 +9,7 @@ devices = [tf.config.LogicalDeviceConfiguration()] * 2
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 assert strategy.num_replicas_in_sync == 2
-optimizer = lambda: tfdp_rec.DPSGD(0.1, 1.0, 1.0, expected_batch_size=4)
+optimizer = lambda: tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
 
 def model():
     inputs = keras.Input([4])

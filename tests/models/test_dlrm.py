@@ -80,7 +80,7 @@ def test_the_data_centre_shapes(make, tables, pooling, bottom):
 @pytest.mark.parametrize("pooling", [1, 4])
 def test_clipping_agrees_with_each_examples_own_backward_pass(pooling):
     model, inputs = small(pooling), batch(np.random.default_rng(2), 9, pooling)
-    model.compile(tfdp_rec.DPSGD(0.1, 0.05, 1.0, expected_batch_size=9), loss="binary_crossentropy")
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.05, noise_multiplier=1.0, expected_batch_size=9), loss="binary_crossentropy")
     data = (inputs, np.ones([9, 1], "float32"))
     found = tfdp_rec.clipping.clipped_sum(model, data, l2_norm_clip=0.05)
     variables = [v.value for v in model.trainable_variables]

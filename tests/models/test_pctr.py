@@ -34,7 +34,7 @@ def test_widths_follow_the_formula_and_the_study_model_has_its_size():
 
 
 def test_private_steps_clip_exactly():
-    model = small_model(tfdp_rec.DPSGD(0.1, 0.5, 1.0, expected_batch_size=16))
+    model = small_model(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=16))
     batch = SyntheticCriteo(SMALL, seed=1).examples(16).fetch(slice(None))
     fast, slow = (
         tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=0.5, strategy=s)
@@ -54,10 +54,10 @@ def test_adafest_learns_clicks():
     model = small_model(
         tfdp_rec.AdaFEST(
             10.0,
-            1.0,
-            0.3,
-            1.0,
-            1.0,
+            l2_norm_clip=1.0,
+            noise_multiplier=0.3,
+            contribution_clip=1.0,
+            contribution_noise_multiplier=1.0,
             threshold=5.0,
             expected_batch_size=500,
             dense_optimizer=keras.optimizers.Adam(3e-3),
@@ -109,7 +109,7 @@ def test_padding_changes_nothing():
 def test_the_token_table_is_the_only_table_and_is_clipped_exactly():
     model = TextClassifier(50, max_length=6, width=8, heads=2, blocks=1)
     model.compile(
-        tfdp_rec.AdaFEST(0.1, 1.0, 1.0, 1.0, 1.0, 5.0, expected_batch_size=8),
+        tfdp_rec.AdaFEST(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, contribution_clip=1.0, contribution_noise_multiplier=1.0, threshold=5.0, expected_batch_size=8),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     ids = np.random.default_rng(0).integers(0, 50, [8, 6])
@@ -130,7 +130,7 @@ def test_adafest_learns_a_planted_word():
     ids[np.arange(4000), rng.integers(0, 12, 4000)] = 1 + labels
     model = TextClassifier(200, max_length=12, width=16, heads=2, blocks=1)
     optimizer = tfdp_rec.AdaFEST(
-        1.0, 1.0, 0.3, contribution_clip=1.0, contribution_noise_multiplier=1.0, threshold=10.0,
+        1.0, l2_norm_clip=1.0, noise_multiplier=0.3, contribution_clip=1.0, contribution_noise_multiplier=1.0, threshold=10.0,
         expected_batch_size=400, dense_optimizer=keras.optimizers.Adam(3e-3),
     )  # fmt: skip
     model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -76,6 +76,15 @@ def trained():
 
 
 @EVERY
+def test_privacy_settings_are_given_by_name(kind):
+    with pytest.raises(TypeError, match=f"{kind.__name__} takes its settings by name.*expected_batch_size=") as refusal:
+        kind(0.1, 1.0, 1.1, 256)
+    assert len(str(refusal.value)) < 500 and str(refusal.value).endswith(".")
+    by_place = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert by_place == ["learning_rate"]
+
+
+@EVERY
 def test_config_holds_every_argument(kind):
     arguments = set()
     for parent in kind.__mro__:
@@ -83,7 +92,7 @@ def test_config_holds_every_argument(kind):
             arguments |= {
                 name
                 for name, p in inspect.signature(parent.__init__).parameters.items()
-                if p.kind is p.POSITIONAL_OR_KEYWORD and name != "self"
+                if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
             }
     assert set(optimizer_of(kind).get_config()) == arguments
 

@@ -27,7 +27,7 @@ def table_of(rows=ROWS, width=WIDTH, dtype="float32"):
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
 def test_other_rows_stay_bit_for_bit(options):
     table = table_of()
-    optimizer = tfdp_rec.EANA(0.5, 2.0, 1.0, 4.0, **options)
+    optimizer = tfdp_rec.EANA(0.5, l2_norm_clip=2.0, noise_multiplier=1.0, expected_batch_size=4.0, **options)
     optimizer.build([table], {table.path: None})
     before = np.array(table).view(np.uint32)
     touched = [3, 17, 3, 41]
@@ -43,7 +43,9 @@ def test_noise_on_touched_rows(scale):
     """θ' = θ - η (g + n), n of standard deviation σ C / B; a scale wrong by 3% is noticed."""
     width, eta, sigma, clip, size = 300_000, 0.5, 0.8, 2.0, 4.0
     table = keras.Variable(np.zeros([3, width], "float32"), name="table")
-    optimizer = tfdp_rec.EANA(eta, clip, sigma * scale, size, noise=KeyedNoise(1))
+    optimizer = tfdp_rec.EANA(
+        eta, l2_norm_clip=clip, noise_multiplier=sigma * scale, expected_batch_size=size, noise=KeyedNoise(1)
+    )
     optimizer.build([table], {table.path: None})
     apply(optimizer, table, [1, 2, 1], np.full([3, width], 1.0), clip)
     values, expected = np.array(table), eta * sigma * clip / size
@@ -63,7 +65,11 @@ def test_padding_gets_no_noise():
     rows = keras.layers.Embedding(ROWS, WIDTH, mask_zero=True, name="items")(ids)
     out = keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(rows))
     model = tfdp_rec.PrivateModel(ids, out)
-    model.compile(tfdp_rec.EANA(0.5, 1.0, 1.0, 4.0), loss="mse", run_eagerly=True)
+    model.compile(
+        tfdp_rec.EANA(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4.0),
+        loss="mse",
+        run_eagerly=True,
+    )
     before = model.get_weights()[0]
     model.train_on_batch(np.array([[5, 0, 0, 0], [7, 8, 0, 0]]), np.ones([2, 1]))
     changed = np.flatnonzero(np.any(model.get_weights()[0] != before, axis=1))
@@ -72,7 +78,7 @@ def test_padding_gets_no_noise():
 
 def test_an_empty_batch_moves_no_row():
     table = table_of()
-    optimizer = tfdp_rec.EANA(0.5, 2.0, 1.0, 4.0)
+    optimizer = tfdp_rec.EANA(0.5, l2_norm_clip=2.0, noise_multiplier=1.0, expected_batch_size=4.0)
     optimizer.build([table], {table.path: None})
     before = np.array(table)
     apply(optimizer, table, np.zeros([0]), np.zeros([0, WIDTH]))
@@ -88,7 +94,9 @@ def test_bfloat16_rounds_gradient_and_noise_together(kind, options):
     """What stands in the table is the exact step rounded once: rounding is post-processing."""
     table = table_of(dtype="bfloat16")
     start = np.asarray(tf.cast(table._value, tf.float32))
-    optimizer = kind(0.5, 2.0, 0.3, 4.0, noise=KeyedNoise(1), **options)
+    optimizer = kind(
+        0.5, l2_norm_clip=2.0, noise_multiplier=0.3, expected_batch_size=4.0, noise=KeyedNoise(1), **options
+    )
     optimizer.build([table], {table.path: None})
     ids, values = [3, 17, 3], np.full([3, WIDTH], 0.01)
     apply(optimizer, table, ids, values)
@@ -108,7 +116,9 @@ def test_bfloat16_rounds_gradient_and_noise_together(kind, options):
 def test_lazy_refuses_bfloat16_tables():
     table = table_of(dtype="bfloat16")
     with pytest.raises(NotPrivate, match="float32"):
-        tfdp_rec.LazyDPSGD(0.5, 2.0, 0.3, 4.0).build([table], {table.path: None})
+        tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=2.0, noise_multiplier=0.3, expected_batch_size=4.0).build(
+            [table], {table.path: None}
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 7, 50])
@@ -117,7 +127,9 @@ def test_dp_sgd_in_chunks_is_dp_sgd_in_one(rows, monkeypatch):
     for values in (rows * WIDTH, 1 << 22):
         monkeypatch.setattr("tfdp_rec.optimizers.tables.CHUNK_VALUES", values)
         table = table_of()
-        optimizer = tfdp_rec.DPSGD(0.5, 2.0, 0.3, 4.0, noise=KeyedNoise(1))
+        optimizer = tfdp_rec.DPSGD(
+            0.5, l2_norm_clip=2.0, noise_multiplier=0.3, expected_batch_size=4.0, noise=KeyedNoise(1)
+        )
         optimizer.build([table], {table.path: None})
         apply(optimizer, table, [49, 0, 6, 7, 8, 0, 49], np.arange(7 * WIDTH).reshape(7, WIDTH))
         results.append(np.array(table))

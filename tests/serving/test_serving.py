@@ -20,7 +20,7 @@ def model():
     made = tfdp_rec.models.TwoTower(
         VOCABULARY, width=4, hidden=3, prior=[7, 6, 5, 4, 3, 2, 1], history_length=3, ks=(1, 2)
     )
-    made.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, 1.0, 0.5, expected_batch_size=4))
+    made.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=0.5, expected_batch_size=4))
     rng = np.random.default_rng(0)
     for _ in range(5):
         context, label = rng.integers(0, 8, [4, 3]), rng.integers(1, 8, 4)

@@ -10,7 +10,7 @@ from tfdp_rec.training.lookahead import LookAhead, is_lookahead, lookahead
 
 
 def optimizer_of():
-    return tfdp_rec.LazyDPSGD(0.1, 1.0, 1.0, expected_batch_size=2)
+    return tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
 
 
 class Towers(tfdp_rec.PrivateTraining, keras.Model):

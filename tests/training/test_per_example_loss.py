@@ -132,7 +132,7 @@ def test_a_mask_made_by_an_embedding_reaches_the_loss():
     inputs = keras.Input([4], dtype="int32")
     outputs = layers.Dense(1)(layers.Embedding(5, 3, mask_zero=True)(inputs))
     model = tfdp_rec.PrivateModel(inputs, outputs)
-    model.compile(tfdp_rec.DPSGD(0.1, 1.0, 1.0, expected_batch_size=2), "mse")
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2), "mse")
     ids, y = np.array([[1, 2, 0, 0], [3, 3, 3, 3]]), np.ones([2, 4, 1], "float32")
     found = model.per_example_loss((ids, y), training=False)
     squares = np.square(np.asarray(model(ids)) - y)[..., 0]
@@ -146,7 +146,7 @@ def test_what_cannot_be_an_examples_own_is_refused():
     inputs = keras.Input([3])
     for loss, match in (("dice", "one loss an example"), (keras.losses.Circle(), "mixes the examples")):
         model = tfdp_rec.PrivateModel(inputs, layers.Dense(3, activation="sigmoid")(inputs))
-        model.compile(tfdp_rec.DPSGD(0.1, 1.0, 1.0, expected_batch_size=4), loss)
+        model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), loss)
         y = np.array([0, 1, 1, 0]) if loss != "dice" else np.ones([4, 3], "float32")
         with pytest.raises(ValueError, match=match):
             model.train_on_batch(np.random.default_rng(0).normal(size=[4, 3]).astype("float32"), y)
@@ -173,7 +173,11 @@ def test_the_loss_that_fit_reports_is_keras_loss():
     losses = ["mse", keras.losses.SparseCategoricalCrossentropy(from_logits=True)]
     plain = keras.Model(model.inputs, model.outputs)
     plain.compile("sgd", losses, loss_weights=[0.3, 2.0])
-    model.compile(tfdp_rec.DPSGD(0.1, 1.0, 0.0, expected_batch_size=8), losses, loss_weights=[0.3, 2.0])
+    model.compile(
+        tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, expected_batch_size=8),
+        losses,
+        loss_weights=[0.3, 2.0],
+    )
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=[8, 3]), [rng.normal(size=[8, 1]), rng.integers(0, 3, size=[8])]
     expected = plain.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)["loss"]

@@ -31,7 +31,7 @@ def model_of(kind=tfdp_rec.LazyDPSGD, eager=True, **options):
     ids = keras.Input([2], dtype="int32")
     hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 3, name="items")(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
-    optimizer = kind(0.5, 1.0, 1.0, expected_batch_size=4, noise=KeyedNoise(1), **options)
+    optimizer = kind(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4, noise=KeyedNoise(1), **options)
     model.compile(optimizer, loss="mse", run_eagerly=eager)
     return model
 
@@ -398,7 +398,7 @@ def test_settling_needs_no_memory_that_grows_with_the_table(monkeypatch):
     peaks = []
     for rows in (1 << 17, 1 << 19):  # 32 and 128 MB of table
         table = keras.Variable(np.zeros([rows, 64], "float32"), name="table")
-        optimizer = tfdp_rec.LazyDPSGD(0.5, 1.0, 1.0, 4.0)
+        optimizer = tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4.0)
         optimizer.build([table], {table.path: None})
         nothing = tfdp_rec.clipping.ClippedSum({}, tf.ones([1]), tf.constant(1.0), tf.ones([1]))
         optimizer.apply(nothing)

@@ -130,7 +130,8 @@ class DLRM(DLRMLayers, PrivateTraining, keras.Model):
     Example:
         >>> import tensorflow as tf, tfdp_rec
         >>> model = DLRM([10, 20], width=4, dense_features=3, bottom=[8], top=[8])
-        >>> model.compile(tfdp_rec.LazyDPSGD(0.1, 1.0, 1.1, expected_batch_size=2), loss="binary_crossentropy")
+        >>> optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=2)
+        >>> model.compile(optimizer, loss="binary_crossentropy")
         >>> model({"dense": tf.ones([2, 3]), "ids": tf.constant([[1, 2], [9, 19]])}).shape
         TensorShape([2, 1])
     """

@@ -74,7 +74,7 @@ class TwoTower(PrivateTraining, tfrs.Model):
     Example:
         >>> import numpy as np, tfdp_rec
         >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593, 356], width=4, hidden=0, ks=(1, 2))
-        >>> model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, 1.0, 1.0, expected_batch_size=2))
+        >>> model.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2))
         >>> batch = {"context": np.array([[1, 2], [3, 0]]), "label": np.array([4, 1]), "negatives": np.array([2, 3])}
         >>> sorted(model.train_on_batch(batch, return_dict=True))
         ['loss']

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,9 +97,23 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     observers: tuple[Callable[[ClippedSum], None], ...] = ()
     """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
 
+    def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
+        # A clip that lands where the batch size belongs still trains, and protects nobody.
+        if len(positional) > 1:
+            raise TypeError(
+                f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
+                "learning_rate, l2_norm_clip=..., noise_multiplier=..., expected_batch_size=..., ...)."
+            )
+        return super().__new__(cls)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature_of(cls)  # type: ignore[attr-defined]  # or help() would show that of __new__
+
     def __init__(
         self,
         learning_rate: Any,
+        *,
         l2_norm_clip: float,
         noise_multiplier: float,
         expected_batch_size: float,
@@ -369,6 +384,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
         return cls(**config)
+
+
+def _signature_of(kind: type) -> inspect.Signature:
+    own = inspect.signature(kind.__init__)  # type: ignore[misc]
+    return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 def _positive(name: str, value: float, zero: bool = False) -> float:

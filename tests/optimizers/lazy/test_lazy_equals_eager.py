@@ -15,6 +15,7 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.training.lookahead import LookAhead, lookahead
 
+BASICS = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
 TOLERANCE = 1e-5
 SHAPES = {"users": (11, 4), "items": (7, 3), "shared": (5, 1)}
 
@@ -193,7 +194,7 @@ def assert_lazy_is_eager(recursion, rate, events, announce, lies):
     options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
 
     def mechanism(kind, **more):
-        return lambda: kind(given_rate, 1.0, 0.8, 4.0, noise=KeyedNoise(7), **options, **more)
+        return lambda: kind(given_rate, **BASICS, noise=KeyedNoise(7), **options, **more)
 
     lazy = Training(mechanism(tfdp_rec.LazyDPSGD, aggregate_noise=False))
     eager = Training(mechanism(tfdp_rec.DPSGD))
@@ -225,8 +226,8 @@ def assert_lazy_is_eager(recursion, rate, events, announce, lies):
 
 def test_learning_rate_set_in_mid_training():
     runs = [
-        Training(lambda: tfdp_rec.LazyDPSGD(0.5, 1.0, 0.8, 4.0, aggregate_noise=False, noise=KeyedNoise(1))),
-        Training(lambda: tfdp_rec.DPSGD(0.5, 1.0, 0.8, 4.0, noise=KeyedNoise(1))),
+        Training(lambda: tfdp_rec.LazyDPSGD(0.5, **BASICS, aggregate_noise=False, noise=KeyedNoise(1))),
+        Training(lambda: tfdp_rec.DPSGD(0.5, **BASICS, noise=KeyedNoise(1))),
     ]
     for rate in (0.5, 0.01, 2.0):
         for run in runs:
@@ -237,7 +238,7 @@ def test_learning_rate_set_in_mid_training():
 
 def test_setting_iterations_back_forgets_no_noise():
     """Users set `iterations` to restart a schedule; rows that wait owe the steps that were made all the same."""
-    run = Training(lambda: tfdp_rec.LazyDPSGD(0.5, 1.0, 0.8, 4.0, noise=KeyedNoise(1)))
+    run = Training(lambda: tfdp_rec.LazyDPSGD(0.5, **BASICS, noise=KeyedNoise(1)))
     for _ in range(5):
         run.step({"users": [0]}, {})
     run.optimizer.settle()
@@ -250,7 +251,7 @@ def test_setting_iterations_back_forgets_no_noise():
 
 def test_dense_optimizer_gets_the_same_noise():
     def with_adam(kind, **more):
-        return lambda: kind(0.5, 1.0, 0.8, 4.0, dense_optimizer=keras.optimizers.Adam(0.1), noise=KeyedNoise(1), **more)
+        return lambda: kind(0.5, **BASICS, dense_optimizer=keras.optimizers.Adam(0.1), noise=KeyedNoise(1), **more)
 
     lazy = Training(with_adam(tfdp_rec.LazyDPSGD, aggregate_noise=False))
     eager = Training(with_adam(tfdp_rec.DPSGD))
@@ -261,7 +262,7 @@ def test_dense_optimizer_gets_the_same_noise():
 
 
 def test_a_sum_from_before_the_last_step_is_refused():
-    run = Training(lambda: tfdp_rec.LazyDPSGD(0.5, 1.0, 0.8, 4.0))
+    run = Training(lambda: tfdp_rec.LazyDPSGD(0.5, **BASICS))
     table = run.weights.tables["users"]
     slices = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([2], tf.int64))
     stale = ClippedSum({table.path: slices}, tf.ones([1]), tf.constant(1.0), tf.ones([1]))
@@ -285,7 +286,7 @@ def model_of(kind, **options):
     joined = keras.layers.Concatenate()([keras.layers.Flatten()(items(context)), items(label), users(label % 6)])
     model = tfdp_rec.PrivateModel({"context": context, "label": label}, keras.layers.Dense(1)(joined))
     compile_options = {k: options.pop(k) for k in ("steps_per_execution", "run_eagerly", *CLIPPING) if k in options}
-    optimizer = kind(0.3, 1.0, 0.7, expected_batch_size=4, noise=KeyedNoise(3), **options)
+    optimizer = kind(0.3, l2_norm_clip=1.0, noise_multiplier=0.7, expected_batch_size=4, noise=KeyedNoise(3), **options)
     model.compile(optimizer=optimizer, loss="mse", **compile_options)
     return model
 

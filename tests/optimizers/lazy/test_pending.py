@@ -219,7 +219,8 @@ def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
     """Noise alone, over steps that read some rows, announce some and settle now and then. [ROWS, WIDTH]."""
     table = keras.Variable(np.zeros([ROWS, WIDTH], "float32"), name="table")
     optimizer = mechanism(
-        0.5, 2.0, sigma, 4.0, noise=noise, momentum=recursion.momentum, nesterov=recursion.nesterov,
+        0.5, l2_norm_clip=2.0, noise_multiplier=sigma, expected_batch_size=4.0, noise=noise,
+        momentum=recursion.momentum, nesterov=recursion.nesterov,
         weight_decay=recursion.weight_decay,
     )  # fmt: skip
     optimizer.build([table], {table.path: None})

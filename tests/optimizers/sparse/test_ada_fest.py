@@ -160,7 +160,7 @@ def test_rows_outside_the_choice_neither_move_nor_vote():
     a = variable(2000, 2, "a")
     inside = np.arange(0, 2000, 5)
     reads = {a.path: [(i, i, 1.0) for i in range(2000)] + [(0, 1, 1.0), (0, 2, 1.0), (0, 3, 1.0)]}
-    optimizer = ada_fest(preselection=Preselection({"a": inside}, 10.0), threshold=1.0)
+    optimizer = ada_fest(preselection=Preselection({"a": inside}, noise_multiplier=10.0), threshold=1.0)
     (after,) = stepped(optimizer, [a], clipped_sum(reads, {"a": 2}))
     moved = np.flatnonzero(after[:, 0])
     assert np.isin(moved, inside).all()
@@ -196,9 +196,15 @@ def test_a_choice_that_does_not_fit_the_tables_is_refused(rows, complaint):
 def test_a_step_costs_what_one_gaussian_would():
     sampling = tfdp_rec.data.PoissonSampling(num_units=50_000, expected_batch_size=500)
     split = AdaFEST.with_total_noise(
-        0.1, 0.9, 0.1, l2_norm_clip=1.0, contribution_clip=1.0, threshold=9.0, expected_batch_size=500
+        0.1,
+        noise_multiplier=0.9,
+        selection_fraction=0.1,
+        l2_norm_clip=1.0,
+        contribution_clip=1.0,
+        threshold=9.0,
+        expected_batch_size=500,
     )
-    whole = tfdp_rec.DPSGD(0.1, 1.0, 0.9, expected_batch_size=500)
+    whole = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.9, expected_batch_size=500)
     assert split.noise_multiplier == pytest.approx(0.9 / math.sqrt(0.9))
     assert split.contribution_noise_multiplier == pytest.approx(0.9 / math.sqrt(0.1))
     for kind in ("rdp", "pld"):

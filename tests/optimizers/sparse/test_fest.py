@@ -44,7 +44,13 @@ def test_confined_to_all_rows_it_is_dp_sgd_number_for_number():
 
 def test_chosen_rows_move_at_every_step_and_others_never():
     chosen = np.arange(0, 60, 4)
-    optimizer = FEST(0.3, 1.0, 1.0, expected_batch_size=20.0, preselection=Preselection({"ids/embeddings": chosen}))
+    optimizer = FEST(
+        0.3,
+        l2_norm_clip=1.0,
+        noise_multiplier=1.0,
+        expected_batch_size=20.0,
+        preselection=Preselection({"ids/embeddings": chosen}),
+    )
     model = model_of(optimizer)
     table = model.layers[1].embeddings
     first = np.array(table)
@@ -59,34 +65,51 @@ def test_chosen_rows_move_at_every_step_and_others_never():
 
 def test_its_event_is_dp_sgds_and_the_choice_is_apart():
     chosen = Preselection({"ids/embeddings": [4]}, noise_multiplier=30.0)
-    optimizer = FEST(0.3, 1.0, 1.25, expected_batch_size=20.0, preselection=chosen)
+    optimizer = FEST(0.3, l2_norm_clip=1.0, noise_multiplier=1.25, expected_batch_size=20.0, preselection=chosen)
     assert optimizer.dp_event() == dp_accounting.GaussianDpEvent(1.25)
     assert optimizer.events_before_training() == [(dp_accounting.GaussianDpEvent(30.0), chosen.label)]
     public = Preselection({"ids/embeddings": [4]})
     assert public.dp_event() == dp_accounting.NoOpDpEvent()
-    assert FEST(0.3, 1.0, 1.25, expected_batch_size=20.0, preselection=public).events_before_training() == []
+    assert (
+        FEST(
+            0.3, l2_norm_clip=1.0, noise_multiplier=1.25, expected_batch_size=20.0, preselection=public
+        ).events_before_training()
+        == []
+    )
 
 
 def test_labels_tell_choices_apart():
-    labels = {Preselection(rows, 1.0).label for rows in ({"a": [1, 2]}, {"a": [1, 3]}, {"b": [1, 2]}, {"a": [1]})}
+    labels = {
+        Preselection(rows, noise_multiplier=1.0).label
+        for rows in ({"a": [1, 2]}, {"a": [1, 3]}, {"b": [1, 2]}, {"a": [1]})
+    }
     assert len(labels) == 4
-    assert Preselection({"a": [2, 1]}, 1.0).label == Preselection({"a": [1, 2]}, 1.0).label
+    assert (
+        Preselection({"a": [2, 1]}, noise_multiplier=1.0).label
+        == Preselection({"a": [1, 2]}, noise_multiplier=1.0).label
+    )
 
 
 def test_without_rows_it_is_refused():
     with pytest.raises(ValueError, match="preselection"):
-        FEST(0.3, 1.0, 1.0, expected_batch_size=20.0, preselection=None)
+        FEST(0.3, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=20.0, preselection=None)
     with pytest.raises(TypeError, match="Preselection"):
-        FEST(0.3, 1.0, 1.0, expected_batch_size=20.0, preselection={"a": [1]})
+        FEST(0.3, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=20.0, preselection={"a": [1]})
     with pytest.raises(ValueError, match="model has"):
         model_of(
-            FEST(0.3, 1.0, 1.0, expected_batch_size=20.0, preselection=Preselection({"other": [1]}))
+            FEST(
+                0.3,
+                l2_norm_clip=1.0,
+                noise_multiplier=1.0,
+                expected_batch_size=20.0,
+                preselection=Preselection({"other": [1]}),
+            )
         ).train_on_batch(*next(batches_of(1)))
 
 
 def test_it_serializes():
     chosen = Preselection({"ids/embeddings": [4, 2]}, noise_multiplier=30.0)
-    optimizer = FEST(0.3, 1.0, 1.25, expected_batch_size=20.0, preselection=chosen)
+    optimizer = FEST(0.3, l2_norm_clip=1.0, noise_multiplier=1.25, expected_batch_size=20.0, preselection=chosen)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert isinstance(again, FEST) and again.preselection.label == chosen.label
 
@@ -133,9 +156,12 @@ def test_the_most_frequent_rows_are_chosen():
 
 def test_days_add_up_to_a_stream():
     days = [{"a": np.full(50, day)} for day in range(3)]
-    noisy = [noisy_frequencies([day], {"a": 5}, 0.01, noise=KeyedNoise(i))["a"] for i, day in enumerate(days)]
+    noisy = [
+        noisy_frequencies([day], {"a": 5}, noise_multiplier=0.01, noise=KeyedNoise(i))["a"]
+        for i, day in enumerate(days)
+    ]
     running = np.cumsum(noisy, axis=0)
-    chosen = [set(Preselection.from_frequencies({"a": run}, 3, 0.01).rows["a"]) for run in running]
+    chosen = [set(Preselection.from_frequencies({"a": run}, 3, noise_multiplier=0.01).rows["a"]) for run in running]
     assert all(day in rows for day, rows in enumerate(chosen)) and running[2] == pytest.approx(
         [50, 50, 50, 0, 0], abs=0.1
     )

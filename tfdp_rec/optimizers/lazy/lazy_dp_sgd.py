@@ -65,13 +65,20 @@ class LazyDPSGD(PrivateOptimizer):
     def __init__(
         self,
         learning_rate: Any,
+        *,
         l2_norm_clip: float,
         noise_multiplier: float,
         expected_batch_size: float,
         aggregate_noise: bool = True,
         **kwargs: Any,
     ):
-        super().__init__(learning_rate, l2_norm_clip, noise_multiplier, expected_batch_size, **kwargs)
+        super().__init__(
+            learning_rate,
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            **kwargs,
+        )
         self.aggregate_noise = aggregate_noise
         rate = learning_rate if isinstance(learning_rate, (int, float)) else 0.0
         if rate * self.recursion.weight_decay >= 1:

@@ -62,6 +62,7 @@ class AdaFEST(SelectingOptimizer):
     def __init__(
         self,
         learning_rate: Any,
+        *,
         l2_norm_clip: float,
         noise_multiplier: float,
         contribution_clip: float,
@@ -73,9 +74,9 @@ class AdaFEST(SelectingOptimizer):
     ):
         super().__init__(
             learning_rate,
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
             preselection=preselection,
             **kwargs,
         )
@@ -87,7 +88,7 @@ class AdaFEST(SelectingOptimizer):
 
     @classmethod
     def with_total_noise(
-        cls, learning_rate: Any, noise_multiplier: float, selection_fraction: float = 0.1, **kwargs: Any
+        cls, learning_rate: Any, *, noise_multiplier: float, selection_fraction: float = 0.1, **kwargs: Any
     ) -> AdaFEST:
         """An AdaFEST as private as DP-SGD with one noise multiplier, a fraction of whose budget selects rows.
 

@@ -50,6 +50,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
     def __init__(
         self,
         learning_rate: Any,
+        *,
         l2_norm_clip: float,
         noise_multiplier: float,
         expected_batch_size: float,
@@ -69,7 +70,13 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
                     f"{type(self).__name__} does not take {option}={value!r}: it would move rows that were not chosen; "
                     "give the dense variables a dense_optimizer that has it."
                 )
-        super().__init__(learning_rate, l2_norm_clip, noise_multiplier, expected_batch_size, **kwargs)
+        super().__init__(
+            learning_rate,
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            **kwargs,
+        )
         if preselection is not None and not isinstance(preselection, Preselection):
             raise TypeError(f"preselection must be a Preselection or None, got {preselection!r}.")
         self.preselection = preselection

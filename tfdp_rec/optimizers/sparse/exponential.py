@@ -50,7 +50,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
         ValueError: for values out of range, more survivors than rows, momentum or weight decay.
 
     Example:
-        >>> optimizer = ExponentialSelectionSGD(0.1, 1.0, noise_multiplier=1.1, expected_batch_size=256,
+        >>> optimizer = ExponentialSelectionSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=256,
         ...                                     num_survivors=100, selection_epsilon=0.1)
         >>> [round(event.noise_multiplier, 2) for event in optimizer.dp_event().events]
         [1.6, 1.1]
@@ -59,6 +59,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
     def __init__(
         self,
         learning_rate: Any,
+        *,
         l2_norm_clip: float,
         noise_multiplier: float,
         expected_batch_size: float,
@@ -71,9 +72,9 @@ class ExponentialSelectionSGD(SelectingOptimizer):
             raise ValueError(f"num_survivors must be a positive integer, got {num_survivors!r}.")
         super().__init__(
             learning_rate,
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
             preselection=preselection,
             **kwargs,
         )

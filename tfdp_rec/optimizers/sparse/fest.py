@@ -40,13 +40,16 @@ class FEST(SelectingOptimizer):
 
     Example:
         >>> chosen = Preselection({"items/embeddings": [3, 1, 4]}, noise_multiplier=20.0)
-        >>> FEST(0.1, 1.0, 1.1, expected_batch_size=256, preselection=chosen).events_before_training()
+        >>> optimizer = FEST(
+        ...     0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=256, preselection=chosen)
+        >>> optimizer.events_before_training()
         [(GaussianDpEvent(noise_multiplier=20.0), 'pre-selection of 3 rows (...)')]
     """
 
     def __init__(
         self,
         learning_rate: Any,
+        *,
         l2_norm_clip: float,
         noise_multiplier: float,
         expected_batch_size: float,
@@ -57,9 +60,9 @@ class FEST(SelectingOptimizer):
             raise ValueError("FEST needs the rows it is confined to: preselection=Preselection(...).")
         super().__init__(
             learning_rate,
-            l2_norm_clip,
-            noise_multiplier,
-            expected_batch_size,
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
             preselection=preselection,
             **kwargs,
         )

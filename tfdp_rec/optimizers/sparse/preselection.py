@@ -49,7 +49,7 @@ class Preselection:
         GaussianDpEvent(noise_multiplier=20.0)
     """
 
-    def __init__(self, rows: Mapping[str, Any], noise_multiplier: float | None = None):
+    def __init__(self, rows: Mapping[str, Any], *, noise_multiplier: float | None = None):
         if noise_multiplier is not None and not 0.0 < noise_multiplier < np.inf:
             raise ValueError(f"noise_multiplier must be positive, or None for public rows; got {noise_multiplier!r}")
         self.rows = {path: np.asarray(chosen, dtype=np.int64).reshape(-1) for path, chosen in rows.items()}
@@ -60,6 +60,7 @@ class Preselection:
         cls,
         frequencies: Mapping[str, np.ndarray],
         num_rows: int | Mapping[str, int],
+        *,
         noise_multiplier: float | None,
     ) -> Preselection:
         """The most frequent rows of each table.
@@ -75,7 +76,7 @@ class Preselection:
             if kept < 0:
                 raise ValueError(f"num_rows must not be negative, got {kept} for '{path}'")
             rows[path] = np.sort(np.argpartition(-counts, kept - 1)[:kept]) if kept else np.zeros(0, np.int64)
-        return cls(rows, noise_multiplier)
+        return cls(rows, noise_multiplier=noise_multiplier)
 
     def dp_event(self) -> dp_accounting.DpEvent:
         """What the choice cost, once: for `Accountant.spend`."""
@@ -105,6 +106,7 @@ class Preselection:
 def noisy_frequencies(
     batches: Iterable[Mapping[str, np.ndarray]],
     sizes: Mapping[str, int],
+    *,
     noise_multiplier: float,
     contribution_clip: float = 1.0,
     noise: NoiseSource | None = None,
