@@ -8,6 +8,7 @@ model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multipli
 from __future__ import annotations
 
 from tfdp_rec.lazily import imported_when_asked
+from tfdp_rec.mechanisms import MECHANISMS
 
 __version__ = "0.1.0"
 
@@ -15,12 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "PrivateModel": "training",
     "PrivateTraining": "training",
-    "DPSGD": "optimizers",
-    "EANA": "optimizers",
-    "LazyDPSGD": "optimizers",
-    "AdaFEST": "optimizers",
-    "FEST": "optimizers",
-    "ExponentialSelectionSGD": "optimizers",
+    **{mechanism.class_name: "optimizers" for mechanism in MECHANISMS},
     "Preselection": "optimizers",
     "NotPrivate": "clipping",
     "CandidateScores": "clipping",
@@ -31,6 +27,7 @@ _HOMES = {
     "datasets": "datasets",
     "distribute": "distribute",
     "federated": "federated",
+    "mechanisms": "mechanisms",
     "models": "models",
     "noise": "noise",
     "optimizers": "optimizers",

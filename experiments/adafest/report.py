@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.adafest.trainings import times
+from experiments.adafest.trainings import CONFINED, FROZEN, times
+from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 
 LOSSES = (0.005, 0.01, 0.03)
 Result = Mapping[str, Any]
@@ -40,7 +41,7 @@ def merged(results: Sequence[Result], *keys: str) -> list[dict[str, Any]]:
 
 def best_reductions(rows: Sequence[Result], loss: float) -> dict[tuple[float, str], float]:
     """(epsilon, mechanism) -> the largest gradient size reduction within a loss against DPSGD; 1 if none is."""
-    reference = {row["epsilon"]: row["score"] for row in rows if row["mechanism"] == "DPSGD"}
+    reference = {row["epsilon"]: row["score"] for row in rows if row["mechanism"] == dp_sgd.label}
     best: dict[tuple[float, str], float] = {}
     for row in rows:
         key = (row["epsilon"], row["mechanism"])
@@ -61,7 +62,7 @@ def report(results: Mapping[str, Any], metric: str) -> str:
 
 def _frontier(results: Sequence[Result], metric: str) -> Iterable[str]:
     rows = merged(results, "epsilon", "mechanism", "setting")
-    reference = {row["epsilon"]: row for row in rows if row["mechanism"] == "DPSGD"}
+    reference = {row["epsilon"]: row for row in rows if row["mechanism"] == dp_sgd.label}
     yield f"| epsilon | mechanism | setting | {metric} | against DPSGD | reduction | truth on its rows |"
     yield "|---" * 7 + "|"
     for row in rows:
@@ -78,7 +79,7 @@ def _frontier(results: Sequence[Result], metric: str) -> Iterable[str]:
     yield ""
     best = [best_reductions(rows, loss) for loss in LOSSES]
     for epsilon, mechanism in best[0]:
-        if mechanism not in ("DPSGD", "frozen"):
+        if mechanism not in (dp_sgd.label, FROZEN):
             found = " / ".join(format(b[epsilon, mechanism], ".3g") for b in best)
             yield f"- epsilon {epsilon:g}, {mechanism}: {found}"
 
@@ -138,7 +139,7 @@ def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:
     figure, panels = plt.subplots(1, len(epsilons), figsize=(4.6 * len(epsilons), 3.8), sharey=True, squeeze=False)
     for panel, epsilon in zip(panels[0], epsilons):
         here = [row for row in rows if row["epsilon"] == epsilon]
-        for mechanism in ("AdaFEST", "AdaFEST+", "FEST", "exponential"):
+        for mechanism in (ada_fest.label, CONFINED, fest.label, exponential.label):
             points = [row for row in here if row["mechanism"] == mechanism and row["reduction"]]
             points.sort(key=lambda row: row["reduction"])
             bars = [row["deviation"] or 0.0 for row in points]
@@ -147,7 +148,7 @@ def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:
                     [row["reduction"] for row in points], [row["score"] for row in points], bars, marker="o",
                     markersize=4, capsize=2, label=mechanism,
                 )  # fmt: skip
-        for mechanism, style in (("DPSGD", "-"), ("frozen", ":")):
+        for mechanism, style in ((dp_sgd.label, "-"), (FROZEN, ":")):
             for row in (row for row in here if row["mechanism"] == mechanism):
                 panel.axhline(row["score"], color="black", linestyle=style, linewidth=1, label=mechanism)
         panel.set(xscale="log", xlabel="gradient size reduction", title=f"ε = {epsilon:g}")

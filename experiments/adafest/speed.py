@@ -14,14 +14,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from experiments.adafest.trainings import CHOICE_NOISE, CHOSEN_ROWS, Study
+from experiments.adafest.trainings import CHOICE_NOISE, CHOSEN_ROWS, CONFINED, Study
 from experiments.bench.timing import rounds
-from tfdp_rec.optimizers import EANA, LazyDPSGD, Preselection
+from tfdp_rec.mechanisms import ada_fest, dp_sgd, eana, exponential, fest, lazy_dp_sgd
+from tfdp_rec.optimizers import Preselection
 from tfdp_rec.training.lookahead import lookahead
 
 WAYS = {
-    "SGD": 0.0, "EANA": 0.0, "LazyDPSGD": 0.0, "AdaFEST": 4.5, "AdaFEST+": 4.5, "exponential": 300.0, "FEST": 0.0,
-    "DPSGD": 0.0,
+    "SGD": 0.0, eana.label: 0.0, lazy_dp_sgd.label: 0.0, ada_fest.label: 4.5, CONFINED: 4.5, exponential.label: 300.0,
+    fest.label: 0.0, dp_sgd.label: 0.0,
 }  # fmt: skip
 
 
@@ -68,10 +69,11 @@ def _optimizer(study: Study, model: Any, way: str, setting: float, examples: Any
     if way == "SGD":
         return keras.optimizers.SGD(sizes.learning_rate)
     common: dict[str, Any] = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": sizes.batch_size}
-    if way in ("EANA", "LazyDPSGD"):
-        return {"EANA": EANA, "LazyDPSGD": LazyDPSGD}[way](sizes.learning_rate, **common)
+    for mechanism in (eana, lazy_dp_sgd):
+        if way == mechanism.label:
+            return mechanism.optimizer(sizes.learning_rate, **common)
     chosen = None
-    if way in ("FEST", "AdaFEST+"):
+    if way in (fest.label, CONFINED):
         chosen = Preselection.from_frequencies(
             study.frequencies(model, examples), CHOSEN_ROWS, noise_multiplier=CHOICE_NOISE
         )

@@ -28,11 +28,13 @@ from experiments.adafest.problems import Examples, Problem
 from tfdp_rec.data import PoissonSampling, criteo
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
 from tfdp_rec.files import writing
+from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.sparse.draws import gumbel_epsilon, split_noise_multiplier
 from tfdp_rec.privacy import Accountant, calibrate_noise
 
+FROZEN, CONFINED = "frozen", "AdaFEST+"  # no table is updated; AdaFEST among rows that were chosen before training
 SELECTION_FRACTION = 0.1
 CHOICE_NOISE = 10.0  # noise multiplier of FEST's one look at the frequencies
 CHOSEN_ROWS = 1000  # of each table, by the choice that AdaFEST+ and the stream's FEST start from
@@ -59,7 +61,7 @@ class Grid:
     """Which trainings the study makes. Thresholds are in standard deviations of the votes' noise."""
 
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
-    mechanisms: tuple[str, ...] = ("DPSGD", "frozen", "AdaFEST", "FEST", "AdaFEST+", "exponential")
+    mechanisms: tuple[str, ...] = (dp_sgd.label, FROZEN, ada_fest.label, fest.label, CONFINED, exponential.label)
     thresholds: tuple[float, ...] = (3.0, 4.5, 10.0, 15.0, 25.0, 35.0)
     rows: tuple[int, ...] = (100, 1000, 10_000)
     draws: tuple[int, ...] = (30, 300, 3000)
@@ -87,8 +89,8 @@ class Cell:
 def cells(grid: Grid) -> list[Cell]:
     """All trainings of the frontier, all settings once before any is repeated."""
     settings: dict[str, Sequence[float]] = {
-        "DPSGD": (0,), "frozen": (0,), "AdaFEST": grid.thresholds, "FEST": grid.rows,
-        "AdaFEST+": (1.5, *grid.thresholds[:-1]), "exponential": grid.draws,
+        dp_sgd.label: (0,), FROZEN: (0,), ada_fest.label: grid.thresholds, fest.label: grid.rows,
+        CONFINED: (1.5, *grid.thresholds[:-1]), exponential.label: grid.draws,
     }  # fmt: skip
     return [
         Cell(mechanism, setting, epsilon, seed)
@@ -180,13 +182,13 @@ class Study:
             "learning_rate": self.sizes.learning_rate, "l2_norm_clip": 1.0,
             "expected_batch_size": self.sizes.batch_size, "dense_optimizer": dense_optimizer,
         }  # fmt: skip
-        if mechanism == "DPSGD":
+        if mechanism == dp_sgd.label:
             return DPSGD(noise_multiplier=noise, **common)
-        if mechanism in ("FEST", "frozen"):
+        if mechanism in (fest.label, FROZEN):
             assert preselection is not None
             return FEST(noise_multiplier=noise, preselection=preselection, **common)
         s1, s2 = split_noise_multiplier(noise, SELECTION_FRACTION)
-        if mechanism == "exponential":
+        if mechanism == exponential.label:
             count = int(setting)
             draws: dict[str, Any] = {"num_survivors": count, "selection_epsilon": gumbel_epsilon(s1, count)}
             return ExponentialSelectionSGD(noise_multiplier=s2, **draws, **common)
@@ -236,10 +238,10 @@ class Study:
 
     def _run(self, cell: Cell, train: Any, test: Any) -> dict[str, Any]:
         model, chosen, spent = self.model(cell.seed), None, []
-        if cell.mechanism == "frozen":
+        if cell.mechanism == FROZEN:
             chosen = self.nothing_chosen(model)
-        elif cell.mechanism in ("FEST", "AdaFEST+"):
-            rows = int(cell.setting) if cell.mechanism == "FEST" else CHOSEN_ROWS
+        elif cell.mechanism in (fest.label, CONFINED):
+            rows = int(cell.setting) if cell.mechanism == fest.label else CHOSEN_ROWS
             chosen = Preselection.from_frequencies(self.frequencies(model, train), rows, noise_multiplier=CHOICE_NOISE)
             spent = [(chosen.dp_event(), chosen.label)]
         noise = self.noise(cell.epsilon, len(train), spent)
@@ -266,7 +268,7 @@ class Study:
         """Scores of DP-SGD and AdaFEST on validation examples, for every pair of learning rates."""
         train = self.problem.source.examples(self.sizes.examples)
         validation = self.problem.source.examples(self.sizes.test_examples, part="validation")
-        settings = {"DPSGD": 0.0, "AdaFEST": grid.tuned_threshold}
+        settings = {dp_sgd.label: 0.0, ada_fest.label: grid.tuned_threshold}
         mechanisms = [name for name in settings if name in grid.mechanisms]
         results = []
         for seed, epsilon, mechanism, rate, dense in itertools.product(
@@ -288,7 +290,7 @@ class Study:
 
     def stream(self) -> list[dict[str, Any]]:
         """Days of drifting logs: train on each, test on the next; every example is in one day only."""
-        ways = ["DPSGD", "frozen", "AdaFEST", "FEST-first-day", "FEST-all-days", "FEST-streaming"]
+        ways = [dp_sgd.label, FROZEN, ada_fest.label, "FEST-first-day", "FEST-all-days", "FEST-streaming"]
         results = []
         for way in ways:
             result = self.remembered(f"stream-{way}", lambda: self._follow(way))  # noqa: B023
@@ -303,9 +305,9 @@ class Study:
         per_day = self.sizes.examples // 4
         days = [self.problem.source.examples(per_day, day) for day in range(self.sizes.days)]
         model, mechanism = self.model(), way.split("-")[0]
-        fixed = self.nothing_chosen(model) if way == "frozen" else None
+        fixed = self.nothing_chosen(model) if way == FROZEN else None
         scores, updated = [], []
-        looks = [self.frequencies(model, day) for day in days] if mechanism == "FEST" else []  # one a day, ever
+        looks = [self.frequencies(model, day) for day in days] if mechanism == fest.label else []  # one a day, ever
         seen = {
             "first-day": lambda day: looks[:1],
             "all-days": lambda day: looks,

@@ -20,8 +20,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import tfdp_rec
 from experiments.bench.access_patterns import AccessPattern, click_batches, table_ids
+from tfdp_rec import mechanisms
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.models.dlrm import DLRMLayers, rmc_arguments
 from tfdp_rec.training.lookahead import lookahead
@@ -34,10 +34,10 @@ STRATEGIES = {
     "dp-sgd-b": "per_example",
 }
 MECHANISMS = {
-    **dict.fromkeys(STRATEGIES, tfdp_rec.DPSGD),
-    "eana": tfdp_rec.EANA,
-    "lazy": tfdp_rec.LazyDPSGD,
-    "lazy-each-step": tfdp_rec.LazyDPSGD,
+    **dict.fromkeys(STRATEGIES, mechanisms.dp_sgd),
+    "eana": mechanisms.eana,
+    "lazy": mechanisms.lazy_dp_sgd,
+    "lazy-each-step": mechanisms.lazy_dp_sgd,
 }
 NAMES = ("keras-sgd", "sparse-sgd", *MECHANISMS)
 FORMS_GRADIENTS = ("dp-sgd-r", "dp-sgd-b")  # examples at a time, or their formed gradients would not fit
@@ -194,7 +194,7 @@ def _whole(layers: type) -> dict[str, Any]:
 
 def _optimizer(spec: Spec) -> keras.optimizers.Optimizer:
     options = {"aggregate_noise": False} if spec.name == "lazy-each-step" else {}
-    return MECHANISMS[spec.name](
+    return MECHANISMS[spec.name].optimizer(
         LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=spec.batch_size, **options
     )
 

@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfdp_rec import mechanisms
+from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd, sgd
+
 if TYPE_CHECKING:
     from experiments.bench.ps_contestants import PSSpec
 
@@ -30,14 +33,17 @@ HELP = """\
 Starts its own clusters on loopback and ends every process it started.
 """
 
-NAMES = ("sgd", "eana", "lazydpsgd", "dpsgd")
 TABLES = {"two-tower": 2, "kg": 4}
+NAMES = mechanisms.names([sgd, *(mechanism for mechanism in mechanisms.MECHANISMS if mechanism.served)])
 PAPER: dict[str, dict[str, float]] = {  # steps a second
-    "two-tower 27,278": {"sgd": 363, "dpsgd": 78, "eana": 223},
-    "kg 100,000": {"sgd": 236, "dpsgd": 37, "eana": 175},
-    "kg 5,000,000": {"sgd": 232, "dpsgd": 1.3, "eana": 70},
+    "two-tower 27,278": {sgd.name: 363, dp_sgd.name: 78, eana.name: 223},
+    "kg 100,000": {sgd.name: 236, dp_sgd.name: 37, eana.name: 175},
+    "kg 5,000,000": {sgd.name: 232, dp_sgd.name: 1.3, eana.name: 70},
 }
-RATIOS = (("eana", "sgd"), ("lazydpsgd", "eana"), ("eana", "dpsgd"), ("lazydpsgd", "dpsgd"))
+RATIOS = tuple(
+    (one.name, other.name)
+    for one, other in ((eana, sgd), (lazy_dp_sgd, eana), (eana, dp_sgd), (lazy_dp_sgd, dp_sgd))
+)
 _FEWEST_STEPS = 2  # of each worker, in a turn
 
 

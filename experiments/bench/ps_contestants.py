@@ -23,23 +23,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import tfdp_rec
 from experiments.bench.access_patterns import AccessPattern, table_ids
 from experiments.bench.constants import processor_ns
 from experiments.bench.contestants import LEARNING_RATE, TwoTowerLayers
 from experiments.bench.wire import Wire
+from tfdp_rec import mechanisms
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.datasets.kg.files import FEATURES
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
+from tfdp_rec.mechanisms import sgd
 from tfdp_rec.models import KGEntity
 from tfdp_rec.training.model import PrivateTraining
 
-MECHANISMS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
-    "sgd": keras.optimizers.SGD,
-    "eana": tfdp_rec.EANA,
-    "lazydpsgd": tfdp_rec.LazyDPSGD,
-    "dpsgd": tfdp_rec.DPSGD,
-}
+MECHANISMS = mechanisms.names([sgd, *(mechanism for mechanism in mechanisms.MECHANISMS if mechanism.served)])
 HISTORY, NEGATIVES, UNITS = 20, 500, 1_000_000
 
 
@@ -156,9 +152,9 @@ class PSContestant:
 
 
 def _optimizer(spec: PSSpec) -> keras.optimizers.Optimizer:
-    if spec.name == "sgd":
+    if spec.name == sgd.name:
         return keras.optimizers.SGD(LEARNING_RATE)
-    return MECHANISMS[spec.name](
+    return mechanisms.named(spec.name).optimizer(
         LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=spec.batch
     )
 

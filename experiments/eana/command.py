@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-MECHANISMS = ("SGD", "DPSGD", "EANA", "LazyDPSGD")
+from tfdp_rec import mechanisms
+
+MECHANISMS = ("SGD", *(mechanism.label for mechanism in mechanisms.COMMON))
 
 
 @dataclasses.dataclass(frozen=True)

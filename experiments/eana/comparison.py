@@ -23,14 +23,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec import mechanisms
 from tfdp_rec.audit import Canaries, exposure_extrapolation, exposure_interpolation, skew_normal_fit_error
 from tfdp_rec.callbacks.exposure import per_example_losses
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.files import writing
-from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD
 from tfdp_rec.privacy import Accountant, calibrate_noise
 
-MECHANISMS = {"DPSGD": DPSGD, "EANA": EANA, "LazyDPSGD": LazyDPSGD}
+MECHANISMS = {mechanism.label: mechanism for mechanism in mechanisms.COMMON}
 _EXPOSURES = ("exposure", "exposure_extrapolated")
 _WARM_UP = 10  # steps before the clock starts: tracing, and memory being found
 
@@ -176,7 +176,7 @@ def run_cell(task: Task, cell: Cell, advance: Callable[[], None]) -> dict[str, A
 def _optimizer(task: Task, cell: Cell) -> keras.optimizers.Optimizer:
     if cell.mechanism == "SGD":
         return keras.optimizers.SGD(task.learning_rate)
-    return MECHANISMS[cell.mechanism](
+    return MECHANISMS[cell.mechanism].optimizer(
         task.learning_rate,
         l2_norm_clip=task.clip,
         noise_multiplier=cell.noise * task.batch_size,
@@ -382,7 +382,7 @@ def _axes(x: str, y: str, title: str) -> tuple[Any, Any]:
 def _style(name: str) -> dict[str, Any]:
     """Colour by mechanism, dash by noise."""
     mechanism, _, noise = name.partition(", ")
-    colour = {"SGD": "black", "DPSGD": "C0", "EANA": "C1", "LazyDPSGD": "C2"}.get(mechanism, "C3")
+    colour = MECHANISMS[mechanism].colour if mechanism in MECHANISMS else "black"
     dash = {"": "-", "0.001": "-", "0.01": "--"}.get(noise, ":")
     return {"color": colour, "linestyle": dash, "marker": "o", "markersize": 3}
 

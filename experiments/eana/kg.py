@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from experiments.eana import command
+from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd
 
 HELP = """\
   python -m experiments.eana kg --quick                          ten minutes on two cores
@@ -42,7 +43,8 @@ QUICK = Sizes(
     max_repeats=100, test_individuals=2000, speed_width=8, speed_steps=30,
 )  # fmt: skip
 SPEED_VOCABULARIES = (100_000, 5_000_000)
-SPEED_WAYS = ("SGD", "sparse SGD", "EANA", "LazyDPSGD", "DPSGD")  # Keras' SGD copies the tables that Keras' layers read
+# Keras' SGD copies the tables that Keras' layers read.
+SPEED_WAYS = ("SGD", "sparse SGD", eana.label, lazy_dp_sgd.label, dp_sgd.label)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,14 +206,14 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     private = comparison.MECHANISMS.get(name)
     optimizer = keras.optimizers.SGD(sizes.learning_rate)
     if private is not None:
-        optimizer = private(
+        optimizer = private.optimizer(
             sizes.learning_rate,
             l2_norm_clip=sizes.clip,
             noise_multiplier=0.01 * sizes.batch_size,
             expected_batch_size=sizes.batch_size,
         )
     model.compile(optimizer=optimizer)
-    rng, steps = np.random.default_rng(0), 3 + max(3, sizes.speed_steps // (10 if name == "DPSGD" else 1))
+    rng, steps = np.random.default_rng(0), 3 + max(3, sizes.speed_steps // (10 if name == dp_sgd.label else 1))
     made = [
         {
             **kg.fetch(rng.integers(0, 10**9, sizes.batch_size)),

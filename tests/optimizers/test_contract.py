@@ -11,21 +11,23 @@ import tensorflow as tf
 from helpers import tensors_of_shape
 
 import tfdp_rec
+from tfdp_rec import mechanisms
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, SecureNoise
 from tfdp_rec.optimizers import Preselection, PrivateOptimizer
 
 BASICS = {"learning_rate": 0.3, "l2_norm_clip": 0.7, "noise_multiplier": 0.9, "expected_batch_size": 4.0}
 CHOSEN = Preselection({"items/embeddings": list(range(0, 200, 7))})
-MECHANISMS = {
-    tfdp_rec.DPSGD: {},
-    tfdp_rec.EANA: {},
-    tfdp_rec.LazyDPSGD: {},
-    tfdp_rec.FEST: {"preselection": CHOSEN},
-    tfdp_rec.AdaFEST: {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0},
-    tfdp_rec.ExponentialSelectionSGD: {"num_survivors": 20, "selection_epsilon": 0.5},
+OWN = {  # a value for every setting that some mechanism has for itself
+    "preselection": CHOSEN,
+    "contribution_clip": 1.0,
+    "contribution_noise_multiplier": 1.0,
+    "threshold": 1.0,
+    "num_survivors": 20,
+    "selection_epsilon": 0.5,
 }
-MOVES_ALL_ROWS = (tfdp_rec.DPSGD, tfdp_rec.EANA, tfdp_rec.LazyDPSGD)  # these take momentum and weight decay
+MECHANISMS = {m.kind: {name: OWN[name] for name in m.own} for m in mechanisms.MECHANISMS}
+MOVES_ALL_ROWS = [m.kind for m in mechanisms.MECHANISMS if m.rows != "chosen"]  # these take momentum and weight decay
 EVERY = pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.__name__)
 ROWS, WIDTH = 211, 5
 

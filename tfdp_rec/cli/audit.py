@@ -6,6 +6,8 @@ import argparse
 import itertools
 import json
 
+from tfdp_rec import mechanisms
+
 HELP = """\
   tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5
 
@@ -13,12 +15,13 @@ Trains a table of canaries through the package's own fit, half of them left out 
 the released weights which. Prints the epsilon the mechanism claims and the one that was refuted; exit code 1 if a
 claim was. The bound shows faults, not their absence. (Steinke, Nasr and Jagielski 2023)
 """
-MECHANISMS = ("LazyDPSGD", "DPSGD", "EANA")
+MECHANISMS = {mechanism.class_name: mechanism for mechanism in mechanisms.COMMON}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `audit`."""
-    parser.add_argument("--mechanism", choices=MECHANISMS, default="LazyDPSGD", help="default: %(default)s")
+    usual = mechanisms.lazy_dp_sgd.class_name
+    parser.add_argument("--mechanism", choices=MECHANISMS, default=usual, help="default: %(default)s")
     parser.add_argument("--noise-multiplier", type=float, default=4.0, metavar="S", help="default: %(default)s")
     parser.add_argument("--claim", type=float, metavar="EPS", help="epsilon to test; default: the accountant's")
     parser.add_argument("--canaries", type=int, default=100_000, metavar="M", help="default: %(default)s")
@@ -36,11 +39,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--runs must be at least 1, got {args.runs}.")
     if args.claim is not None and not args.claim >= 0:
         raise ValueError(f"--claim must not be negative, got {args.claim}.")
-    from tfdp_rec import optimizers
     from tfdp_rec.models.canary_table import AuditPlan, audit_runs
 
     plan = AuditPlan(args.canaries, args.guesses, args.steps, args.delta, args.confidence)
-    optimizer = getattr(optimizers, args.mechanism)(
+    optimizer = MECHANISMS[args.mechanism].optimizer(
         1.0, l2_norm_clip=1.0, noise_multiplier=args.noise_multiplier, expected_batch_size=args.canaries / 2
     )
     claim = plan.claimed_epsilon(optimizer.dp_event()) if args.claim is None else args.claim

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfdp_rec import mechanisms
+
 if TYPE_CHECKING:
     from tfdp_rec.movies.job import Train
 
@@ -23,13 +25,14 @@ The privacy unit is a user. Writes a folder with the configuration, metrics (JSO
 plots, and the released model as a SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 """
 
-_MECHANISMS = ("sgd", "dpsgd", "lazydpsgd", "eana")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     parser.add_argument(
-        "--mechanism", action="append", choices=_MECHANISMS, help="may be given several times; all if left out"
+        "--mechanism",
+        action="append",
+        choices=mechanisms.names((mechanisms.sgd, *mechanisms.COMMON)),
+        help="may be given several times; all if left out"
     )
     budget = parser.add_argument_group("privacy")
     budget.add_argument("--epsilon", type=float, default=8.0, help="the budget; never exceeded (default: %(default)s)")

@@ -22,11 +22,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec import mechanisms
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.distribute.sections import Lock, on_server
 from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.distribute.server_state import ServerState
-from tfdp_rec.optimizers import DPSGD, EANA, LazyDPSGD, PrivateOptimizer
+from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import _TOO_MUCH_DECAY as TOO_MUCH_DECAY
 from tfdp_rec.optimizers.lazy.pending import History
@@ -64,8 +65,6 @@ class _ServedLazyDPSGD(LazyDPSGD):
             yield tf.debugging.assert_positive(tf.cast(self.recursion.keep(rate), tf.float64), TOO_MUCH_DECAY)
 
 
-_SERVED: dict[type, Any] = {DPSGD: DPSGD, EANA: EANA, LazyDPSGD: _ServedLazyDPSGD}
-
 
 def refuse_unserved(optimizer: PrivateOptimizer) -> None:
     """Raises for a mechanism that parameter servers do not have.
@@ -76,10 +75,12 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
     Raises:
         NotPrivate: for it.
     """
-    if type(optimizer) not in _SERVED:
+    mechanism = mechanisms.of(optimizer)
+    if mechanism is None or not mechanism.served:
+        served = ", ".join(known.label for known in mechanisms.MECHANISMS if known.served)
         raise NotPrivate(
             f"{type(optimizer).__name__} does not run on parameter servers: it decides about rows of all servers at "
-            f"once. Use {', '.join(kind.__name__ for kind in _SERVED)}, or train on one machine."
+            f"once. Use {served}, or train on one machine."
         )
     source_on_server(optimizer.noise)
 
@@ -117,7 +118,8 @@ class ParameterServer:
         """Makes the server's own optimizer, like `optimizer`, and the sections."""
         refuse_unserved(optimizer)
         with tf.device(self.device):
-            own = _SERVED[type(optimizer)].from_config(optimizer.get_config())
+            kind = _ServedLazyDPSGD if isinstance(optimizer, LazyDPSGD) else type(optimizer)
+            own = kind.from_config(optimizer.get_config())
             places = [place for _, _, place in self._variables]
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
             variables = [variable for variable, _, _ in self._variables]

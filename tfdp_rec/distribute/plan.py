@@ -29,7 +29,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-MECHANISMS = ("sgd", "eana", "lazydpsgd", "dpsgd", "dpsgd-on-worker")
+from tfdp_rec import mechanisms
+from tfdp_rec.mechanisms import named, names, sgd
+
+ON_WORKER = "dpsgd-on-worker"  # DPSGD whose noise is drawn where the gradient is, and sent: what nobody should do
+MECHANISMS = (*names([sgd, *(mechanism for mechanism in mechanisms.MECHANISMS if mechanism.served)]), ON_WORKER)
 ID_BYTES, VALUE_BYTES, MARK_BYTES, TOTALS_BYTES = 8, 4, 4, 16
 
 
@@ -207,7 +211,7 @@ def traffic(mechanism: str, at: Deployment, known: Constants) -> tuple[float, fl
     """Bytes to servers and to the worker in one step."""
     n, row = at.lookups, at.dim * VALUE_BYTES
     fixed = (known.step_bytes + _calls(at) * known.call_bytes) / 2 + at.dense_weights * VALUE_BYTES
-    gradient = at.rows * row if _checked(mechanism) == "dpsgd-on-worker" else n * (ID_BYTES + row)
+    gradient = at.rows * row if _checked(mechanism) == ON_WORKER else n * (ID_BYTES + row)
     return n * ID_BYTES + gradient + fixed, n * row + fixed
 
 
@@ -215,18 +219,18 @@ def work(mechanism: str, at: Deployment, known: Constants) -> tuple[float, float
     """Core-seconds on all servers and on the worker in one step."""
     touched, every = at.lookups * at.dim, at.rows * at.dim
     touch = known.draw + known.read + known.replace
-    update = {
-        "sgd": known.add * touched,
-        "eana": touch * touched,
-        "lazydpsgd": (known.add + touch) * touched + known.mark * at.lookups,
-        "dpsgd": known.dense * every,
-        "dpsgd-on-worker": known.write * every,
-    }[_checked(mechanism)]
-    drawn = known.draw * every if mechanism == "dpsgd-on-worker" else 0.0
+    on_worker = _checked(mechanism) == ON_WORKER
+    update = known.write * every if on_worker else {
+        "none": known.add * touched,
+        "touched": touch * touched,
+        "owed": (known.add + touch) * touched + known.mark * at.lookups,
+        "every": known.dense * every,
+    }[named(mechanism).rows]  # fmt: skip
+    drawn = known.draw * every if on_worker else 0.0
     transport = sum(traffic(mechanism, at, known)) * known.wire
     calls = (_calls(at) * known.call_us + known.step_us - known.dispatch_us) * 1e3
     server = known.read * touched + update + (transport + calls) / 2
-    passes = known.example + (0.0 if mechanism == "sgd" else known.clip)
+    passes = known.example + (0.0 if mechanism == sgd.name else known.clip)
     worker = passes * at.batch + drawn + (transport + calls) / 2
     return server * 1e-9, worker * 1e-9
 
@@ -234,14 +238,14 @@ def work(mechanism: str, at: Deployment, known: Constants) -> tuple[float, float
 def memory(mechanism: str, at: Deployment) -> float:
     """Bytes that a server needs for its shards: weights, and for LazyDPSGD marks and a history of totals."""
     weights = at.table_bytes / at.servers
-    if mechanism != "lazydpsgd":
+    if not _owes(mechanism):
         return weights
     return weights + at.rows * MARK_BYTES / at.servers + at.steps * TOTALS_BYTES
 
 
 def settling(mechanism: str, at: Deployment, known: Constants) -> float:
     """Seconds until all rows are settled, all cores of all servers at it."""
-    if mechanism != "lazydpsgd":
+    if not _owes(mechanism):
         return 0.0
     return known.settle * at.rows * at.dim * 1e-9 / (at.servers * at.cores)
 
@@ -270,6 +274,11 @@ def _calls(at: Deployment) -> int:
 
 
 _ROUNDS = 3  # calls that wait for each other's answer: the function on the worker, its rows, its step
+
+
+def _owes(mechanism: str) -> bool:
+    """Whether rows owe noise, which is kept track of and paid at release."""
+    return _checked(mechanism) != ON_WORKER and named(mechanism).rows == "owed"
 
 
 def _checked(mechanism: str) -> str:

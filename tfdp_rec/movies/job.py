@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdp_rec
+from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models import TwoTower
@@ -33,8 +33,7 @@ from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.noise import EntropyNoise
 from tfdp_rec.privacy import Accountant, calibrate_noise
 
-MECHANISMS = ("sgd", "dpsgd", "lazydpsgd", "eana")
-_CLASSES = {"dpsgd": tfdp_rec.DPSGD, "lazydpsgd": tfdp_rec.LazyDPSGD, "eana": tfdp_rec.EANA}
+MECHANISMS = mechanisms.names((mechanisms.sgd, *mechanisms.COMMON))
 _KS = (1, 5, 10, 20)
 
 
@@ -131,10 +130,10 @@ def new_model(problem: Problem, settings: Settings) -> TwoTower:
 
 def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -> keras.optimizers.Optimizer:
     """A fresh optimizer."""
-    if mechanism == "sgd":
+    if mechanism == mechanisms.sgd.name:
         # The non-private peer does not clip: at the private rate it diverges. Its own best rate, found the same way.
         return keras.optimizers.SGD(settings.sgd_learning_rate)
-    return _CLASSES[mechanism](
+    return mechanisms.named(mechanism).optimizer(
         settings.learning_rate,
         l2_norm_clip=settings.clip,
         noise_multiplier=noise_multiplier,
@@ -195,7 +194,7 @@ def train_one(
         accountant = Accountant(model.optimizer.dp_event(), problem.sampling, problem.delta)
         for event, label in problem.spent:
             accountant.spend(event, label)
-        if mechanism != "eana":
+        if mechanisms.named(mechanism).claims_epsilon:
             callbacks.append(PrivacyBudget(accountant, settings.epsilon))
     test = test_batches(problem, settings)
     curve = _Curve(folder, mechanism, test, accountant)
@@ -227,7 +226,8 @@ def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
     labels = np.concatenate([batch["label"].numpy() for batch in test_batches(problem, settings)])
     recalls = {f"recall@{k}": float(np.isin(labels, order[:k]).mean()) for k in _KS}
     recalls |= {f"precision@{k}": recalls[f"recall@{k}"] / k for k in _KS}
-    return {"mechanism": "popularity", "recalls": recalls, "steps": None, "steps_per_second": None, "epsilon": None}
+    nothing = {"steps": None, "steps_per_second": None, "epsilon": None}
+    return {"mechanism": report.POPULARITY, "recalls": recalls, **nothing}
 
 
 Train = Callable[[str, Problem, Settings, RunFolder, float, int], tuple[TwoTower, dict[str, Any], str | None]]
@@ -271,12 +271,12 @@ def run(
     released: dict[str, TwoTower] = {}
     for mechanism in settings.mechanisms:
         if verbose:
-            print(f"\n== {report.NAMES[mechanism]}", flush=True)
+            print(f"\n== {report.label(mechanism)}", flush=True)
         model, result, statement = train(mechanism, problem, settings, folder, noise, verbose)
         results.append(result)
         if statement is not None:
             statements[mechanism] = statement
-        if not released or mechanism == "lazydpsgd":
+        if not released or mechanism == mechanisms.lazy_dp_sgd.name:
             released = {mechanism: model}
     folder.write_json("results.json", results)
     ((mechanism, model),) = released.items()
@@ -284,7 +284,7 @@ def run(
     report.write(folder, config, results, statements)
     if verbose:
         print("\n" + report.as_text(report.table(results, 10)))
-        print(f"\n{folder.path}/report.md   model of {report.NAMES[mechanism]} in {folder.path}/servable")
+        print(f"\n{folder.path}/report.md   model of {report.label(mechanism)} in {folder.path}/servable")
     return folder
 
 

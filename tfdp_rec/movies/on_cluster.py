@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.data import NextItemExamples, PoissonSampling
 from tfdp_rec.datasets.shared_timelines import SharedTimelines
@@ -61,11 +62,11 @@ class ClusterTraining:
             lambda: timelines.batches(sampling), self._resolver, sampling=sampling,
         )  # fmt: skip
         accountant, callbacks = None, []
-        if mechanism != "sgd":
+        if mechanism != mechanisms.sgd.name:
             accountant = Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, problem.delta)
             for event, label in problem.spent:
                 accountant.spend(event, label)
-            if mechanism != "eana":
+            if mechanisms.named(mechanism).claims_epsilon:
                 callbacks.append(PrivacyBudget(accountant, settings.epsilon))
         reports = min(settings.evaluations, settings.steps)
         curve = _Curve(folder, mechanism, trainer)

@@ -9,20 +9,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tfdp_rec import mechanisms
 from tfdp_rec.movies.run_folder import RunFolder
 
-COLOURS = {"sgd": "#555555", "dpsgd": "#1f77b4", "lazydpsgd": "#d62728", "eana": "#2ca02c", "popularity": "#999999"}
-NAMES = {
-    "sgd": "SGD (no privacy)",
-    "dpsgd": "DPSGD",
-    "lazydpsgd": "LazyDPSGD",
-    "eana": "EANA",
-    "popularity": "popularity",
-}
+POPULARITY = "popularity"  # what everybody watches, recommended to everybody: no mechanism, but a line of the table
 
 _WARNING = """> Losses and recalls below were computed from users' data without noise. They are for those who may see
 > it; the ε of the table covers the released model, not this page.
 """
+
+
+def label(name: str) -> str:
+    """What to call a line of the report."""
+    return name if name == POPULARITY else mechanisms.named(name).label
+
+
+def _colour(name: str) -> str:
+    return "#999999" if name == POPULARITY else mechanisms.named(name).colour
 
 
 def table(results: list[dict[str, Any]], cutoff: int) -> list[list[str]]:
@@ -31,7 +34,7 @@ def table(results: list[dict[str, Any]], cutoff: int) -> list[list[str]]:
     for r in results:
         rows.append(
             [
-                NAMES[r["mechanism"]],
+                label(r["mechanism"]),
                 f"{r['recalls'][f'recall@{cutoff}']:.4f}",
                 _epsilon(r["epsilon"]),
                 f"{r['steps_per_second']:.1f}" if r["steps_per_second"] else "–",
@@ -74,7 +77,7 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
     _plot(folder, f"recall@{cutoff}", f"recall@{cutoff} on held-out users", curves, flat)
     _plot(folder, "epsilon", "ε spent (user-level)", curves, {})
     rows = table(results, cutoff)
-    said = "\n".join(f"### {NAMES[name]}\n\n```\n{text.strip()}\n```\n" for name, text in statements.items())
+    said = "\n".join(f"### {label(name)}\n\n```\n{text.strip()}\n```\n" for name, text in statements.items())
     folder.write_text(
         "report.md",
         f"# Run of {config['when']}\n\n{_WARNING}\n{_as_markdown(rows)}\n\n"
@@ -85,7 +88,7 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
     )
 
 
-def _plot(folder: RunFolder, key: str, label: str, curves: list[dict[str, Any]], levels: dict[str, float]) -> None:
+def _plot(folder: RunFolder, key: str, title: str, curves: list[dict[str, Any]], levels: dict[str, float]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,11 +99,11 @@ def _plot(folder: RunFolder, key: str, label: str, curves: list[dict[str, Any]],
         points = [(c["step"], c[key]) for c in curves if c["mechanism"] == name and c.get(key) is not None]
         points = [p for p in points if math.isfinite(p[1])]
         if points:
-            axes.plot(*zip(*points), label=NAMES[name], color=COLOURS[name], marker=".")
+            axes.plot(*zip(*points), label=label(name), color=_colour(name), marker=".")
     for name, level in levels.items():
-        axes.axhline(level, label=NAMES[name], color=COLOURS[name], linestyle="--")
+        axes.axhline(level, label=label(name), color=_colour(name), linestyle="--")
     axes.set_xlabel("steps")
-    axes.set_ylabel(label)
+    axes.set_ylabel(title)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

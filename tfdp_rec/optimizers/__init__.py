@@ -1,22 +1,11 @@
-"""The mechanisms, each a Keras optimizer."""
+"""The mechanisms, each a Keras optimizer. What else is known of each is in `tfdp_rec.mechanisms`."""
 
-from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.dp_sgd import DPSGD
-from tfdp_rec.optimizers.eana import EANA
-from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
-from tfdp_rec.optimizers.sparse.ada_fest import AdaFEST
-from tfdp_rec.optimizers.sparse.exponential import ExponentialSelectionSGD
-from tfdp_rec.optimizers.sparse.fest import FEST
-from tfdp_rec.optimizers.sparse.preselection import Preselection, noisy_frequencies
-
-__all__ = [
-    "DPSGD",
-    "EANA",
-    "FEST",
-    "AdaFEST",
-    "ExponentialSelectionSGD",
-    "LazyDPSGD",
-    "Preselection",
-    "PrivateOptimizer",
-    "noisy_frequencies",
-]
+from tfdp_rec.optimizers.base import PrivateOptimizer as PrivateOptimizer
+from tfdp_rec.optimizers.dp_sgd import DPSGD as DPSGD
+from tfdp_rec.optimizers.eana import EANA as EANA
+from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD as LazyDPSGD
+from tfdp_rec.optimizers.sparse.ada_fest import AdaFEST as AdaFEST
+from tfdp_rec.optimizers.sparse.exponential import ExponentialSelectionSGD as ExponentialSelectionSGD
+from tfdp_rec.optimizers.sparse.fest import FEST as FEST
+from tfdp_rec.optimizers.sparse.preselection import Preselection as Preselection
+from tfdp_rec.optimizers.sparse.preselection import noisy_frequencies as noisy_frequencies
