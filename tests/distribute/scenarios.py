@@ -292,7 +292,7 @@ def _counted_read(self, rows):
 
 
 def _inject_after_a_read(self, gradient, learning_rate, rounds=2000):
-    """Between a step's tick and its gradient, waits for a read. Two steps that wait for each other's give up in time."""
+    """Between a step's tick and its gradient, waits for a read; two that wait for each other give up in time."""
     before, square = tf.raw_ops.QueueSizeV2(handle=_reads()), tf.fill([200, 200], 1e-3)
 
     def wait(i, size, square):
