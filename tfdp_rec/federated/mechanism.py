@@ -90,7 +90,7 @@ class AttentionMechanism:
 
     Example:
         >>> mechanism = AttentionMechanism(num_basis=3, epsilon=10.0, delta=1e-5, padding=0.2)
-        >>> mechanism.release([0.7, 0.2, 0.1]).sum().round(6)
+        >>> float(mechanism.release([0.7, 0.2, 0.1]).sum().round(6))
         1.0
     """
 

@@ -1,0 +1,72 @@
+"""docs/extending.md runs as it stands, and its mechanism keeps what every mechanism promises."""
+
+import importlib
+import pathlib
+import re
+import sys
+import types
+
+import pytest
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "extending.md"
+SECTIONS = {
+    part.splitlines()[0]: re.findall(r"```python\n(.*?)```", part, re.S)
+    for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.M)[1:]
+}
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """The names that a section leaves behind, in a module of its own: classes must be found again when loaded."""
+    modules = {}
+
+    def of(section):
+        if section not in modules:
+            module = modules[section] = types.ModuleType(f"extending_{len(modules)}")
+            sys.modules[module.__name__] = module
+            for number, block in enumerate(SECTIONS[section]):
+                exec(compile(block, f"docs/extending.md: {section}, block {number + 1}", "exec"), vars(module))
+        return modules[section]
+
+    yield of
+    for module in modules.values():
+        del sys.modules[module.__name__]
+
+
+def test_the_page_has_what_can_be_added():
+    assert list(SECTIONS) == ["A mechanism", "A clipping rule", "A sampling scheme", "A data set"]
+    assert all(len(blocks) >= 2 for blocks in SECTIONS.values())
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_runs(section, ran):
+    ran(section)
+
+
+CONTRACT = (
+    "test_privacy_settings_are_given_by_name",
+    "test_config_holds_every_argument",
+    "test_config_makes_the_same_again",
+    "test_noise_is_never_in_the_config",
+    "test_setters_check_what_they_are_given",
+    "test_raw_gradients_are_refused",
+    "test_it_must_be_told_its_tables_and_serves_one_model",
+    "test_untrained_models_are_saved_too",
+    "test_save_and_load",
+)
+
+
+@pytest.mark.parametrize("promise", CONTRACT)
+def test_the_mechanism_joins_the_contract_by_being_listed(promise, ran, tmp_path, monkeypatch):
+    contract = importlib.import_module("optimizers.test_contract")
+    kind = ran("A mechanism").HeadSGD
+    monkeypatch.setitem(contract.MECHANISMS, kind, {"head": 7})
+
+    def trained(kind):
+        model = contract.model_of(kind, compile_options={"run_eagerly": True})
+        model.fit(contract.batches(), epochs=2, verbose=0)
+        return model
+
+    given = {"kind": kind, "trained": trained, "tmp_path": tmp_path}
+    test = getattr(contract, promise)
+    test(*(given[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]))
