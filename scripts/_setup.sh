@@ -39,11 +39,14 @@ discard_interrupted_setup() {
 # What an installed environment depends on: where it lies and what the package asks for.
 wanted_state() { pwd; cat setup.cfg pyproject.toml; }
 
-# Whether .venv holds what is wanted with these extras; without any, whatever was installed will do.
+# Whether .venv holds what is wanted with these extras: installed with them, and perhaps with others.
 up_to_date() {
-  local stamp
+  local stamp extra
   [ -x .venv/bin/python ] || return 1
-  for stamp in .venv/.installed-${1:-*}; do
+  for stamp in .venv/.installed-*; do
+    for extra in ${1//-/ }; do
+      [[ $stamp == *-"$extra"* ]] || continue 2
+    done
     if wanted_state | cmp -s - "$stamp"; then return; fi
   done
   return 1

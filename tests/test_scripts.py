@@ -52,6 +52,8 @@ def test_what_test_installed_is_enough_for_train_but_not_the_other_way_round(pro
     assert prepare(project, "")[1] == 1
     assert prepare(project, "test,tutorials")[1] == 1
     assert prepare(project, "")[1] == prepare(project, "test,tutorials")[1] == 0
+    assert prepare(project, "test,tutorials,docs")[1] == 1
+    assert prepare(project, "test,docs")[1] == prepare(project, "test,tutorials")[1] == 0
 
 
 @pytest.mark.parametrize("change", ["requirements", "place"])
