@@ -122,7 +122,7 @@ class FileLogs:
     def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
         """So many of a day: its first; or, of its first ten million, the last ("test") or those before these."""
         if day >= len(self.files):
-            raise ValueError(f"there are {len(self.files)} days of logs; the study asks for day {day}")
+            raise ValueError(f"there are {len(self.files)} days of logs; the study asks for day {day}.")
         read, found = [], 0
         for chunk in criteo.read_chunks(self.files[day], self.buckets):
             read.append(chunk)
@@ -132,7 +132,7 @@ class FileLogs:
         whole = criteo.CriteoExamples.concatenate(read)
         needed = 2 * num_examples if part == "validation" else num_examples
         if len(whole) < needed:
-            raise ValueError(f"{self.files[day]} has {len(whole)} examples; the study asks for {needed}")
+            raise ValueError(f"{self.files[day]} has {len(whole)} examples; the study asks for {needed}.")
         end = {"train": num_examples, "validation": len(whole) - num_examples, "test": len(whole)}[part]
         features, labels = whole.fetch(slice(end - num_examples, end))
         return criteo.CriteoExamples(labels, features["numeric"], features["categorical"])

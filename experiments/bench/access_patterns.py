@@ -11,7 +11,8 @@ and a rank becomes a row by r ↦ (k r + 1) mod V with k prime to V, so that pop
 Everything is a few TensorFlow operations on all tables at once and a pure function of (seed, batch number), so batches
 cost next to nothing, need no memory, and two contenders given the same seed read the same rows.
 
-Reference: Lim et al., "LazyDP", ASPLOS 2024, §7.3 (90% of reads on 36%, 10% and 0.6% of the rows).
+Reference:
+    Lim et al., "LazyDP", ASPLOS 2024, §7.3 (90% of reads on 36%, 10% and 0.6% of the rows).
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ class AccessPattern:
         exponent: of a Zipf distribution; 0 for uniform.
 
     Example:
-
-    >>> AccessPattern.named("zipf-1.05")
-    AccessPattern(hot_rows=1.0, exponent=1.05)
+        >>> AccessPattern.named("zipf-1.05")
+        AccessPattern(hot_rows=1.0, exponent=1.05)
     """
 
     hot_rows: float = 1.0
@@ -65,7 +65,7 @@ class AccessPattern:
             try:
                 return cls(exponent=float(name.removeprefix("zipf-")))
             except ValueError as problem:
-                raise ValueError(f"'{name}': {problem}") from problem
+                raise ValueError(f"'{name}': {problem}.") from problem
         raise ValueError(f"pattern must be one of {', '.join(PATTERNS)} or zipf-A, got {name!r}.")
 
     def ranks(self, uniform: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -100,9 +100,8 @@ def scattering_factor(rows: int) -> int:
     """A number prime to `rows` near the golden section of it.
 
     Example:
-
-    >>> scattering_factor(10), scattering_factor(1)
-    (7, 1)
+        >>> scattering_factor(10), scattering_factor(1)
+        (7, 1)
     """
     factor = max(1, round(rows * _GOLDEN))
     while math.gcd(factor, rows) != 1:
@@ -146,10 +145,9 @@ def click_batches(
         seed: the same batches for the same seed.
 
     Example:
-
-    >>> inputs, label = next(iter(click_batches(AccessPattern(), [10, 1000], batch_size=4)))
-    >>> inputs["ids"].shape, label.shape
-    (TensorShape([4, 2]), TensorShape([4, 1]))
+        >>> inputs, label = next(iter(click_batches(AccessPattern(), [10, 1000], batch_size=4)))
+        >>> inputs["ids"].shape, label.shape
+        (TensorShape([4, 2]), TensorShape([4, 1]))
     """
 
     def batch(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures and prints a table."""
     for name in ("rows", "width", "tables", "repeats"):
         if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
+            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}.")
     timings = timing.alternate(_samplers(args.rows, args.width, args.tables), args.repeats)
     timings |= timing.alternate(_steps(args.rows, args.width), args.repeats)
     values = args.rows * args.width

@@ -30,17 +30,16 @@ class Wire:
         OSError: where the kernel does not tell (other than Linux).
 
     Example:
-
-    >>> pair = socket.create_server(("127.0.0.1", 0))
-    >>> sender = socket.create_connection(pair.getsockname())
-    >>> receiver, _ = pair.accept()
-    >>> wire = Wire({"all": [os.getpid()]})
-    >>> before = wire.counts()
-    >>> sender.sendall(bytes(1000)); len(receiver.recv(1000, socket.MSG_WAITALL))
-    1000
-    >>> wire.since(before)
-    {'all': 1000}
-    >>> for s in (pair, sender, receiver): s.close()
+        >>> pair = socket.create_server(("127.0.0.1", 0))
+        >>> sender = socket.create_connection(pair.getsockname())
+        >>> receiver, _ = pair.accept()
+        >>> wire = Wire({"all": [os.getpid()]})
+        >>> before = wire.counts()
+        >>> sender.sendall(bytes(1000)); len(receiver.recv(1000, socket.MSG_WAITALL))
+        1000
+        >>> wire.since(before)
+        {'all': 1000}
+        >>> for s in (pair, sender, receiver): s.close()
     """
 
     def __init__(self, processes: Mapping[str, list[int]]):

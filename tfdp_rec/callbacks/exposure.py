@@ -63,11 +63,10 @@ class Exposure(keras.callbacks.Callback):
         Carlini et al., The Secret Sharer, USENIX Security 2019.
 
     Example:
-
-    >>> from tfdp_rec.audit import Canaries, Uniform
-    >>> catalogue = {"context": Uniform(100, shape=(5,), low=1), "label": Uniform(100, low=1)}
-    >>> canaries = Canaries.draw(catalogue, repeats=(1, 10), per_repeat=5, num_references=64)
-    >>> callback = Exposure(canaries, shared={"negatives": np.arange(1, 100)}, every=5)
+        >>> from tfdp_rec.audit import Canaries, Uniform
+        >>> catalogue = {"context": Uniform(100, shape=(5,), low=1), "label": Uniform(100, low=1)}
+        >>> canaries = Canaries.draw(catalogue, repeats=(1, 10), per_repeat=5, num_references=64)
+        >>> callback = Exposure(canaries, shared={"negatives": np.arange(1, 100)}, every=5)
     """
 
     def __init__(

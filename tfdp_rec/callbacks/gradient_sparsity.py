@@ -55,9 +55,8 @@ class GradientSparsity(keras.callbacks.Callback):
         TypeError: in `fit`, if the model was not compiled with a mechanism of this package.
 
     Example:
-
-    >>> Sparsity(steps=10, rows=50, bytes=1600, dense_rows=1000, dense_bytes=32000).reduction
-    20.0
+        >>> Sparsity(steps=10, rows=50, bytes=1600, dense_rows=1000, dense_bytes=32000).reduction
+        20.0
     """
 
     keeps_off_weights = True

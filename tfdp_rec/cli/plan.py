@@ -137,9 +137,8 @@ def bytes_text(count: float) -> str:
     """Bytes, for people.
 
     Example:
-
-    >>> bytes_text(96e9), bytes_text(12)
-    ('96 GB', '12 B')
+        >>> bytes_text(96e9), bytes_text(12)
+        ('96 GB', '12 B')
     """
     return _scaled(count, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
 
@@ -148,9 +147,8 @@ def seconds_text(count: float) -> str:
     """Seconds, for people.
 
     Example:
-
-    >>> seconds_text(0.0123), seconds_text(7200)
-    ('12.3 ms', '2 h')
+        >>> seconds_text(0.0123), seconds_text(7200)
+        ('12.3 ms', '2 h')
     """
     return _scaled(count, (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
 

@@ -38,10 +38,9 @@ def batch_size(batch: Any, shared: Sequence[str] = ()) -> tf.Tensor:
         ValueError: if the batch holds no tensor with a batch axis.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> int(batch_size({"negatives": tf.range(7), "label": tf.range(3)}, shared=("negatives",)))
-    3
+        >>> import tensorflow as tf
+        >>> int(batch_size({"negatives": tf.range(7), "label": tf.range(3)}, shared=("negatives",)))
+        3
     """
     leaves = example_leaves(batch, shared)
     if not leaves:

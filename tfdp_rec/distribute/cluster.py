@@ -46,14 +46,13 @@ class Cluster:
         ValueError: for anything that could not be a cluster, with what to change.
 
     Example:
-
-    >>> cluster = Cluster({"worker": ["10.0.0.5:2222"], "ps": ["10.0.0.7:2222", "10.0.0.8:2222"]})
-    >>> cluster.servers
-    ('10.0.0.7:2222', '10.0.0.8:2222')
-    >>> Cluster({"worker": ["10.0.0.5:2222"], "ps": ["10.0.0.5:2222"]})
-    Traceback (most recent call last):
-    ...
-    ValueError: 10.0.0.5:2222 is both worker 0 and ps 0; each process needs an address of its own.
+        >>> cluster = Cluster({"worker": ["10.0.0.5:2222"], "ps": ["10.0.0.7:2222", "10.0.0.8:2222"]})
+        >>> cluster.servers
+        ('10.0.0.7:2222', '10.0.0.8:2222')
+        >>> Cluster({"worker": ["10.0.0.5:2222"], "ps": ["10.0.0.5:2222"]})
+        Traceback (most recent call last):
+        ...
+        ValueError: 10.0.0.5:2222 is both worker 0 and ps 0; each process needs an address of its own.
     """
 
     jobs: Mapping[str, Sequence[str]]
@@ -84,7 +83,7 @@ class Cluster:
         try:
             return cls(found["cluster"], _read_task(found["task"]) if "task" in found else None)
         except ValueError as problem:
-            raise ValueError(f"{source}: {problem}") from None
+            raise ValueError(f"{source}: {problem}.") from None
 
     @classmethod
     def from_tf_config(cls) -> Cluster:
@@ -184,7 +183,7 @@ class Cluster:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(
                         f"No answer within {seconds:g} s from {', '.join(silent)}. Start each with: "
-                        "tfdp-rec server --cluster FILE --job JOB --index I"
+                        "tfdp-rec server --cluster FILE --job JOB --index I."
                     )
                 time.sleep(0.1)
 
@@ -206,9 +205,8 @@ def split_address(address: Any) -> tuple[str, int]:
         ValueError: if it is not `host:port`.
 
     Example:
-
-    >>> split_address("[::1]:2222")
-    ('::1', 2222)
+        >>> split_address("[::1]:2222")
+        ('::1', 2222)
     """
     if not isinstance(address, str):
         raise ValueError(f"an address must be a string 'host:port', got {address!r}.")
@@ -228,7 +226,7 @@ def _checked_jobs(jobs: Any) -> dict[str, tuple[str, ...]]:
         if job not in JOBS:
             near = difflib.get_close_matches(str(job), JOBS, 1, 0.5)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise ValueError(f"unknown job {job!r}; jobs are {', '.join(JOBS)}.{hint}")
+            raise ValueError(f"unknown job {job!r}; jobs are {', '.join(JOBS)}.{hint}.")
     for job, meaning in (("worker", "compute gradients"), ("ps", "hold the tables (parameter servers)")):
         if not jobs.get(job):
             raise ValueError(f"the cluster has no '{job}', whose processes {meaning}; list at least one.")

@@ -54,10 +54,10 @@ class Nursery:
         try:
             if not select.select([listening], [], [], seconds)[0]:
                 self.kill(name)
-                raise OSError(f"it did not listen within {seconds:g} s")
+                raise OSError(f"it did not listen within {seconds:g} s.")
             if not os.read(listening, 1):
                 self.kill(name)
-                raise OSError("it ended")
+                raise OSError("it ended.")
         finally:
             os.close(listening)
         return pid

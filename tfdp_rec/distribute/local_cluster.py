@@ -42,10 +42,9 @@ class LocalCluster:
         OSError: if a server does not start; with what it wrote.
 
     Example:
-
-    >>> with LocalCluster(workers=1, servers=2) as cluster:  # doctest: +SKIP
-    ...     trainer = ParameterServerTrainer(model_fn, optimizer_fn, dataset_fn, cluster.resolver())
-    ...     trainer.fit(100)
+        >>> with LocalCluster(workers=1, servers=2) as cluster:  # doctest: +SKIP
+        ...     trainer = ParameterServerTrainer(model_fn, optimizer_fn, dataset_fn, cluster.resolver())
+        ...     trainer.fit(100)
     """
 
     def __init__(self, workers: int = 2, servers: int = 2, folder: str | Path | None = None, start_seconds: float = 60):
@@ -148,10 +147,10 @@ class LocalCluster:
             self._launcher.stdin.flush()
         line = self._launcher.stdout.readline()
         if not line:
-            raise OSError(f"the launcher of the local cluster died:\n{self.log('launcher')[-2000:]}")
+            raise OSError(f"the launcher of the local cluster died:\n{self.log('launcher')[-2000:]}.")
         answer = json.loads(line)
         if "error" in answer:
-            raise OSError(f"{name} did not start: {answer['error']}\n{self.log(name)[-2000:]}")
+            raise OSError(f"{name} did not start: {answer['error']}\n{self.log(name)[-2000:]}.")
         return answer["answer"]
 
 

@@ -18,12 +18,11 @@ class Parcel:
         nest: of tensors.
 
     Example:
-
-    >>> parcel = Parcel(({"rows": tf.constant([3, 1], tf.int64)}, tf.ones([2, 3]), tf.zeros([])))
-    >>> [tensor.shape.as_list() for tensor in parcel.tensors]
-    [[7], [2]]
-    >>> parcel.open(parcel.tensors)[1].shape
-    TensorShape([2, 3])
+        >>> parcel = Parcel(({"rows": tf.constant([3, 1], tf.int64)}, tf.ones([2, 3]), tf.zeros([])))
+        >>> [tensor.shape.as_list() for tensor in parcel.tensors]
+        [[7], [2]]
+        >>> parcel.open(parcel.tensors)[1].shape
+        TensorShape([2, 3])
     """
 
     def __init__(self, nest: Any):

@@ -179,12 +179,11 @@ def plan(mechanism: str, at: Deployment, known: Constants = Constants()) -> Step
         ValueError: for an unknown mechanism.
 
     Example:
-
-    >>> small, large = (Deployment(rows=rows, dim=64, batch=64, ids=20) for rows in (100_000, 100_000_000))
-    >>> plan("lazydpsgd", small).bytes == plan("lazydpsgd", large).bytes
-    True
-    >>> plan("dpsgd", small).steps_per_second > 100 * plan("dpsgd", large).steps_per_second
-    True
+        >>> small, large = (Deployment(rows=rows, dim=64, batch=64, ids=20) for rows in (100_000, 100_000_000))
+        >>> plan("lazydpsgd", small).bytes == plan("lazydpsgd", large).bytes
+        True
+        >>> plan("dpsgd", small).steps_per_second > 100 * plan("dpsgd", large).steps_per_second
+        True
     """
     up, down = traffic(mechanism, at, known)
     server, worker = work(mechanism, at, known)

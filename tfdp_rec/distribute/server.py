@@ -38,5 +38,5 @@ def serve(cluster: Cluster, job: str, index: int) -> tf.distribute.Server:
         )  # fmt: skip
     except tf.errors.OpError as problem:
         raise OSError(
-            f"{job} {index} cannot listen at {cluster.jobs[job][index]}; is the port taken? ({problem.message})"
+            f"{job} {index} cannot listen at {cluster.jobs[job][index]}; is the port taken? ({problem.message})."
         ) from None

@@ -205,7 +205,7 @@ def _compose(book: Counter[Profile], delta: float) -> float:
 
 
 def _pure_total(book: Counter[Profile]) -> float:
-    """Basic composition of the pure releases; infinite as soon as one needs a positive delta."""
+    """Basic composition of the pure releases; infinite as soon as one needs a positive δ."""
     total = 0.0
     for release, count in book.items():
         if isinstance(release, AttentionRelease) and not release.mechanism.calibration.needs_delta:

@@ -118,7 +118,7 @@ class PrivateClient:
         self._ledger.save(state)
 
     def spent(self) -> float:
-        """Epsilon spent so far at the budget's delta."""
+        """ε spent so far at the budget's δ."""
         return self._ledger.load().epsilon(self.budget_delta)
 
     def attention(self) -> NDArray[np.float64]:

@@ -67,7 +67,7 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
     Args:
         folder: the run's.
         config: what the run was asked to do.
-        results: one record a mechanism: recalls, epsilon, steps, steps_per_second.
+        results: one record a mechanism: recalls, ε, steps, steps_per_second.
         statements: mechanism -> its privacy statement.
     """
     cutoff = 10 if "recall@10" in results[0]["recalls"] else max(int(k.split("@")[1]) for k in results[0]["recalls"])

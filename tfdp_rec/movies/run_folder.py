@@ -21,12 +21,11 @@ class RunFolder:
         FileExistsError: if it does.
 
     Example:
-
-    >>> import tempfile
-    >>> folder = RunFolder(tempfile.mkdtemp() + "/first")
-    >>> folder.append({"step": 1}); folder.append({"step": 2})
-    >>> [line["step"] for line in folder.metrics()]
-    [1, 2]
+        >>> import tempfile
+        >>> folder = RunFolder(tempfile.mkdtemp() + "/first")
+        >>> folder.append({"step": 1}); folder.append({"step": 2})
+        >>> [line["step"] for line in folder.metrics()]
+        [1, 2]
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None):

@@ -2,18 +2,18 @@
 
 With U uniform on (0, 1) and A uniform on the circle,
 
-  z = sqrt(-2 ln U) (cos A, sin A) is N(0, I) in the plane.
+  z = √(-2 ln U) (cos A, sin A) is N(0, I) in the plane.
 
 Radius. U has 64 bits. Its distance w = min(U, 1 - U) to the nearer end keeps them in a float (floats are
 dense near 0; near 1 they would lose the bits that make small radii). With y = U in the lower half and
-y = 1 - w in the upper, y = 2^e (1 + f), 1/sqrt(2) <= 1 + f < sqrt(2),
+y = 1 - w in the upper, y = 2^e (1 + f), 1/√(2) ≤ 1 + f < √(2),
 
   ln U = e ln 2 + ln(1 + f),   ln(1 + f) = f (1 - f/2 + f^2/3 - ...),   f = -w exactly where e = 0.
 
 (A series in f / (2 + f) needs a third of the terms and a division, which costs more than they do.) The radius
-ends at 9.5, which is sqrt(2 * 65 ln 2).
+ends at 9.5, which is √(2 * 65 ln 2).
 
-Angle. One eighth of a turn to either side of the first axis is x in (-pi/4, pi/4), where Taylor's series
+Angle. One eighth of a turn to either side of the first axis is x in (-π/4, π/4), where Taylor's series
 are short; one bit exchanges the two coordinates and one bit turns the pair round, which spreads the quarter
 over the circle.
 
@@ -90,12 +90,12 @@ def _log_uniform(high: tf.Tensor, low: tf.Tensor, form: _Format) -> tf.Tensor:
     high = tf.where(upper_half, _word(2**32 - 1) - high, high)
     distance = tf.cast(high, form.dtype) * 2.0**-32 + (tf.cast(low, form.dtype) + 0.5) * 2.0**-64
     exponent, f = _exponent_and_fraction(tf.where(upper_half, 1.0 - distance, distance), form)
-    f = tf.where(tf.equal(exponent, 0.0), -distance, f)  # only the upper half has values above 1/sqrt(2)
+    f = tf.where(tf.equal(exponent, 0.0), -distance, f)  # only the upper half has values above 1/√(2)
     return exponent * math.log(2.0) + f * _polynomial(f, form.log)
 
 
 def _exponent_and_fraction(x: tf.Tensor, form: _Format) -> tuple[tf.Tensor, tf.Tensor]:
-    """e and f with x = 2^e (1 + f), 1/sqrt(2) <= 1 + f < sqrt(2), for x > 0, by integer arithmetic."""
+    """e and f with x = 2^e (1 + f), 1/√(2) ≤ 1 + f < √(2), for x > 0, by integer arithmetic."""
     bits = tf.bitcast(x, form.integer)
     mantissa_bits = tf.constant(form.mantissa_bits, form.integer)
     root_half = tf.bitcast(tf.constant(math.sqrt(0.5), form.dtype), form.integer)

@@ -26,10 +26,9 @@ def system_words(count: int) -> tf.Tensor:
         uint32 tensor of shape [count].
 
     Example:
-
-    >>> words = system_words(4)
-    >>> words.shape.as_list(), bool(tf.reduce_all(words == system_words(4)))
-    ([4], False)
+        >>> words = system_words(4)
+        >>> words.shape.as_list(), bool(tf.reduce_all(words == system_words(4)))
+        ([4], False)
     """
     lines = count * _LINES_A_WORD
     source = tf.data.TextLineDataset(_SOURCE, buffer_size=_BUFFER_BYTES)

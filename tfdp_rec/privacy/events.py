@@ -29,11 +29,11 @@ def to_json(event: DpEvent) -> dict[str, Any]:
     """The event as JSON-able nested dicts.
 
     Raises:
-      ValueError: an event of unknown type, or one with a noise multiplier or probability out of range.
+        ValueError: an event of unknown type, or one with a noise multiplier or probability out of range.
 
     Example:
-      >>> to_json(dp_accounting.GaussianDpEvent(1.1))
-      {'type': 'GaussianDpEvent', 'noise_multiplier': 1.1}
+        >>> to_json(dp_accounting.GaussianDpEvent(1.1))
+        {'type': 'GaussianDpEvent', 'noise_multiplier': 1.1}
     """
     name = type(event).__name__
     if _TYPES.get(name) is not type(event):
@@ -58,11 +58,11 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
     """The inverse of `to_json`.
 
     Raises:
-      ValueError: an unknown type.
+        ValueError: an unknown type.
 
     Example:
-      >>> from_json({"type": "GaussianDpEvent", "noise_multiplier": 1.1})
-      GaussianDpEvent(noise_multiplier=1.1)
+        >>> from_json({"type": "GaussianDpEvent", "noise_multiplier": 1.1})
+        GaussianDpEvent(noise_multiplier=1.1)
     """
     arguments = dict(fields)
     name = arguments.pop("type", None)
@@ -90,8 +90,8 @@ def in_words(event: DpEvent) -> str:
     """The event as part of a sentence.
 
     Example:
-      >>> in_words(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3))
-      '3 times Gaussian noise of multiplier 2'
+        >>> in_words(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3))
+        '3 times Gaussian noise of multiplier 2'
     """
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return f"Gaussian noise of multiplier {event.noise_multiplier:g}"

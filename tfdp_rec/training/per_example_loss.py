@@ -27,11 +27,10 @@ def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_w
         ValueError: if the structures do not fit.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> y, p = tf.constant([[0.0], [1.0]]), tf.constant([[0.0], [3.0]])
-    >>> per_example_loss("mse", None, y, p, None).numpy().tolist()
-    [0.0, 4.0]
+        >>> import tensorflow as tf
+        >>> y, p = tf.constant([[0.0], [1.0]]), tf.constant([[0.0], [3.0]])
+        >>> per_example_loss("mse", None, y, p, None).numpy().tolist()
+        [0.0, 4.0]
     """
     outputs = _by_output(y_pred, y_pred)
     losses = _by_output(loss, y_pred, broadcast=not isinstance(loss, (list, tuple, dict)))

@@ -74,15 +74,15 @@ def _checked(sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray]) -> dict
     """The chosen rows of each table, sorted."""
     if set(sizes) != set(chosen):
         raise ValueError(
-            f"rows are chosen for the tables {sorted(chosen)}, but the model has {sorted(sizes)}"
+            f"rows are chosen for the tables {sorted(chosen)}, but the model has {sorted(sizes)}."
         )
     result = {}
     for path, size in sizes.items():
         rows = np.unique(np.asarray(chosen[path], dtype=np.int64))
         if len(rows) != len(chosen[path]):
-            raise ValueError(f"the rows chosen for '{path}' hold a row twice")
+            raise ValueError(f"the rows chosen for '{path}' hold a row twice.")
         if len(rows) and (rows[0] < 0 or rows[-1] >= size):
-            raise ValueError(f"the rows chosen for '{path}' must lie between 0 and {size - 1}")
+            raise ValueError(f"the rows chosen for '{path}' must lie between 0 and {size - 1}.")
         with tf.init_scope():
             result[path] = tf.constant(rows)
     return result
