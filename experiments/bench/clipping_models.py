@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from keras import layers
 import tfdp_rec
 from experiments.bench.contestants import GatheredEmbedding
 from tfdp_rec.models.dlrm import DLRMLayers
-from tfdp_rec.noise import NoiseSource
+from tfdp_rec.noise import NoiseSource, Request
 from tfdp_rec.training.model import PrivateTraining
 
 LEARNING_RATE = 0.05
@@ -25,8 +25,8 @@ TABLES, WIDTH, LENGTH = 26, 128, 32
 class Silence(NoiseSource):
     """No noise, so that clipping is timed alone."""
 
-    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
-        return tf.zeros([tf.size(rows), width])
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.zeros([tf.size(r.rows), r.draws, r.width]) for r in requests]
 
 
 class ClippedSGD(tfdp_rec.DPSGD):

@@ -123,14 +123,14 @@ def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[
     distinct = {path: tf.unique(element.upcoming[path])[0] for path in tables}
     values = {path: tf.zeros([tf.size(ids), tables[path].width]) for path, ids in distinct.items()}
     requests = [
-        Request(t.number, distinct[path], tf.ones([tf.size(distinct[path]), 1]), t.width)
+        Request(t.number, distinct[path], t.width, tf.ones([tf.size(distinct[path]), 1]))
         for path, t in tables.items()
     ]
     now, gradient = tf.constant(0, tf.int64), {p: tf.IndexedSlices(values[p], distinct[p]) for p in tables}
     return {
         "de-duplication": lambda: [tf.unique(element.upcoming[path])[0] for path in tables],
         "reading marks": lambda: [optimizer.ledger.since(path, ids) for path, ids in distinct.items()],
-        "sampling": lambda: optimizer.noise.scaled(requests, now),
+        "sampling": lambda: optimizer.noise.draw(requests, now),
         "noise to rows": lambda: [
             t.write(distinct[p], t.read(distinct[p])[0] - values[p], None) for p, t in tables.items()
         ],

@@ -1,33 +1,30 @@
-"""The reader of knowledge-graph timelines, its examples, and the vocabulary counted under privacy."""
+"""The reader of knowledge-graph timelines, its examples, and its vocabularies."""
 
 import json
-import math
 import sys
 
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
-from scipy import stats
 
 from tfdp_rec.datasets.kg.files import (
     Activity,
     Timeline,
     TimelineStore,
     Vocabulary,
+    distinct_terms,
     pad_window,
-    private_vocabulary,
     read_timelines,
     split_individuals,
-    vocabulary_threshold,
     write_timelines,
 )
+from tfdp_rec.noise.words import seeded
+from tfdp_rec.privacy import private_terms
 
 
 def activity(time, entities=(), unigrams=(), bigrams=()):
     return Activity(time, {"entities": list(entities), "unigrams": list(unigrams), "bigrams": list(bigrams)})
 
-
-ARGSORT = np.argsort
 
 PEOPLE = [
     Timeline("a", [activity(1, ["Q1"], ["one"]), activity(2, ["Q2", "Q3"]), activity(5, ["Q1"], [], ["x y"])]),
@@ -168,77 +165,10 @@ def test_split_is_by_individual_and_nine_to_one():
         split_individuals(3, train_share=1.0)
 
 
-def crowd(counts):
-    """One individual a use: term i is used by counts[i] individuals, each with that term alone."""
-    return [Timeline(f"{term}-{n}", [activity(1, [term])]) for term, count in counts.items() for n in range(count)]
-
-
-def test_private_vocabulary_finds_the_frequent_and_hides_the_rare():
-    people = crowd({"often": 500, "common": 100, "rare": 1})
-    vocabulary = private_vocabulary(people, "entities", 10, noise_multiplier=1.0, threshold_delta=1e-6, seed=0)
-    assert vocabulary.terms == ("often", "common")
-    assert vocabulary.event == GaussianDpEvent(1.0) and vocabulary.delta == 1e-6
-    small = private_vocabulary(people, "entities", 1, noise_multiplier=1.0, threshold_delta=1e-6, seed=0)
-    assert small.terms == ("often",)
-
-
-def passes(people, term, sigma, delta, max_terms, runs=4000):
-    found = [private_vocabulary(people, "entities", 100, noise_multiplier=sigma, threshold_delta=delta,
-                                max_terms=max_terms, seed=seed).terms for seed in range(runs)]  # fmt: skip
-    return sum(any(t.startswith(term) for t in terms) for terms in found)
-
-
-@pytest.mark.parametrize("own, max_terms", [(1, 1), (4, 4), (9, 4)])
-def test_terms_of_one_individual_pass_with_probability_at_most_delta(own, max_terms):
-    people = [Timeline("x", [activity(1, [f"own{i}" for i in range(own)])])]
-    found = passes(people, "own", sigma=0.5, delta=0.05, max_terms=max_terms)
-    assert stats.binom.sf(found - 1, 4000, 0.05) > 1e-6, f"{found} of 4000 pass"
-    if own == max_terms == 1:
-        assert stats.binom.cdf(found, 4000, 0.05) > 1e-6  # attained where one term is the worst case
-
-
-def test_weights_get_noise_of_the_right_size():
-    """A term about one σ above the threshold passes as often as a Gaussian says; a wrong σ would not."""
-    sigma, delta = 4.0, 1e-3
-    threshold = vocabulary_threshold(sigma, delta, 1)
-    count = math.ceil(threshold) + 4
-    found = passes(crowd({"near": count}), "near", sigma, delta, 1, runs=2000)
-    assert stats.binomtest(found, 2000, stats.norm.cdf((count - threshold) / sigma)).pvalue > 1e-6
-    assert stats.binomtest(found, 2000, stats.norm.cdf((count - threshold) / (2 * sigma))).pvalue < 1e-6
-
-
-def test_one_individual_moves_the_weights_by_at_most_one(monkeypatch):
-    """The vector of weights with and without one individual differs by exactly 1 in ℓ₂, whatever is repeated."""
-    person = Timeline("x", [activity(t, ["Q1", "Q2", f"Q{t}"]) for t in range(3, 60)])
-    others = crowd({f"Q{t}": 3 for t in range(1, 60)})
-
-    def weights(people, max_terms):
-        """Reads the weights off the ranking's input: without noise they are what `private_vocabulary` sorts."""
-        seen = []
-        monkeypatch.setattr(np, "argsort", lambda values, kind: (seen.append(-values), ARGSORT(values))[1])
-        private_vocabulary(people, "entities", 99, noise_multiplier=1e-12, threshold_delta=0.5, max_terms=max_terms)
-        monkeypatch.undo()
-        return seen[0]
-
-    for max_terms in (1, 7, 100):
-        moved = np.linalg.norm(weights([*others, person], max_terms) - weights(others, max_terms))
-        assert moved == pytest.approx(1.0, abs=1e-9)
-
-
-def test_threshold_is_the_definition():
-    sigma, delta, m = 1.3, 1e-5, 50
-    expected = max(1 / math.sqrt(t) + sigma * stats.norm.ppf((1 - delta) ** (1 / t)) for t in range(1, m + 1))
-    assert vocabulary_threshold(sigma, delta, m) == pytest.approx(expected, rel=1e-6)
-
-
-def test_private_vocabulary_refuses_bad_arguments():
-    good = {"noise_multiplier": 1.0, "threshold_delta": 1e-6}
-    for feature, size, change, words in [
-        ("emoji", 5, {}, "feature"),
-        ("entities", 0, {}, "size"),
-        ("entities", 5, {"noise_multiplier": 0.0}, "noise_multiplier"),
-        ("entities", 5, {"threshold_delta": 0.0}, "threshold_delta"),
-        ("entities", 5, {"max_terms": 0}, "max_terms"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            private_vocabulary(PEOPLE, feature, size, **{**good, **change})
+def test_a_private_vocabulary_counts_distinct_terms_of_individuals():
+    people = [Timeline(str(i), [activity(t, ["often", "often"]) for t in range(3)]) for i in range(500)] + PEOPLE
+    held = distinct_terms(people, "entities")
+    vocabulary = Vocabulary(*private_terms(held, 10, noise_multiplier=1.0, threshold_delta=1e-6, words=seeded(0)))
+    assert vocabulary.terms == ("often",) and vocabulary.event == GaussianDpEvent(1.0) and vocabulary.delta == 1e-6
+    with pytest.raises(ValueError, match="feature"):
+        distinct_terms(people, "emoji")

@@ -47,8 +47,8 @@ class Half(NoiseSource):
     def __init__(self):
         self.inner = EntropyNoise()
 
-    def normal(self, variable, rows, step, width):
-        return 0.5 * self.inner.normal(variable, rows, step, width)
+    def draw(self, requests, step):
+        return [0.5 * found for found in self.inner.draw(requests, step)]
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -205,10 +205,10 @@ def scaled(source, scales, widths):
     @tf.function(autograph=False)
     def ask():
         requests = [
-            Request(number, tf.range(len(scale), dtype=tf.int64), tf.constant(scale, tf.float32), width)
+            Request(number, tf.range(len(scale), dtype=tf.int64), width, tf.constant(scale, tf.float32))
             for number, (scale, width) in enumerate(zip(scales, widths))
         ]
-        return source.scaled(requests, STEP)
+        return source.draw(requests, STEP)
 
     return [np.asarray(found) for found in ask()]
 

@@ -48,16 +48,8 @@ class ServedNoise(NoiseSource):
     def __init__(self, source: NoiseSource, places: Sequence[tuple[int, int]]):
         self._source, self._places = source, tuple(places)
 
-    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
-        number, first = self._places[variable]
-        return self._source.normal(number, rows + first, step, width)
-
-    def several(self, requests: Sequence[tuple[int, tf.Tensor, int]], step: tf.Tensor) -> list[tf.Tensor]:
-        translated = [(self._places[v][0], rows + self._places[v][1], width) for v, rows, width in requests]
-        return self._source.several(translated, step)
-
-    def scaled(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        return self._source.scaled([self._translated(request) for request in requests], step)
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        return self._source.draw([self._translated(request) for request in requests], step)
 
     def _translated(self, request: Request) -> Request:
         number, first = self._places[request.variable]

@@ -30,7 +30,7 @@ from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models import TwoTower
 from tfdp_rec.movies import report
 from tfdp_rec.movies.run_folder import RunFolder
-from tfdp_rec.noise import EntropyNoise
+from tfdp_rec.noise import gaussians
 from tfdp_rec.privacy import Accountant, calibrate_noise
 
 MECHANISMS = mechanisms.names((mechanisms.sgd, *mechanisms.COMMON))
@@ -88,9 +88,8 @@ def noisy_popularity(timelines: Timelines, users: np.ndarray, noise_multiplier: 
         noise_multiplier: σ_p.
     """
     counts = timelines.popularity(users)
-    unit = EntropyNoise().normal(0, tf.zeros([1], tf.int64), tf.constant(0, tf.int64), counts.size)[0].numpy()
     # Movies that the noise hides share what is left of the noise above zero, about 0.4 of its standard deviation.
-    return np.maximum(counts + noise_multiplier * unit, 0.0) + 0.25 * noise_multiplier + 0.1
+    return np.maximum(counts + noise_multiplier * gaussians(counts.shape), 0.0) + 0.25 * noise_multiplier + 0.1
 
 
 def prepare(timelines: Timelines, settings: Settings) -> Problem:

@@ -1,12 +1,15 @@
 """What every noise source answers.
 
-The unit Gaussians of some rows of one variable at one step:
+Gaussians for some rows of some variables at one step, each row at the scale asked for:
 
-  normal(variable, rows, step, width) -> float32 [len(rows), width]
+    draw([Request(variable, rows, width, scale), …], step) -> float32 [rows, draws, width] for each request
 
-and, for mechanisms that choose rows, 64 fair coin tosses for each of them:
+and, for mechanisms that choose rows, 64 fair coin tosses for each number:
 
-  bits(variable, rows, step) -> uint64 [len(rows)]
+    bits(variable, numbers, step) -> uint64 [numbers]
+
+A mechanism asks for all that a step needs in one call, so that a source can draw it in one. Plain arrays that are
+released once, outside a training (counts, a vocabulary), get theirs from `tfdp_rec.noise.gaussians`.
 """
 
 from __future__ import annotations
@@ -20,68 +23,57 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Gaussians for some rows of a variable: `scale` `[n, draws]` multiplies the unit ones, each draw of each row."""
+    """Gaussians for some rows of one variable.
+
+    Args:
+        variable: its number within its optimizer.
+        rows: int64 row numbers `[n]`, distinct; n may be unknown and may be 0.
+        width: how many values a row has.
+        scale: `[n, draws]`, the standard deviation of each draw of each row; None for one draw of 1.
+    """
 
     variable: int
     rows: tf.Tensor
-    scale: tf.Tensor
     width: int
+    scale: tf.Tensor | None = None
+
+    @property
+    def draws(self) -> int:
+        """Gaussians a value."""
+        return 1 if self.scale is None else int(self.scale.shape[1])
+
+    def scaled(self, unit: tf.Tensor) -> tf.Tensor:
+        """Unit Gaussians, so many as were asked for, in any shape, as the answer to the request."""
+        shaped = tf.reshape(unit, [-1, self.draws, self.width])
+        return shaped if self.scale is None else shaped * self.scale[:, :, None]
 
 
 class NoiseSource(abc.ABC):
-    """Where a mechanism's unit Gaussians come from.
+    """Where a mechanism's Gaussians come from. A source of one's own has `draw`, and `bits` if rows are to be chosen.
 
-    A source is a plain Python object: neither Keras nor TensorFlow tracks it, so none of its state reaches a
-    saved file. Whoever held that state could subtract the noise.
+    A source is a plain Python object: neither Keras nor TensorFlow tracks it, so none of its state reaches a saved
+    file. Whoever held that state could subtract the noise.
     """
 
     @abc.abstractmethod
-    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
-        """Independent unit Gaussians for some rows of one variable at one step.
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        """Independent Gaussians for each request.
 
         May be called eagerly, inside a tf.function and inside its loops.
 
         Args:
-            variable: The variable's number within its optimizer.
-            rows: int64 row numbers, shape [n]; n may be unknown and may be 0.
-            step: int64 scalar, the step whose noise is drawn.
-            width: How many values a row has, a Python integer.
-
-        Returns:
-            float32 tensor of shape [n, width].
-        """
-
-    def several(self, requests: Sequence[tuple[int, tf.Tensor, int]], step: tf.Tensor) -> list[tf.Tensor]:
-        """What `normal` gives for each of several (variable, rows, width), where possible in one draw.
-
-        Args:
-            requests: variable, rows and width of each; the rows they name are distinct.
-            step: int64 scalar, the step whose noise is drawn.
-        """
-        return [self.normal(variable, rows, step, width) for variable, rows, width in requests]
-
-    def scaled(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        """Gaussians multiplied by the scales asked for, where possible in one draw.
-
-        Args:
-            requests: the rows they name are distinct.
+            requests: what is needed, of as many variables as there are.
             step: int64 scalar, the step whose noise is drawn.
 
         Returns:
-            float32 tensors of shape [n, draws, width].
+            float32 tensors `[n, draws, width]`, in the order of the requests.
         """
-        found = []
-        for request in requests:
-            draws = request.scale.shape[1]
-            unit = self.normal(request.variable, request.rows, step, draws * request.width)
-            found.append(tf.reshape(unit, [-1, draws, request.width]) * request.scale[:, :, None])
-        return found
 
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """64 independent fair coin tosses for each row, for choices finer than a float32 Gaussian.
 
         Args:
-            variable: A number that no variable of the optimizer has (selection uses negative ones).
+            variable: a number that no variable of the optimizer has (selection uses negative ones).
             rows: int64 numbers, shape [n]; n may be unknown and may be 0.
             step: int64 scalar, the step whose tosses are drawn.
 
@@ -89,6 +81,10 @@ class NoiseSource(abc.ABC):
             uint64 tensor of shape [n].
 
         Raises:
-            NotImplementedError: This source has Gaussians only.
+            NotImplementedError: this source has Gaussians only.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no bits(), which selecting rows needs")
+        raise NotImplementedError(f"{type(self).__name__} has no bits(), which selecting rows needs.")
+
+    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
+        """`draw` for one variable at scale 1: unit Gaussians [n, width]."""
+        return tf.squeeze(self.draw([Request(variable, rows, width)], step)[0], axis=1)

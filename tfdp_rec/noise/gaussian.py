@@ -55,28 +55,29 @@ class EntropyNoise(NoiseSource):
         self._generator, self._process = _new_generator(), os.getpid()
 
     @tf.autograph.experimental.do_not_convert
-    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
-        return self.several([(variable, rows, width)], step)[0]
-
-    def several(self, requests: Sequence[tuple[int, tf.Tensor, int]], step: tf.Tensor) -> list[tf.Tensor]:
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
         del step  # every call draws anew
-        counts = [tf.size(rows, out_type=tf.int64) for _, rows, _ in requests]
-        sizes = tf.stack([count * width for count, (_, _, width) in zip(counts, requests, strict=True)])
+        # Unit Gaussians are one row of numbers, whatever their shapes. Scaled ones are multiplied inside the sampler's
+        # loop, which spares them a pass through memory; that loop goes row by row, so it takes one width at a time.
+        together: dict[int | None, list[int]] = {}
+        for place, request in enumerate(requests):
+            together.setdefault(None if request.scale is None else request.width, []).append(place)
+        found: dict[int, tf.Tensor] = {}
+        for width, places in sorted(together.items(), key=lambda item: item[0] or 0):
+            those = [requests[place] for place in places]
+            drawn = self._units(those) if width is None else self._rows([r.scale for r in those], width)
+            found |= dict(zip(places, drawn))
+        return [found[place] for place in range(len(requests))]
+
+    def _units(self, requests: Sequence[Request]) -> list[tf.Tensor]:
+        """Unit Gaussians for all requests, in one draw."""
+        sizes = tf.stack([tf.size(request.rows, tf.int64) * request.width for request in requests])
         total = tf.reduce_sum(sizes)
         key = self._current_generator().uniform_full_int([5], dtype=tf.uint32)
         pairs = self._sample(_bucket((total + 1) // 2), key)
         values = tf.reshape(tf.bitcast(pairs, tf.float32), [-1])[:total]
         parts = tf.split(values, sizes, num=len(requests))
-        return [tf.reshape(part, [-1, width]) for part, (_, _, width) in zip(parts, requests, strict=True)]
-
-    def scaled(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        del step  # every call draws anew
-        found: dict[int, tf.Tensor] = {}
-        for width in sorted({request.width for request in requests}):
-            places = [place for place, request in enumerate(requests) if request.width == width]
-            drawn = self._rows([requests[place].scale for place in places], width)
-            found |= dict(zip(places, drawn))
-        return [found[place] for place in range(len(requests))]
+        return [request.scaled(part) for request, part in zip(requests, parts, strict=True)]
 
     def _rows(self, scales: Sequence[tf.Tensor], width: int) -> list[tf.Tensor]:
         """Noise for rows of one width, a row for each entry of each of `scales`, all in one draw."""

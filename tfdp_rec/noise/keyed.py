@@ -20,11 +20,12 @@ Reference:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.noise.base import NoiseSource
+from tfdp_rec.noise.base import NoiseSource, Request
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -58,9 +59,13 @@ class KeyedNoise(NoiseSource):
         self.seed = int(seed)
 
     @tf.autograph.experimental.do_not_convert
-    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
-        row_keys = self.bits(variable, rows, step)
-        columns = tf.range(1, width + 1, dtype=tf.int64)
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        return [request.scaled(self._unit(request, step)) for request in requests]
+
+    def _unit(self, request: Request, step: tf.Tensor) -> tf.Tensor:
+        """A second draw of a row goes on where the columns of the first end."""
+        row_keys = self.bits(request.variable, request.rows, step)
+        columns = tf.range(1, request.draws * request.width + 1, dtype=tf.int64)
         bits = _hash(row_keys[:, None], columns[None, :])
         radius_bits = tf.cast(tf.bitwise.right_shift(bits, _long(_ANGLE_BITS)), tf.float64)
         angle_bits = tf.cast(tf.bitwise.bitwise_and(bits, _long(2**_ANGLE_BITS - 1)), tf.float64)

@@ -29,12 +29,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.noise.base import NoiseSource
+from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
 
 _TERMS = 4  # Gaussians in a sum
@@ -68,16 +69,19 @@ class SecureNoise(NoiseSource):
         self._streams = threading.local()  # one for each thread: a cipher's context must not be shared
 
     @tf.autograph.experimental.do_not_convert
-    def normal(self, variable: int, rows: tf.Tensor, step: tf.Tensor, width: int) -> tf.Tensor:
-        del variable, step  # every call draws anew
-        count = tf.size(rows, out_type=tf.int64)
-        pairs = (count * width + 1) // 2
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        del step  # every call draws anew
+        return [request.scaled(self._unit(request)) for request in requests]
+
+    def _unit(self, request: Request) -> tf.Tensor:
+        """Unit Gaussians, as many as the request needs, in one row."""
+        count = tf.size(request.rows, out_type=tf.int64) * (request.draws * request.width)
+        pairs = (count + 1) // 2
         chunk = tf.where(pairs > _SMALL_CHUNK, tf.constant(_CHUNK, tf.int64), _SMALL_CHUNK)
         chunks = tf.range(tf.maximum((pairs + chunk - 1) // chunk, 1))
         signature = tf.TensorSpec([None], tf.complex64)
         values = tf.map_fn(lambda _: self._pairs(chunk), chunks, fn_output_signature=signature)
-        values = tf.reshape(tf.bitcast(values, tf.float32), [-1])
-        return tf.reshape(values[: count * width], [count, width])
+        return tf.reshape(tf.bitcast(values, tf.float32), [-1])[:count]
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

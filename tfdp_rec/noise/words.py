@@ -1,4 +1,4 @@
-"""Where the client's randomness comes from.
+"""Randomness for plain arrays: a federated client's, and that of counts which are released once.
 
 Every draw is made from 64-bit words, and whoever supplies the words decides whether the draw is private:
 
@@ -74,6 +74,17 @@ def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """
     tail, sign = _tail_and_sign(source, shape)
     return -sign * special.ndtri(tail)
+
+
+def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Unit Gaussians of the operating system's, for an array that is released once: counts, a vocabulary.
+
+    Example:
+        >>> counts = np.array([120.0, 3.0, 48.0])
+        >>> (counts + 4.0 * gaussians(counts.shape)).shape
+        (3,)
+    """
+    return gaussian(os_entropy, shape)
 
 
 def laplace(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -314,8 +314,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Unit Gaussians for every dense variable, in its shape."""
         sizes = [int(tf.TensorShape(variable.shape).num_elements()) for _, variable, _ in self._dense.values()]
         one = tf.zeros([1], tf.int64)
-        requests = [(number, one, size) for (number, _, _), size in zip(self._dense.values(), sizes)]
-        drawn = self.noise.several(requests, self.step_number) if requests else []
+        requests = [noise_sources.Request(n, one, size) for (n, _, _), size in zip(self._dense.values(), sizes)]
+        drawn = self.noise.draw(requests, self.step_number) if requests else []
         return {path: tf.reshape(u, v.shape) for u, (path, (_, v, _)) in zip(drawn, self._dense.items())}
 
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -42,10 +42,10 @@ class EANA(PrivateOptimizer):
         tables = list(self.tables.values())
         moved = [_touched(*distinct_rows(step.mean(table, -step.learning_rate))) for table in tables]
         requests = [
-            Request(table.number, ids, tf.fill([tf.size(ids), 1], step.noise_scale), table.width)
+            Request(table.number, ids, table.width, tf.fill([tf.size(ids), 1], step.noise_scale))
             for table, (ids, _) in zip(tables, moved)
         ]
-        noise = self.noise.scaled(requests, self.step_number)
+        noise = self.noise.draw(requests, self.step_number)
         for table, (ids, move), drawn in zip(tables, moved, noise):
             table.step(ids, move + drawn[:, 0], step.learning_rate)
 

@@ -10,6 +10,7 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_published,
 )
 from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
+from tfdp_rec.privacy.set_union import private_terms
 
 __all__ = [
     "Accountant",
@@ -25,4 +26,5 @@ __all__ = [
     "eana_rdp_instance",
     "eana_rdp_published",
     "epsilon_of",
+    "private_terms",
 ]

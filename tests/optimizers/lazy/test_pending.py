@@ -5,6 +5,8 @@ running the whole optimizer. The checks are shown to have teeth: each rejects a 
 share, and a last step that was forgotten.
 """
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -29,10 +31,13 @@ class Seeded(NoiseSource):
     def __init__(self, seed):
         self.generator = np.random.default_rng(seed)
 
-    def normal(self, variable, rows, step, width):
-        draw = lambda n: self.generator.standard_normal((int(n), width)).astype("float32")  # noqa: E731
-        values = tf.numpy_function(draw, [tf.size(rows)], tf.float32)
-        return tf.reshape(values, [-1, width])
+    def draw(self, requests, step):
+        return [request.scaled(self.unit(request)) for request in requests]
+
+    def unit(self, request):
+        size = request.draws * request.width
+        draw = lambda n: self.generator.standard_normal((int(n), size)).astype("float32")  # noqa: E731
+        return tf.numpy_function(draw, [tf.size(request.rows)], tf.float32)
 
 
 def effects(recursion, since, now, rates=RATES, stddevs=STDDEVS):
@@ -249,9 +254,9 @@ def assert_every_row_right(recursion, values):
 
 
 class OneDrawForAllRows(Seeded):
-    def normal(self, variable, rows, step, width):
-        one = super().normal(variable, rows[:1], step, width)
-        return tf.repeat(one, tf.size(rows), axis=0)
+    def unit(self, request):
+        one = super().unit(dataclasses.replace(request, rows=request.rows[:1]))
+        return tf.repeat(one, tf.size(request.rows), axis=0)
 
 
 class ForgetsTheLastStep(LazyDPSGD):

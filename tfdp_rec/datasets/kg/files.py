@@ -10,26 +10,17 @@ Two file formats with one schema, one individual a record:
 A feature that is left out is empty. Activities may come in any order; they are sorted by time. An example is
 one individual's: a random activity's entity as label, the activities before it, newest first, as context.
 
-**A vocabulary read off private data is itself a release**: a term in it tells that somebody used it.
-So it comes from a file (a public list), or from `private_vocabulary`, which counts under differential privacy:
+**A vocabulary read off private data is itself a release**: a term in it tells that somebody used it. So it comes from
+a file (a public list), or from `tfdp_rec.privacy.private_terms`, which counts under differential privacy:
 
-    each individual gives its distinct terms (at most m, chosen at random) the weight 1/√t, t how many:
-    one individual moves the vector of all weights by at most 1 in ℓ₂. Add N(0, σ²) to each weight seen, keep
-    those above ρ = max over t = 1..m of { 1/√t + σ Φ⁻¹((1 − δ_ρ)^(1/t)) }, of these the greatest.
-
-A term only one individual holds passes with probability at most δ_ρ over all its terms, and given that none
-does, what is released is the Gaussian mechanism with noise multiplier σ. So the vocabulary costs the event
-GaussianDpEvent(σ), and δ_ρ to be taken off the δ of the accountant.
-
-Reference:
-    Gopi, Gulhane, Kulkarni, Shen, Shokouhi and Yekhanin, Differentially Private Set Union, ICML 2020.
+    held = distinct_terms(timelines, "entities")
+    vocabulary = Vocabulary(*private_terms(held, size=1000, noise_multiplier=4.0, threshold_delta=1e-7))
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,9 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 FEATURES = ("entities", "unigrams", "bigrams")
 
@@ -155,76 +145,15 @@ class Vocabulary:
         return cls(tuple(line for line in lines if line))
 
 
-def private_vocabulary(
-    timelines: Iterable[Timeline],
-    feature: str,
-    size: int,
-    *,
-    noise_multiplier: float,
-    threshold_delta: float,
-    max_terms: int = 100,
-    seed: int | None = None,
-) -> Vocabulary:
-    """The most frequent terms of a feature, counted under differential privacy, one individual a unit.
-
-    Pass the result's `event` to `Accountant.spend` and take its `delta` off the accountant's δ.
-
-    Args:
-        timelines: all individuals; read once.
-        feature: one of `FEATURES`.
-        size: at most so many terms; fewer when fewer pass the threshold.
-        noise_multiplier: σ; the vector of weights has sensitivity 1.
-        threshold_delta: δ_ρ, probability that a term of a single individual passes.
-        max_terms: m, distinct terms an individual gives.
-        seed: for tests only; without it the operating system's entropy decides.
+def distinct_terms(timelines: Iterable[Timeline], feature: str) -> Iterator[list[str]]:
+    """Each individual's distinct terms of a feature: what `tfdp_rec.privacy.private_terms` counts.
 
     Raises:
-        ValueError: an argument is out of range.
-
-    Reference:
-        Gopi et al., Differentially Private Set Union, ICML 2020, weighted Gaussian with truncation.
+        ValueError: there is no such feature.
     """
     if feature not in FEATURES:
         raise ValueError(f"feature must be one of {FEATURES}, got {feature!r}.")
-    if size < 1 or max_terms < 1:
-        raise ValueError(f"size and max_terms must be at least 1, got {size} and {max_terms}.")
-    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}.")
-    threshold = vocabulary_threshold(noise_multiplier, threshold_delta, max_terms)
-    rng = np.random.default_rng(seed)
-    weights: dict[str, float] = {}
-    for timeline in timelines:
-        given = _distinct(timeline, feature)
-        chosen = given if len(given) <= max_terms else rng.choice(given, max_terms, replace=False).tolist()
-        for term in chosen:
-            weights[term] = weights.get(term, 0.0) + len(chosen) ** -0.5
-    terms = sorted(weights)  # an order that depends on no individual
-    noisy = np.array([weights[t] for t in terms]) + noise_multiplier * rng.standard_normal(len(terms))
-    best = [i for i in np.argsort(-noisy, kind="stable")[:size] if noisy[i] > threshold]
-    event = GaussianDpEvent(noise_multiplier)
-    return Vocabulary(tuple(terms[i] for i in best), event, threshold_delta)
-
-
-def vocabulary_threshold(noise_multiplier: float, threshold_delta: float, max_terms: int) -> float:
-    """ρ: the noisy weight above which terms are released.
-
-    Args:
-        noise_multiplier: σ.
-        threshold_delta: δ_ρ in (0, 1).
-        max_terms: m.
-
-    Raises:
-        ValueError: δ_ρ is out of range.
-
-    Example:
-        >>> round(vocabulary_threshold(1.0, 1e-6, 1), 3)
-        5.753
-    """
-    if not 0 < threshold_delta < 1:
-        raise ValueError(f"threshold_delta must lie strictly between 0 and 1, got {threshold_delta}.")
-    t = np.arange(1, max_terms + 1)
-    upper_tail = -np.expm1(np.log1p(-threshold_delta) / t)  # 1 − (1 − δ)^(1/t), without cancellation
-    return float(np.max(1 / np.sqrt(t) - noise_multiplier * special.ndtri(upper_tail)))
+    return (_distinct(timeline, feature) for timeline in timelines)
 
 
 class TimelineStore:

@@ -117,8 +117,8 @@ class LazyDPSGD(PrivateOptimizer):
             ]
         else:
             owed = [debts(since[path]) if debts else kind.owed(since[path], now, history) for path in rows]
-            requests = [Request(t.number, rows[p], o.stddev, t.width) for (p, t), o in zip(tables.items(), owed)]
-            noise = self.noise.scaled(requests, now)
+            requests = [Request(t.number, rows[p], t.width, o.stddev) for (p, t), o in zip(tables.items(), owed)]
+            noise = self.noise.draw(requests, now)
             paid = [
                 kind.pay(table.read(rows[path]), o.coefficients, drawn)
                 for (path, table), o, drawn in zip(tables.items(), owed, noise)

@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.sparse.buckets import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
@@ -106,12 +107,12 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
             return
         clipped = step.clipped
         chosen = {path: self._with_shared(path, ids, clipped) for path, ids in self.choose(clipped).items()}
-        wanted = [(table.number, chosen[path], table.width) for path, table in self.tables.items()]
-        noises = self.noise.several(wanted, self.step_number)  # one draw for all tables
+        wanted = [Request(table.number, chosen[path], table.width) for path, table in self.tables.items()]
+        noises = self.noise.draw(wanted, self.step_number)  # one draw for all tables
         for (path, table), noise in zip(self.tables.items(), noises):
             ids = chosen[path]
             moves = sum_at(step.mean(table, -step.learning_rate), ids)
-            table.step(ids, moves + step.noise_scale * noise, step.learning_rate)
+            table.step(ids, moves + step.noise_scale * noise[:, 0], step.learning_rate)
             resource(self._updated_values).assign_add(tf.size(ids, tf.int64) * table.width)
 
     def _with_shared(self, path: str, ids: tf.Tensor, clipped: ClippedSum) -> tf.Tensor:
