@@ -29,7 +29,7 @@ from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
-from tfdp_rec.optimizers.lazy.lazy_dp_sgd import _TOO_MUCH_DECAY as TOO_MUCH_DECAY
+from tfdp_rec.optimizers.lazy.lazy_dp_sgd import Arrivals
 from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.optimizers.tables import resource
 
@@ -37,33 +37,32 @@ SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning
 """What travels with every step, in this order, float64: a change reaches each step whole."""
 
 
-class _ServedHistory(History):
+class ServedHistory(History):
     """A history that may be named in a call to another machine: TensorFlow cannot send the name of a variable of which
     some dimensions are known and others not, so that here none is."""
 
-    def __init__(self, columns: int, start: int):
+    def __init__(self, columns: int):
         self.columns = columns
         self.table = tf.Variable(tf.zeros([1, columns], tf.float64), trainable=False, shape=tf.TensorShape(None))
-        self.restart(start)
 
     def at(self, steps: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(super().at(steps), [*steps.shape, self.columns])
 
 
-class _ServedLazyDPSGD(LazyDPSGD):
+class LateArrivals(Arrivals):
     """Gradients may come to rows that owe noise: steps of other workers have landed since the rows were read."""
 
-    def build_tables(self) -> None:
-        super().build_tables()
-        self.ledger.history = _ServedHistory(self.pending.columns, int(self._iterations.numpy()))
+    def checks(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> Iterator[Any]:
+        return iter(())
 
-    def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
-        if self.recursion.has_velocity or self.recursion.weight_decay:
-            # What a row owes would act on the new gradient as well, which is younger than that: pay first.
-            self._pay_all({p: tf.unique(step.mean(t).indices)[0] for p, t in self.tables.items()}, now)
-        if self.recursion.weight_decay:
-            yield tf.debugging.assert_positive(tf.cast(self.recursion.keep(rate), tf.float64), TOO_MUCH_DECAY)
+    def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
+        """Without velocity and decay a gradient may enter a row that owes: what it owes is added whenever it is paid.
 
+        Otherwise what the row owes would act on the new gradient as well, which is younger than that: pay first.
+        """
+        if optimizer.recursion.has_velocity or optimizer.recursion.weight_decay:
+            tables = optimizer.tables.items()
+            optimizer.pay({path: tf.unique(step.mean(table).indices)[0] for path, table in tables}, now)
 
 
 def refuse_unserved(optimizer: PrivateOptimizer) -> None:
@@ -118,8 +117,8 @@ class ParameterServer:
         """Makes the server's own optimizer, like `optimizer`, and the sections."""
         refuse_unserved(optimizer)
         with tf.device(self.device):
-            kind = _ServedLazyDPSGD if isinstance(optimizer, LazyDPSGD) else type(optimizer)
-            own = kind.from_config(optimizer.get_config())
+            config = {**optimizer.get_config(), **self._collaborators(optimizer)}
+            own = type(optimizer).from_config(config)
             places = [place for _, _, place in self._variables]
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
             variables = [variable for variable, _, _ in self._variables]
@@ -128,6 +127,13 @@ class ParameterServer:
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
         self.settle = self.lock.section(self._settle)
+
+    def _collaborators(self, optimizer: PrivateOptimizer) -> dict[str, Any]:
+        """What a mechanism whose rows owe needs where several workers' steps land."""
+        mechanism = mechanisms.of(optimizer)
+        if mechanism is None or mechanism.rows != "owed":
+            return {}
+        return {"history": ServedHistory(optimizer.pending.columns), "arrivals": LateArrivals()}
 
     @property
     def layout(self) -> list[list[Any]]:
@@ -176,8 +182,7 @@ class ParameterServer:
         own.apply(ClippedSum(found, nothing, given["l2_norm_clip"], nothing), regularization=regularization)
 
     def _settle(self) -> None:
-        if isinstance(self.optimizer, LazyDPSGD):
-            self.optimizer._settle_all()
+        self.optimizer.settle_all()
 
 
 class PlainServer(ParameterServer):

@@ -339,6 +339,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def settle(self) -> None:
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
 
+    def settle_all(self) -> None:
+        """What `settle` does, as operations, for somebody who is in a graph already."""
+
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
         """What a training checkpoint keeps beside `variables`, by name; no release does."""

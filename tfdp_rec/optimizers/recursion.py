@@ -5,12 +5,12 @@ With u = ĝ + n the noisy gradient, η the learning rate, λ the weight decay, �
     plain, decay    θ' = (1 − ηλ) θ + m
     momentum        v' = μ v + m,    θ' = θ + v'                   (Nesterov: θ' = θ + μ v' + m)
 
-All of it is linear, so a step splits into two that commute with everything a mechanism does in between:
-`inject` enters the gradient ĝ as if it had stood in the row just before the step, and `evolve` makes the step with
-the noise alone. A lazy mechanism injects at once and evolves later.
+All of it is linear, so a step splits into two: `injection` says how to enter ĝ as if it had stood in the row just
+before the step, and the step is then made with the noise alone. A lazy mechanism enters the gradient at once and makes
+the step later, together with all others that the row owes (`lazy/pending.py`).
 
-    plain, decay    inject: θ ← θ − η ĝ / (1 − ηλ)
-    momentum        inject: v ← v − η ĝ / μ                          (Nesterov: and θ ← θ − η ĝ)
+    plain, decay    θ ← θ − η ĝ / (1 − ηλ)
+    momentum        v ← v − η ĝ / μ                                  (Nesterov: and θ ← θ − η ĝ)
 """
 
 from __future__ import annotations

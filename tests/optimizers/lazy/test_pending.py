@@ -16,7 +16,7 @@ from scipy import stats
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise.base import NoiseSource
 from tfdp_rec.optimizers import LazyDPSGD
-from tfdp_rec.optimizers.lazy.pending import History, Replayed, WithMomentum, WithoutMomentum, pending
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Replayed, WithMomentum, WithoutMomentum, pending
 from tfdp_rec.optimizers.recursion import Recursion
 
 DRAWS = 10**6
@@ -72,7 +72,7 @@ def history_of(kind, forgotten=0):
     return history
 
 
-def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.0), seed=0):
+def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.0), seed=0, for_all_rows=False):
     """Weights and velocities [rows, draws] of some rows, paid at the end, from `start`."""
     generator = np.random.default_rng(seed)
 
@@ -84,14 +84,20 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
     rows = (weight, velocity if kind.recursion.has_velocity else None)
     ids, now = tf.range(len(since), dtype=tf.int64), tf.constant(len(RATES), tf.int64)
     since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
-    if isinstance(kind, Replayed):
-        weight, velocity = kind.pay(rows, ids, since, now, history, lambda ids, step: unit(1)[:, 0])
-    else:
-        owed = kind.owed(since, now, history)
-        noise = unit(owed.stddev.shape[1]) * owed.stddev[:, :, None]
-        weight, velocity = kind.pay(rows, owed.coefficients, noise)
+    payer = kind.for_all_rows(now, history) if for_all_rows else kind
+    draw = lambda requests, step: [request.scaled(unit(request.draws)) for request in requests]  # noqa: E731
+    ((weight, velocity),) = payer.pay([Debt(0, ids, rows, since, now)], history, draw)
     velocity = tf.zeros_like(weight) if velocity is None else velocity
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
+
+
+@pytest.mark.parametrize("recursion", [Recursion(), Recursion(weight_decay=0.3), Recursion(momentum=0.8)])
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_a_row_pays_the_same_alone_and_with_all_others(recursion, aggregate):
+    since, kind = [0, 7, 3, 3, 6], pending(recursion, aggregate)
+    alone, among_all = (pay(kind, since, 4, start=(0.5, 0.25), for_all_rows=way) for way in (False, True))
+    for one, other in zip(alone, among_all):
+        np.testing.assert_array_equal(one, other)
 
 
 def assert_right(recursion, since, weights, velocities):
@@ -260,15 +266,16 @@ class OneDrawForAllRows(Seeded):
 
 
 class ForgetsTheLastStep(LazyDPSGD):
-    def _settle_all(self):
+    def settle_all(self):
         for table in self.tables.values():
-            self._pay(table, tf.range(table.rows, dtype=tf.int64), self.ledger.now() - 1)
+            self.pay({table.path: tf.range(table.rows, dtype=tf.int64)}, self.ledger.now() - 1)
 
 
 class MarksBeforePaying(LazyDPSGD):
-    def _pay(self, table, ids, now, debts=None):
-        self.ledger.mark(table.path, ids, now)
-        super()._pay(table, ids, now, debts)
+    def pay(self, rows, now, payer=None):
+        for path, ids in rows.items():
+            self.ledger.mark(path, ids, now)
+        super().pay(rows, now, payer)
 
 
 @ALL

@@ -12,7 +12,7 @@ Guarantees:
   decay, momentum, and change of σ, C, B or η in mid-training;
 - not for someone who watches the training: between releases unread rows lack noise.
 
-Per row a mark of 4 bytes (`ledger.py`). The order of writes is such that a step cut short anywhere, by an error or
+Per row a mark of 4 bytes (`marks.py`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
 the mark that says so.
 
@@ -23,21 +23,17 @@ Recommendation Models", ASPLOS 2024.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
-from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.lazy.marks import Ledger
-from tfdp_rec.optimizers.lazy.pending import Owed, Replayed, UnitNoise, pending
-from tfdp_rec.optimizers.tables import Table, after
-
-Debts = Callable[[tf.Tensor], Owed]
-"""What rows owe, from the steps they were settled at."""
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, pending
+from tfdp_rec.optimizers.tables import after
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -51,6 +47,8 @@ class LazyDPSGD(PrivateOptimizer):
         expected_batch_size: B, what every step divides by.
         aggregate_noise: draw what a row owes as one Gaussian; False draws every owed step by itself (the paper's
             "without ANS"; slow, for comparison and tests).
+        history: where the running totals are kept; for a parameter server. Never saved.
+        arrivals: what must hold of a gradient and its rows when they meet; for a parameter server. Never saved.
         **kwargs: as `PrivateOptimizer`.
 
     Raises:
@@ -70,6 +68,8 @@ class LazyDPSGD(PrivateOptimizer):
         noise_multiplier: float,
         expected_batch_size: float,
         aggregate_noise: bool = True,
+        history: History | None = None,
+        arrivals: Arrivals | None = None,
         **kwargs: Any,
     ):
         super().__init__(
@@ -87,6 +87,7 @@ class LazyDPSGD(PrivateOptimizer):
                 "would leave nothing of a weight, and lazy decay divides by what is left."
             )
         self.pending = pending(self.recursion, aggregate_noise)
+        self._history, self._arrivals = history, arrivals or Arrivals()
         self._settle_function = _Untracked()
 
     def build_tables(self) -> None:
@@ -97,38 +98,31 @@ class LazyDPSGD(PrivateOptimizer):
                     "breaks the bound on its effect. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD."
                 )
         rows = {path: table.rows for path, table in self.tables.items()}
-        self.ledger = Ledger(self.pending.columns, rows, start=int(self._iterations.numpy()))
+        history = self._history or History(self.pending.columns)
+        self.ledger = Ledger(history, rows, start=int(self._iterations.numpy()))
 
     # Paying.
 
-    def _pay(self, table: Table, ids: tf.Tensor, now: tf.Tensor, debts: Debts | None = None) -> None:
-        """Pays what distinct rows of a table owe up to step `now`; for a row that owes nothing this changes nothing."""
-        self._pay_all({table.path: ids}, now, debts)
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
+        """Pays what rows owe up to step `now`, with one draw for all tables; a row that owes nothing stays as it is.
 
-    def _pay_all(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, debts: Debts | None = None) -> None:
-        """Pays what distinct rows of several tables owe, with one draw for all of them."""
-        history, kind = self.ledger.history, self.pending
-        tables = {path: self.tables[path] for path in rows}
-        since = {path: self.ledger.since(path, ids) for path, ids in rows.items()}
-        if isinstance(kind, Replayed):
-            paid = [
-                kind.pay(table.read(rows[path]), rows[path], since[path], now, history, self._unit_of(table))
-                for path, table in tables.items()
-            ]
-        else:
-            owed = [debts(since[path]) if debts else kind.owed(since[path], now, history) for path in rows]
-            requests = [Request(t.number, rows[p], t.width, o.stddev) for (p, t), o in zip(tables.items(), owed)]
-            noise = self.noise.draw(requests, now)
-            paid = [
-                kind.pay(table.read(rows[path]), o.coefficients, drawn)
-                for (path, table), o, drawn in zip(tables.items(), owed, noise)
-            ]
-        for (path, table), values in zip(tables.items(), paid):
-            with after(table.write(rows[path], *values)):
-                self.ledger.mark(path, rows[path], now)
-
-    def _unit_of(self, table: Table) -> UnitNoise:
-        return lambda ids, step: self.noise.normal(table.number, ids, step, table.width)
+        Args:
+            rows: table path -> distinct rows, int64.
+            now: the clock.
+            payer: what pays; the mechanism's own way if left out.
+        """
+        if not rows:
+            return
+        debts = []
+        for path, ids in rows.items():
+            table = self.tables[path]
+            debts.append(Debt(table.number, ids, table.read(ids), self.ledger.since(path, ids), now))
+        paid = (payer or self.pending).pay(debts, self.ledger.history, self.noise.draw)
+        for (path, ids), values in zip(rows.items(), paid):
+            # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still, which
+            # adds noise. The other way round it would have paid nothing and owe nothing.
+            with after(self.tables[path].write(ids, *values)):
+                self.ledger.mark(path, ids, now)
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """The guard: whatever the look-ahead announced, no row is read that owes noise."""
@@ -139,7 +133,7 @@ class LazyDPSGD(PrivateOptimizer):
         owing = self.ledger.since(table.path, flat) < now
 
         def pay() -> tf.Tensor:
-            self._pay(table, tf.unique(tf.boolean_mask(flat, owing))[0], now)
+            self.pay({table.path: tf.unique(tf.boolean_mask(flat, owing))[0]}, now)
             return tf.constant(True)
 
         tf.cond(tf.reduce_any(owing), pay, lambda: tf.constant(False))
@@ -151,6 +145,7 @@ class LazyDPSGD(PrivateOptimizer):
             return
         before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
         with after([check for check in self._checks(step, before, rate) if check is not None]):
+            self._arrivals.make_room(self, step, before)
             now = before + 1
             ticked = self.ledger.tick(
                 now, self.pending.next_totals(self.ledger.history.at(before), rate, step.stddev)
@@ -159,7 +154,7 @@ class LazyDPSGD(PrivateOptimizer):
             for table in self.tables.values():
                 table.inject(functools.partial(step.mean, table), step.learning_rate)
         upcoming = step.upcoming.items()
-        self._pay_all({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
+        self.pay({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The distinct rows among announced ids; an id outside the table is for the read to refuse."""
@@ -167,13 +162,10 @@ class LazyDPSGD(PrivateOptimizer):
         return tf.unique(tf.boolean_mask(ids, (ids >= 0) & (ids < self.tables[path].rows)))[0]
 
     def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
-        """A gradient belongs to this step only if its rows owed nothing when they were read."""
-        for path, table in self.tables.items():
-            since = self.ledger.since(path, step.mean(table).indices)
-            yield tf.debugging.assert_equal(since, now, _STALE.format(path))
         if self.recursion.weight_decay:
             left = tf.cast(self.recursion.keep(rate), tf.float64)
             yield tf.debugging.assert_positive(left, _TOO_MUCH_DECAY)
+        yield from self._arrivals.checks(self, step, now)
 
     # Release.
 
@@ -189,18 +181,16 @@ class LazyDPSGD(PrivateOptimizer):
         if not tf.executing_eagerly():
             raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
         if self._settle_function.value is None:
-            self._settle_function.value = tf.function(self._settle_all, autograph=False)
+            self._settle_function.value = tf.function(self.settle_all, autograph=False)
         now = int(self.ledger.clock.numpy())
         self._settle_function.value()
         self.ledger.settled_at = now
 
-    def _settle_all(self) -> None:
-        now, debts = self.ledger.now(), None
-        if not isinstance(self.pending, Replayed):
-            # There are fewer steps than rows: what a row owes is found once for every step it may be marked with.
-            debts = self.pending.owed(tf.range(now + 1), now, self.ledger.history).of
-        for table in self.tables.values():
-            table.sweep(lambda ids, table=table: self._pay(table, ids, now, debts))  # type: ignore[misc]
+    def settle_all(self) -> None:
+        now = self.ledger.now()
+        payer = self.pending.for_all_rows(now, self.ledger.history)
+        for path, table in self.tables.items():
+            table.sweep(lambda ids, path=path: self.pay({path: ids}, now, payer))  # type: ignore[misc]
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
@@ -226,13 +216,27 @@ class LazyDPSGD(PrivateOptimizer):
             self.ledger.restart(int(self._iterations.numpy()))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "aggregate_noise": self.aggregate_noise}
+        own = {"aggregate_noise": self.aggregate_noise, "history": None, "arrivals": None}
+        return {**super().get_config(), **own}
 
 
 class _Untracked:
     """Holds what TensorFlow must not find when it saves: the settling function would take its noise along."""
 
     value: Any = None
+
+
+class Arrivals:
+    """What holds of a gradient and its rows when they meet: the rows were read at this very step and owed nothing."""
+
+    def checks(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> Iterator[Any]:
+        """Assertions that must hold before anything is written."""
+        for path, table in optimizer.tables.items():
+            since = optimizer.ledger.since(path, step.mean(table).indices)
+            yield tf.debugging.assert_equal(since, now, _STALE.format(path))
+
+    def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
+        """What the rows need before the gradient enters: nothing, since they owe nothing."""
 
 
 _STALE = (

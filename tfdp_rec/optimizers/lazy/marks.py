@@ -21,20 +21,20 @@ class Ledger:
     """The clock, the history and the marks of a lazy optimizer.
 
     Args:
-        columns: totals a step.
+        history: where the totals of every step are kept.
         rows: table path -> number of rows.
         start: what the clock shows; every row is settled then.
 
     Example:
 
-    >>> ledger = Ledger(2, {"items": 10}, start=5)
+    >>> ledger = Ledger(History(2), {"items": 10}, start=5)
     >>> ledger.settled_at == int(ledger.clock.numpy()) == 5
     True
     """
 
-    def __init__(self, columns: int, rows: Mapping[str, int], start: int):
+    def __init__(self, history: History, rows: Mapping[str, int], start: int):
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
-        self.history = History(columns)
+        self.history = history
         self.marks = {
             path: tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="marks")
             for path, count in rows.items()

@@ -27,17 +27,19 @@ Reference: Lim et al., "LazyDP", ASPLOS 2024, §5 (aggregated noise sampling), f
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, scatter
 
-UnitNoise = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""(ids, step) -> unit Gaussians [n, width]."""
+Draw = Callable[[Sequence[Request], tf.Tensor], list[tf.Tensor]]
+"""A noise source's `draw`."""
 Rows = tuple[tf.Tensor, tf.Tensor | None]
 """Weights and velocities of some rows."""
 
@@ -73,8 +75,44 @@ class History:
         self.table.assign(tf.zeros([capacity + _FIRST_CAPACITY, self.columns], tf.float64))
 
 
+@dataclasses.dataclass(frozen=True)
+class Debt:
+    """What some distinct rows of one table owe at step `now`.
+
+    Attributes:
+        table: its number, for the noise source.
+        ids: the rows, int64 `[n]`.
+        rows: their weights and velocities as they stand.
+        since: the steps they were settled at, int64 `[n]`.
+        now: the step before which they owe, int64.
+    """
+
+    table: int
+    ids: tf.Tensor
+    rows: Rows
+    since: tf.Tensor
+    now: tf.Tensor
+
+    def noise(self, scale: tf.Tensor | None = None) -> Request:
+        """Gaussians for the rows, of these standard deviations `[n, draws]`; unit ones if left out."""
+        return Request(self.table, self.ids, self.rows[0].shape[1], scale)
+
+
+class Payer(Protocol):
+    """What pays."""
+
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
+        """The rows of each debt as they stand at its `now`; where it can be, with one draw for all of them.
+
+        Args:
+            debts: of different tables, at one `now`.
+            history: the totals of every step up to `now`.
+            draw: a noise source's.
+        """
+
+
 class Pending(abc.ABC):
-    """How owed noise is totalled."""
+    """How owed noise is totalled, and paid."""
 
     columns: int
 
@@ -84,6 +122,14 @@ class Pending(abc.ABC):
     @abc.abstractmethod
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         """The totals after a step of that learning rate and noise, from those before it. float64."""
+
+    @abc.abstractmethod
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
+        """See `Payer`."""
+
+    def for_all_rows(self, now: tf.Tensor, history: History) -> Payer:
+        """What pays where every row of every table is about to pay at one `now`, chunk after chunk."""
+        return self
 
 
 class Owed(NamedTuple):
@@ -105,8 +151,29 @@ class Aggregated(Pending):
         """What rows marked `since` owe at step `now`. float32."""
 
     @abc.abstractmethod
-    def pay(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
-        """The rows as they stand now, given Gaussians `[n, draws, width]` of the standard deviations owed."""
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+        """The rows after Gaussians `[n, draws, width]` of the standard deviations owed."""
+
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
+        return self.pay_owed(debts, [self.owed(debt.since, debt.now, history) for debt in debts], draw)
+
+    def pay_owed(self, debts: Sequence[Debt], owed: Sequence[Owed], draw: Draw) -> list[Rows]:
+        """Pays what was found to be owed."""
+        noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], debts[0].now)
+        return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
+
+    def for_all_rows(self, now: tf.Tensor, history: History) -> Payer:
+        return _ForAllRows(self, self.owed(tf.range(now + 1), now, history))
+
+
+class _ForAllRows:
+    """There are fewer steps than rows: what a row owes is found once for every step it may be marked with."""
+
+    def __init__(self, kind: Aggregated, by_mark: Owed):
+        self._kind, self._by_mark = kind, by_mark
+
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
+        return self._kind.pay_owed(debts, [self._by_mark.of(debt.since) for debt in debts], draw)
 
 
 def _root(variance: tf.Tensor) -> tf.Tensor:
@@ -130,7 +197,7 @@ class WithoutMomentum(Aggregated):
         kept = tf.exp(totals[0] - then[:, 0])
         return Owed(_float32(_root(totals[1] - tf.square(kept) * then[:, 1]))[:, None], (_float32(kept),))
 
-    def pay(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         weight = coefficients[0][:, None] * rows[0] if coefficients else rows[0]
         return weight - noise[:, 0], None
 
@@ -160,7 +227,7 @@ class WithMomentum(Aggregated):
         reach = carried * mu * (1 - power) / (1 - mu)
         return Owed(_float32(tf.stack([first, second], axis=1)), tuple(map(_float32, (power, reach, share))))
 
-    def pay(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         weight, velocity = rows
         power, reach, share = (c[:, None] for c in coefficients)
         moved = weight + reach * velocity - share * noise[:, 0] - noise[:, 1]
@@ -179,27 +246,29 @@ class Replayed(Pending):
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
 
-    def pay(
-        self, rows: Rows, ids: tf.Tensor, since: tf.Tensor, now: tf.Tensor, history: History, unit: UnitNoise
-    ) -> Rows:
-        """The rows as they stand at step `now`."""
-        has_velocity = rows[1] is not None
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
+        return [self._replay(debt, history, draw) for debt in debts]
+
+    def _replay(self, debt: Debt, history: History, draw: Draw) -> Rows:
+        has_velocity = debt.rows[1] is not None
 
         def body(step: tf.Tensor, weight: tf.Tensor, velocity: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            # The totals *before* step + 1 are the η and s *of* this step.
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
-            due = (since <= step)[:, None]
-            move = (-eta * stddev) * unit(ids, step)
+            # All rows draw, also those that owe less: noise of a step must not depend on who else pays.
+            move = (-eta * stddev) * draw([debt.noise()], step)[0][:, 0]
             moved, speed = self.recursion.step(weight, velocity if has_velocity else None, move, eta)
+            due = (debt.since <= step)[:, None]
             weight = tf.where(due, moved, weight)
             return step + 1, weight, velocity if speed is None else tf.where(due, speed, velocity)
 
-        first = tf.reduce_min(tf.concat([since, now[None]], axis=0))
-        start = (first, rows[0], rows[1] if has_velocity else tf.zeros_like(rows[0]))
-        _, weight, velocity = tf.while_loop(lambda step, *_: step < now, body, start, parallel_iterations=1)
+        first = tf.reduce_min(tf.concat([debt.since, debt.now[None]], axis=0))
+        start = (first, debt.rows[0], debt.rows[1] if has_velocity else tf.zeros_like(debt.rows[0]))
+        _, weight, velocity = tf.while_loop(lambda step, *_: step < debt.now, body, start, parallel_iterations=1)
         return weight, velocity if has_velocity else None
 
 
-def pending(recursion: Recursion, aggregate_noise: bool) -> Aggregated | Replayed:
+def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
     """The way to pay for a recursion: in one Gaussian (two with momentum), or step by step."""
     if not aggregate_noise:
         return Replayed(recursion)
