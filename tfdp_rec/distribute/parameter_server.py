@@ -173,10 +173,7 @@ class ParameterServer:
     def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
         own = self.optimizer
         given = dict(zip(SETTINGS, tf.unstack(settings)))
-        for name in SETTINGS[:3]:
-            resource(getattr(own, f"_{name}")).assign(given[name])
-        if isinstance(own._learning_rate, keras.Variable):
-            resource(own._learning_rate).assign(tf.cast(given["learning_rate"], tf.float32))
+        own.take(given)
         nothing = tf.zeros([0])
         found = {path: tf.IndexedSlices(*g) if isinstance(g, tuple) else g for path, g in gradients.items()}
         own.apply(ClippedSum(found, nothing, given["l2_norm_clip"], nothing), regularization=regularization)

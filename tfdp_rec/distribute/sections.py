@@ -39,10 +39,12 @@ class Lock:
         """
 
         def locked(*arguments: Any) -> Any:
+            # By name, so that sections made in different graphs meet at one lock of the server's process.
             lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
             with tf.control_dependencies([lock]):
                 result = body(*arguments)
                 result = None if result is None else tf.nest.map_structure(tf.identity, result)
+            # All that the body made, also what its result does not need (a scatter): the lock outlives every write.
             with tf.control_dependencies(tf.compat.v1.get_default_graph().get_operations()):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return result

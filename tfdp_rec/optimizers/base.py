@@ -187,6 +187,19 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """C as a tensor, for the step that clips."""
         return tf.identity(resource(self._l2_norm_clip))
 
+    def take(self, settings: Mapping[str, tf.Tensor]) -> None:
+        """Sets settings from tensors, in the graph of a step that was told them.
+
+        Args:
+            settings: float64 scalars, of `learning_rate` too; a schedule stays what it is.
+        """
+        settings = dict(settings)
+        rate = settings.pop("learning_rate", None)
+        if rate is not None and isinstance(self._learning_rate, keras.Variable):
+            resource(self._learning_rate).assign(tf.cast(rate, tf.float32))
+        for name, value in settings.items():
+            resource(getattr(self, f"_{name}")).assign(value)
+
     def dp_event(self) -> dp_accounting.DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
         if self.noise_multiplier == 0:
@@ -286,7 +299,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self._iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        noise = self._dense_noise()
+        noise = self.dense_noise()
         noisy: list[tuple[tf.Tensor, keras.Variable]] = []
         for path, (_, variable, velocity) in self._dense.items():
             gradient = tf.cast(step.stddev, tf.float32) * noise[path]
@@ -310,8 +323,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 if variable.constraint is not None:
                     variable.assign(variable.constraint(variable))
 
-    def _dense_noise(self) -> dict[str, tf.Tensor]:
-        """Unit Gaussians for every dense variable, in its shape."""
+    def dense_noise(self) -> dict[str, tf.Tensor]:
+        """Unit Gaussians for every dense variable at this step, in its shape."""
         sizes = [int(tf.TensorShape(variable.shape).num_elements()) for _, variable, _ in self._dense.values()]
         one = tf.zeros([1], tf.int64)
         requests = [noise_sources.Request(n, one, size) for (n, _, _), size in zip(self._dense.values(), sizes)]

@@ -40,7 +40,7 @@ class DPSGD(PrivateOptimizer):
     def _step_all_rows(self, table: Table, step: Step) -> None:
         moves = step.mean(table, -step.learning_rate)
         ids = tf.cast(moves.indices, tf.int64)
-        order = tf.argsort(ids)
+        order = tf.argsort(ids)  # sorted, the gradients of a chunk of rows are one stretch
         ids, values = tf.gather(ids, order), tf.gather(moves.values, order)
 
         def act(rows: tf.Tensor) -> None:

@@ -81,8 +81,11 @@ class Table:
             learning_rate: η.
         """
         done: Operations = []
+        # One factor for the weight, one for the velocity; None where the recursion enters nothing there.
         for variable, times in zip((self.variable, self.velocity), self.recursion.injection(learning_rate)):
             if times is not None:
+                # The factor goes into the weighted sum itself, so that no pass over the rows multiplies by it; and ids
+                # may repeat, which is why this scatter adds.
                 slices = gradient(times)
                 done += scatter("Add", resource(variable), slices.indices, slices.values)
         return done

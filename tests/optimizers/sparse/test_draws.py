@@ -56,7 +56,8 @@ def traced_counts(examples, buckets, clip):
 def fast_counts(bags, num_buckets, clip):
     pairs = [(i, bucket) for i, bag in enumerate(bags) for bucket in bag]
     examples, buckets = np.array(pairs, np.int64).reshape(-1, 2).T
-    touched, counts = traced_counts(examples, buckets, clip)
+    touched, counts, size = traced_counts(examples, buckets, clip)
+    assert size == 30
     assert len(set(touched.numpy())) == len(touched)
     total = np.zeros(num_buckets)
     total[touched.numpy()] = counts.numpy()
@@ -141,7 +142,7 @@ def survivor_patterns():
 
     def draw(step):
         bits = lambda stream, numbers: noise.bits(stream, numbers, tf.cast(step, tf.int64))  # noqa: E731
-        return draws.threshold_survivors(touched, counts, 6, STDDEV, THRESHOLD, bits)
+        return draws.threshold_survivors(draws.Votes(touched, counts, 6), STDDEV, THRESHOLD, bits)
 
     return patterns(draw, num_samples=12_000)
 
@@ -172,11 +173,10 @@ def test_stray_survivors_of_a_large_space_have_the_binomial_rate(error, accepted
     touched = tf.range(0, 4000, 2, dtype=tf.int64)
     counts = tf.fill([2000], tf.constant(-1e9, tf.float64))  # none of these survives
     num_buckets, rounds, z = 10_000, 200, 2.0
+    votes = draws.Votes(touched, counts, num_buckets)
     num = 0
     for step in range(rounds):
-        survivors = draws.threshold_survivors(
-            touched, counts, num_buckets, 1.5, 3.0, keyed_bits(3, step)
-        ).numpy()
+        survivors = draws.threshold_survivors(votes, 1.5, 3.0, keyed_bits(3, step)).numpy()
         assert len(set(survivors)) == len(survivors)
         assert not np.isin(survivors, touched).any() and survivors.max() < num_buckets
         num += len(survivors)
@@ -189,7 +189,7 @@ def test_operating_system_noise_selects_at_the_same_rate():
     noise = EntropyNoise()
     bits = lambda stream, numbers: noise.bits(stream, numbers, tf.constant(0, tf.int64))  # noqa: E731
     nothing = tf.zeros([0], tf.int64), tf.zeros([0], tf.float64)
-    num = len(draws.threshold_survivors(*nothing, 10_000_000, 1.0, 3.0, bits))
+    num = len(draws.threshold_survivors(draws.Votes(*nothing, 10_000_000), 1.0, 3.0, bits))
     assert stats.binomtest(num, 10_000_000, stats.norm.sf(3.0)).pvalue > 1e-8
 
 
@@ -205,7 +205,7 @@ def test_places_are_uniform_over_a_billion_buckets():
 
 def test_a_hopeless_threshold_needs_no_work_and_keeps_nobody():
     nothing = tf.zeros([0], tf.int64), tf.zeros([0], tf.float64)
-    assert len(draws.threshold_survivors(*nothing, 10**9, 1.0, 50.0, keyed_bits(1))) == 0
+    assert len(draws.threshold_survivors(draws.Votes(*nothing, 10**9), 1.0, 50.0, keyed_bits(1))) == 0
     assert len(draws.bernoulli_places(0, tf.constant(0.5, tf.float64), keyed_bits(1))) == 0
 
 
@@ -250,9 +250,8 @@ def test_top_survivors_are_distributed_as_dense_gumbel_top_m():
 
     def draw(step):
         bits = lambda stream, numbers: noise.bits(stream, numbers, tf.cast(step, tf.int64))  # noqa: E731
-        return draws.top_survivors(
-            tf.constant([3, 1], tf.int64), tf.constant([1.0, 2.0], tf.float64), 6, 2, 0.7, bits
-        )
+        votes = draws.Votes(tf.constant([3, 1], tf.int64), tf.constant([1.0, 2.0], tf.float64), 6)
+        return draws.top_survivors(votes, 2, 0.7, bits)
 
     drawn = patterns(draw, num_samples=8_000)
 
@@ -271,7 +270,7 @@ def test_top_survivors_are_distributed_as_dense_gumbel_top_m():
 def test_top_survivors_are_distinct_also_when_nearly_all_are_kept():
     touched, counts = tf.constant([0, 5, 7], tf.int64), tf.constant([1.0, 1.0, 1.0], tf.float64)
     for wanted in (1, 4, 9, 10):
-        survivors = draws.top_survivors(touched, counts, 10, wanted, 1.0, keyed_bits(wanted)).numpy()
+        survivors = draws.top_survivors(draws.Votes(touched, counts, 10), wanted, 1.0, keyed_bits(wanted)).numpy()
         assert len(set(survivors)) == wanted and survivors.min() >= 0 and survivors.max() < 10
 
 

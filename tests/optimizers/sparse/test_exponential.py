@@ -60,7 +60,7 @@ def test_without_readers_all_rows_are_alike():
 
 def test_repeated_reads_are_one_vote():
     """100 readings by 50 examples a row: with as many votes e0 * 50, not e0 * 100, decide the odds."""
-    touched, counts = draws.contribution_counts(
+    touched, counts, _ = draws.contribution_counts(
         tf.constant([0, 0, 1], tf.int64), tf.constant([7, 7, 7], tf.int64), 10, float("inf")
     )
     assert touched.numpy().tolist() == [7] and counts.numpy().tolist() == [2.0]

@@ -143,6 +143,8 @@ class LazyDPSGD(PrivateOptimizer):
     def step_tables(self, step: Step) -> None:
         if not self.tables:
             return
+        # Check, tick, inject, pay, in this order: once the clock shows the step every row owes its noise, so that what
+        # goes wrong after that can add noise and never lose it.
         before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
         with after([check for check in self._checks(step, before, rate) if check is not None]):
             self._arrivals.make_room(self, step, before)

@@ -143,13 +143,10 @@ class AdaFEST(SelectingOptimizer):
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         clip = tf.identity(resource(self._contribution_clip))
-        touched, counts = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
+        votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
         stddev = clip * resource(self._contribution_noise_multiplier)
         threshold = tf.identity(resource(self._threshold))
-        survivors = draws.threshold_survivors(
-            touched, counts, self.space.size, stddev, threshold, self.bits
-        )
-        return self.space.rows(survivors)
+        return self.space.rows(draws.threshold_survivors(votes, stddev, threshold, self.bits))
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument, the noise source apart."""

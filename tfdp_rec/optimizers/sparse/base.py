@@ -140,7 +140,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         return tf.concat(examples, axis=0), tf.concat(buckets, axis=0)
 
     def bits(self, stream: int, numbers: tf.Tensor) -> tf.Tensor:
-        """Random bits of this step, for the functions of `selection`."""
+        """Random bits of this step, for the functions of `draws`."""
         return self.noise.bits(stream, numbers, self.step_number)
 
     def get_config(self) -> dict[str, Any]:
@@ -172,6 +172,6 @@ def sum_at(slices: tf.IndexedSlices, ids: tf.Tensor) -> tf.Tensor:
         [n, width].
     """
     indices = tf.cast(slices.indices, tf.int64)
-    place = tf.searchsorted(ids, indices)
+    place = tf.searchsorted(ids, indices)  # len(ids) for what lies beyond them all, hence the -1 that no id equals
     wanted = tf.where(tf.gather(tf.concat([ids, [-1]], axis=0), place) == indices)[:, 0]
     return tf.math.unsorted_segment_sum(tf.gather(slices.values, wanted), tf.gather(place, wanted), tf.size(ids))

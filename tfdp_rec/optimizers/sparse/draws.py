@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -41,9 +42,23 @@ Bits = Callable[[int, tf.Tensor], tf.Tensor]
 TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM = -1, -2, -3, -4
 
 
+class Votes(NamedTuple):
+    """What a batch says about V buckets.
+
+    Attributes:
+        touched: int64 [n], the distinct buckets with a count.
+        counts: float64 [n], their counts. All other buckets count 0.
+        size: V.
+    """
+
+    touched: tf.Tensor
+    counts: tf.Tensor
+    size: int
+
+
 def contribution_counts(
     examples: tf.Tensor, buckets: tf.Tensor, num_buckets: int, contribution_clip: float
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> Votes:
     """The sum over examples of their contribution maps, each clipped to L2 norm `contribution_clip`.
 
     Args:
@@ -53,13 +68,10 @@ def contribution_counts(
         num_buckets: V, the number of buckets of all tables together.
         contribution_clip: C1.
 
-    Returns:
-        (touched int64 [n], counts float64 [n]): the distinct buckets and their clipped counts.
-
     Example:
         >>> examples, buckets = tf.constant([0, 0, 0, 1], tf.int64), tf.constant([5, 5, 9, 9], tf.int64)
-        >>> touched, counts = contribution_counts(examples, buckets, num_buckets=10, contribution_clip=1.0)
-        >>> touched.numpy().tolist(), counts.numpy().round(3).tolist()
+        >>> votes = contribution_counts(examples, buckets, num_buckets=10, contribution_clip=1.0)
+        >>> votes.touched.numpy().tolist(), votes.counts.numpy().round(3).tolist()
         ([5, 9], [0.707, 1.707])
     """
     present = buckets >= 0
@@ -71,23 +83,14 @@ def contribution_counts(
     weight = tf.minimum(tf.constant(1.0, tf.float64), contribution_clip / tf.sqrt(degree))
     touched, index = tf.unique(pairs - example * num_buckets)
     counts = tf.math.unsorted_segment_sum(tf.gather(weight, example), index, tf.size(touched))
-    return touched, counts
+    return Votes(touched, counts, num_buckets)
 
 
-def threshold_survivors(
-    touched: tf.Tensor,
-    counts: tf.Tensor,
-    num_buckets: int,
-    noise_stddev: tf.Tensor,
-    threshold: tf.Tensor,
-    bits: Bits,
-) -> tf.Tensor:
+def threshold_survivors(votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Tensor, bits: Bits) -> tf.Tensor:
     """The buckets whose noisy count reaches the threshold, of all V buckets, in no particular order.
 
     Args:
-        touched: int64 [n], distinct buckets with a count.
-        counts: float64 [n], their counts. All other buckets count 0.
-        num_buckets: V.
+        votes: the batch's, without noise.
         noise_stddev: s1 C1, the standard deviation of the noise on every count.
         threshold: tau.
         bits: Source of random bits.
@@ -97,10 +100,12 @@ def threshold_survivors(
     """
     scale = tf.cast(noise_stddev, tf.float64)
     threshold = tf.cast(threshold, tf.float64)
-    kept = tf.boolean_mask(touched, _coins(bits(TOUCHED_STREAM, touched), (threshold - counts) / scale))
-    strays = bernoulli_places(num_buckets, -log_normal_cdf(threshold / scale), bits)
-    seen = tf.size(touched)
-    distinct, _ = tf.unique(tf.concat([touched, strays], axis=0))
+    coins = _coins(bits(TOUCHED_STREAM, votes.touched), (threshold - votes.counts) / scale)
+    kept = tf.boolean_mask(votes.touched, coins)
+    strays = bernoulli_places(votes.size, -log_normal_cdf(threshold / scale), bits)
+    # `unique` keeps the order of first sight: what comes after the touched are the strays that are not among them.
+    seen = tf.size(votes.touched)
+    distinct, _ = tf.unique(tf.concat([votes.touched, strays], axis=0))
     return tf.concat([kept, distinct[seen:]], axis=0)
 
 
@@ -135,20 +140,11 @@ def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits) -> tf.Tensor
     return places
 
 
-def top_survivors(
-    touched: tf.Tensor,
-    counts: tf.Tensor,
-    num_buckets: int,
-    num_survivors: int,
-    epsilon: tf.Tensor,
-    bits: Bits,
-) -> tf.Tensor:
+def top_survivors(votes: Votes, num_survivors: int, epsilon: tf.Tensor, bits: Bits) -> tf.Tensor:
     """The m buckets with the largest epsilon * count + Gumbel, of all V buckets.
 
     Args:
-        touched: int64 [n], distinct buckets with a count.
-        counts: float64 [n], their counts; one example moves each by at most 1, all in one direction.
-        num_buckets: V.
+        votes: the batch's, without noise; one example moves each count by at most 1, all in one direction.
         num_survivors: m, at most V.
         epsilon: e0, what each of the m draws costs.
         bits: Source of random bits.
@@ -156,6 +152,7 @@ def top_survivors(
     Returns:
         int64 [m], the distinct survivors.
     """
+    touched, counts, num_buckets = votes
     own = tf.cast(epsilon, tf.float64) * counts - tf.math.log(unit_exponentials(bits(GUMBEL_STREAM, touched)))
     num_untouched = num_buckets - tf.size(touched, out_type=tf.int64)
     num_drawn = tf.minimum(tf.constant(num_survivors, tf.int64), num_untouched)

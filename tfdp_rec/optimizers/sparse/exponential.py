@@ -104,10 +104,9 @@ class ExponentialSelectionSGD(SelectingOptimizer):
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         unclipped = float("inf")  # a draw's cost depends on the largest change of one count, which is 1
-        touched, counts = draws.contribution_counts(*self.touched(clipped), self.space.size, unclipped)
+        votes = draws.contribution_counts(*self.touched(clipped), self.space.size, unclipped)
         epsilon = tf.identity(resource(self._selection_epsilon))
-        size, count = self.space.size, self.num_survivors
-        return self.space.rows(draws.top_survivors(touched, counts, size, count, epsilon, self.bits))
+        return self.space.rows(draws.top_survivors(votes, self.num_survivors, epsilon, self.bits))
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument, the noise source apart."""
