@@ -8,6 +8,7 @@ kill or a power cut; a half-written temporary begins with a dot and ends as the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import shutil
@@ -78,6 +79,31 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         os.remove(path)
+
+
+_held: dict[str, Any] = {}  # open files, as long as this process lives
+
+
+def hold(directory: Path) -> None:
+    """Keeps a directory for this process as long as it lives: two that went on from one checkpoint would count as one.
+
+    Args:
+        directory: of a training; made if missing.
+
+    Raises:
+        ValueError: if another process has it.
+    """
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    path = os.path.realpath(os.path.join(directory, "in-use"))
+    if path in _held:
+        return
+    file = open(path, "a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(f"Another process trains with {directory}: end it first, or use another directory.") from None
+    _held[path] = file
 
 
 def rows_at_a_time(shape: Sequence[int], values: int) -> int:

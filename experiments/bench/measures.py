@@ -17,10 +17,10 @@ import tensorflow as tf
 from experiments.bench.contestants import Contestant, Spec
 from experiments.bench.workers import peak_megabytes
 from tfdp_rec.clipping import engine
-from tfdp_rec.clipping.batches import hide_batch_axis
 from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.noise import EntropyNoise, Request
 from tfdp_rec.optimizers import LazyDPSGD
+from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.lookahead import LookAhead
 
 REPEATS = 15
@@ -78,8 +78,7 @@ def machine(contestant: Contestant) -> dict[str, float]:
 def breakdown(contestant: Contestant) -> dict[str, float]:
     """Milliseconds by part of the step."""
     model, element = contestant.model, next(contestant.batches)
-    batch = element.batch if isinstance(element, LookAhead) else element
-    stages = {name: 1e3 * _seconds(stage) for name, stage in _beginnings(model, batch).items()}
+    stages = {name: 1e3 * _seconds(stage) for name, stage in _beginnings(model, element).items()}
     parts = {"forward": stages["forward"]}
     for before, after in zip(list(stages), list(stages)[1:]):
         parts[after] = stages[after] - stages[before]
@@ -92,17 +91,17 @@ def breakdown(contestant: Contestant) -> dict[str, float]:
     return {**parts, "step": whole}
 
 
-def _beginnings(model: Any, batch: Any) -> dict[str, Callable[[], Any]]:
-    loss = lambda data: model.per_example_loss(data, training=True)  # noqa: E731
+def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
+    step = model.private_step
 
     def forward() -> Any:
-        with model._stepping(), recording(model):
-            return loss(hide_batch_axis(batch, model.shared_inputs))
+        with model.release.in_step(), recording(model):
+            return step.losses(Batch.of(element, model.shared_inputs))
 
     def collected() -> tuple[Any, Any]:
-        with model._stepping(), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with model.release.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(model, tape) as recorder:
-                losses = loss(hide_batch_axis(batch, model.shared_inputs))
+                losses = step.losses(Batch.of(element, model.shared_inputs))
         return engine.collect(recorder, tape, losses), losses
 
     def backward() -> Any:

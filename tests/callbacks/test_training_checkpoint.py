@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import zipfile
 
 import keras
@@ -292,12 +294,12 @@ def test_an_interrupted_write_leaves_the_older_file(finished, monkeypatch):
     monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint._chunks", lambda variable: iter([b"12", 1 / 0]))
     with pytest.raises(ZeroDivisionError):
         setup.checkpoint.save()
-    assert setup.checkpoint.latest() == before and len(os.listdir(finished)) == 1
+    assert setup.checkpoint.latest() == before and sorted(os.listdir(finished))[1:] == ["in-use"]
     (finished / f".dead.000009-step-9{os.path.splitext(before)[1]}").write_bytes(b"half")  # a killed process's
     monkeypatch.undo()
     again = Setup(finished)
     assert again.checkpoint.resume(again.model).step == 5
-    assert len(os.listdir(finished)) == 1
+    assert sorted(os.listdir(finished))[1:] == ["in-use"]
 
 
 def test_damage_is_noticed(finished):
@@ -333,3 +335,76 @@ def test_large_tables_are_read_and_written_in_chunks(finished, one_epoch, monkey
     third.checkpoint.resume(third.model)
     for one, other in zip(third.model.get_weights(), one_epoch[1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+# A resumed model that is released.
+
+
+def released_after_resuming(directory):
+    again = Setup(directory, noise=None)  # entropy: noise drawn twice would differ
+    assert again.checkpoint.resume(again.model).step == 3 and not again.model.optimizer.releasable
+    return again.model.get_weights()
+
+
+@pytest.fixture
+def killed_while_owing(tmp_path):
+    """A directory whose last checkpoint has rows that owe noise."""
+    setup = Setup(tmp_path, every=3, noise=None)
+    setup.checkpoint.__class__ = NoLastWords
+    with pytest.raises(KeyboardInterrupt):
+        setup.fit([Stop(4)])
+    return tmp_path
+
+
+def test_resumed_and_released_twice_is_one_release(killed_while_owing):
+    """Each resumption drew the pending noise anew, so that k looks at a checkpoint averaged it away."""
+    first = released_after_resuming(killed_while_owing)
+    again = Setup(killed_while_owing, noise=None)
+    assert again.checkpoint.resume(again.model).step == 3 and again.model.optimizer.releasable
+    for one, other in zip(again.model.get_weights(), first, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("way", ["evaluate", "read", "settle"])
+def test_every_way_out_of_a_resumed_model_is_in_a_checkpoint_first(killed_while_owing, way):
+    again = Setup(killed_while_owing, noise=None)
+    again.checkpoint.resume(again.model)
+    if way == "evaluate":
+        again.model.evaluate(IDS, LABELS, verbose=0)
+    elif way == "read":
+        again.model.layers[1].embeddings.numpy()
+    else:
+        again.model.settle()
+    third = Setup(killed_while_owing, noise=None)
+    third.checkpoint.resume(third.model)
+    for one, other in zip(third.model.get_weights(), again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert third.accountant.steps == again.accountant.steps == 3
+
+
+def test_nothing_leaves_a_resumed_model_whose_checkpoint_cannot_be_written(killed_while_owing, monkeypatch):
+    again = Setup(killed_while_owing, noise=None)
+    again.checkpoint.resume(again.model)
+    monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint._chunks", lambda variable: iter([b"12", 1 / 0]))
+    with pytest.raises(ZeroDivisionError):
+        again.model.get_weights()
+    monkeypatch.undo()
+    third = Setup(killed_while_owing, noise=None)
+    third.checkpoint.resume(third.model)
+    assert not third.model.optimizer.releasable
+
+
+def test_a_release_before_going_on_changes_nothing(killed_while_owing, tmp_path):
+    """Position, counts and the settled state are kept; what follows is as it would have been."""
+    released_after_resuming(killed_while_owing)
+    setup = Setup(killed_while_owing, noise=None)
+    setup.fit()
+    assert setup.accountant.steps == int(setup.model.optimizer.iterations) == 15
+
+
+def test_a_directory_is_one_process_own(tmp_path):
+    setup = Setup(tmp_path)
+    setup.checkpoint.resume(setup.model)
+    script = "import sys, tfdp_rec.files as f; f.hold(sys.argv[1])"
+    other = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "Another process trains with" in other.stderr

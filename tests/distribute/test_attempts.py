@@ -8,7 +8,8 @@ import threading
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from tfdp_rec.distribute.attempts import Attempts, hold
+from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.files import hold
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
 
@@ -77,7 +78,7 @@ def test_another_file_is_refused(tmp_path):
 
 
 def test_a_directory_belongs_to_one_process_as_long_as_it_lives(tmp_path):
-    script = "import sys, tfdp_rec.distribute.attempts as a; a.hold(sys.argv[1]); print(1, flush=True); input()"
+    script = "import sys, tfdp_rec.files as f; f.hold(sys.argv[1]); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

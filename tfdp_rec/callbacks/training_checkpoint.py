@@ -7,9 +7,10 @@ Keep it as private as the data it was trained on.
 - It does not settle: pending noise stays pending, and is drawn after resuming. It holds no noise key.
 - It is whole or not there: written under another name, synced, renamed; the one before it stays until then.
 - What was released is never forgotten. Whenever weights are about to leave training in the middle of a fit (by an
-  evaluation, `ModelCheckpoint`, `model.save`), the settled state is checkpointed first. Otherwise a run killed after a
-  release would resume from before it, draw other noise for the same gradients, and count its steps once where two
-  releases had spent them.
+  evaluation, `ModelCheckpoint`, `model.save`), or after a resumption, the settled state is checkpointed first.
+  Otherwise a run killed after a release would resume from before it, draw other noise for the same gradients, and
+  count its steps once where two releases had spent them; and a checkpoint that was resumed and released k times would
+  give its pending noise k times, to be averaged away. The states are in docs/privacy-lazy.md.
 - ε counts each step once: a step that has run is counted, one that was cut short may have run and is counted, one that
   was only counted ahead is not.
 
@@ -30,9 +31,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.files import row_chunks, writing
+from tfdp_rec.files import hold, row_chunks, writing
+from tfdp_rec.keras_internals import begin_at_epoch, resource
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.tables import resource, scatter
+from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.privacy import Accountant
 
 SUFFIX = ".training-checkpoint"
@@ -67,8 +69,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         sampling: the sampling scheme, if there is no accountant to keep it.
 
     Raises:
-        ValueError: `every` is not positive; in `fit`, if the directory holds a checkpoint that was not resumed from, or
-            if the accountant does not count the steps.
+        ValueError: `every` is not positive; in `fit`, if the directory holds a checkpoint that was not resumed from, if
+            the accountant does not count the steps, or if another process trains with the directory.
         TypeError: in `fit` and `resume`, if the model was not compiled with a mechanism of this package.
 
     Example:
@@ -108,6 +110,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to train past a checkpoint, and sets the first epoch."""
         _private_optimizer(self.model)
+        hold(self.directory)
         self._clean_up()
         last = self.latest()
         if last is not None and self._saved is None:
@@ -118,13 +121,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._compare_counts()
         self._to_skip = self._resumed.steps_in_epoch if self._resumed else 0
         if self._resumed is not None:
-            self.model._initial_epoch = self._resumed.epoch
-        self._in_step, self._saved = False, self._state()
-        self.model.when_settled(self._before_release)
+            begin_at_epoch(self.model, self._resumed.epoch)
+        self._guard_releases()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """A resumed epoch has steps behind it."""
-        self.model._initial_epoch = None
+        begin_at_epoch(self.model, None)
         self._epoch, self._done = epoch, self._to_skip
         self._resumed = None
 
@@ -151,7 +153,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """The next fit begins where it is told to."""
-        self.model._initial_epoch, self._resumed = None, None
+        begin_at_epoch(self.model, None)
+        self._resumed = None
 
     def _before_release(self) -> None:
         if self._state() != self._saved:
@@ -161,7 +164,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def save(self) -> str:
         """Writes a checkpoint of the present state, not settled; returns its path."""
-        os.makedirs(self.directory, exist_ok=True)
+        hold(self.directory)
         older = self._paths()
         number = 1 + max((int(_NAME.search(path).group(1)) for path in older), default=0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
@@ -248,7 +251,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         Raises:
             ValueError: the checkpoint is of another mechanism, other settings or other tables; both values are named.
         """
-        optimizer, path = _private_optimizer(model), self.latest()
+        optimizer = _private_optimizer(model)
+        hold(self.directory)
+        path = self.latest()
         self._clean_up()
         self.set_model(model)
         if path is None:
@@ -265,9 +270,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             if holder is not None:
                 holder.set_state(header[key])
         self._compare_counts()
-        self._saved = self._state()
         self._resumed = _normalised(header)
+        self._epoch, self._done = self._resumed.epoch, self._resumed.steps_in_epoch
+        self._guard_releases()
         return self._resumed
+
+    def _guard_releases(self) -> None:
+        """From now on what leaves the model is in a checkpoint first, whether or not a fit is going on."""
+        self._in_step, self._saved = False, self._state()
+        if self.model.optimizer.built:
+            self.model.release.guard(self.model.optimizer)
+        self.model.when_settled(self._before_release)
 
     def _check(self, header: dict[str, Any], model: Any, optimizer: PrivateOptimizer) -> None:
         if not model.built:

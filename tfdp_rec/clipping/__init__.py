@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -88,13 +89,13 @@ def clipped_sum(
             return chosen(model, loss, batch, clip, _guard(model))
         return strategies.in_parts(chosen, microbatch_size, model, loss, batch, clip, _guard(model))
 
-    return _as_function(run, tensors(batch))
+    ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()  # before anything of the step
+    return dataclasses.replace(_as_function(run, tensors(batch)), ticket=ticket)
 
 
 def _guard(model: keras.Model) -> BeforeRead:
-    """What the model's own mechanism does before its tables are read: by duck typing, it is not of this layer."""
-    optimizer = getattr(model, "optimizer", None)
-    return getattr(optimizer, "before_read", no_settling) if getattr(optimizer, "built", False) else no_settling
+    """What must be done before the model's tables are read: by duck typing, it is not of this floor."""
+    return getattr(getattr(model, "release", None), "before_read", no_settling)
 
 
 def _as_function(run: Callable[[Any], ClippedSum], batch: Any) -> ClippedSum:

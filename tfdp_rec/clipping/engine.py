@@ -70,6 +70,7 @@ class ClippedSum:
         sensitivity: how far one example can move `gradients`: C.
         losses: the examples' losses, `[batch]`. Private.
         reads: table path -> which example read which rows. Private.
+        ticket: the optimizer and step that it was taken for, if any; it is good for that one alone.
     """
 
     gradients: Mapping[str, Gradient]
@@ -77,6 +78,7 @@ class ClippedSum:
     sensitivity: tf.Tensor
     losses: tf.Tensor
     reads: dict[str, Reads] = dataclasses.field(default_factory=dict)
+    ticket: Any = None
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """`gradients[path]` times a scalar, in float32."""

@@ -17,15 +17,11 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
+from tfdp_rec.keras_internals import resource
 
 
 class NotPrivate(ValueError):
     """What was asked for would break the guarantee, or cannot be shown to keep it."""
-
-
-def resource(variable: keras.Variable) -> tf.Variable:
-    """The variable itself, never a cast or a whole read of it (which would copy a table at every update)."""
-    return variable._value
 
 
 @dataclasses.dataclass

@@ -8,7 +8,6 @@ was reserved counts when the file is read again, dispatched or not.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -93,30 +92,6 @@ class Attempts:
         runs = [[events.to_json(event), steps] for event, steps in self.runs]
         with writing(self._path) as file:
             json.dump({"format": _FORMAT, "runs": runs}, file)
-
-
-_held: dict[str, Any] = {}  # open files, as long as this process lives
-
-
-def hold(directory: str) -> None:
-    """Keeps a directory for this process: two coordinators that went on from one checkpoint would be counted as one.
-
-    Args:
-        directory: of a training.
-
-    Raises:
-        ValueError: if another process has it.
-    """
-    path = os.path.realpath(os.path.join(directory, "in-use"))
-    if path in _held:
-        return
-    file = open(path, "a", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ValueError(f"Another process trains with {directory}: end it first, or use another directory.") from None
-    _held[path] = file
 
 
 def _read(path: str) -> list[tuple[dp_accounting.DpEvent, int]]:

@@ -7,7 +7,6 @@ whose initializer draws values independently is drawn there; any other initial v
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, Shard
+from tfdp_rec.keras_internals import initializer_of
 
 _BY_VALUE = (  # their values do not depend on the shape
     keras.initializers.Constant, keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.RandomUniform,
@@ -89,8 +89,7 @@ class _Rows:
 
     def __init__(self, initial: Any, spec: tf.TensorSpec):
         self._spec = spec
-        named = inspect.getclosurevars(initial).nonlocals if callable(initial) else {}
-        self._initializer: Any = named.get("initializer")
+        self._initializer: Any = initializer_of(initial)
         self._whole: Any = None if type(self._initializer) in _BY_VALUE else _value(initial)
 
     def __call__(self, start: int, end: int) -> tf.Tensor:

@@ -14,8 +14,9 @@ import tensorflow as tf
 from tfdp_rec.distribute.parameter_server import ParameterServer, PlainServer
 from tfdp_rec.distribute.placement import Placement
 from tfdp_rec.distribute.served_table import ServedTable
+from tfdp_rec.keras_internals import layers_within, resource, set_resource
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.tables import resource, scatter
+from tfdp_rec.optimizers.tables import scatter
 
 _CHUNK_VALUES = 1 << 22
 
@@ -57,7 +58,7 @@ class ServedModel:
     def _build_layers(self) -> None:
         """Makes the variables of layers that have none yet."""
         model = self.model
-        if all(layer.built for layer in model._flatten_layers()):
+        if all(layer.built for layer in layers_within(model)):
             return
         flat = [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in tf.nest.flatten(self._spec)]
 
@@ -74,19 +75,21 @@ class ServedModel:
         paths = set(self.reader.tables)
         tables = {}
         for number, variable in enumerate(model.trainable_variables):
-            held = variable._value
+            held: Any = resource(variable)
             if variable.path in paths:
                 table = held if isinstance(held, ServedTable) else placement.as_table(held)
                 table.hold(variable, number)
-                variable._value = tables[variable.path] = table
+                tables[variable.path] = table
+                set_resource(variable, table)
                 continue
             if isinstance(held, ServedTable):
-                variable._value = held = placement.as_whole(held)
+                held = placement.as_whole(held)
+                set_resource(variable, held)
             self._server_of(held).hold(variable, False, number)
         trained, metrics = {id(v) for v in model.trainable_variables}, {id(v) for v in model.metrics_variables}
         for variable in model.variables:
             if id(variable) not in trained | metrics:
-                self._server_of(variable._value).keep(variable._value)
+                self._server_of(resource(variable)).keep(resource(variable))
         return tables
 
     def _server_of(self, variable: tf.Variable) -> ParameterServer:

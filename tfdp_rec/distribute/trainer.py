@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate, batches
 from tfdp_rec.clipping.independence import refuse_coupling
-from tfdp_rec.distribute.attempts import Attempts, hold
+from tfdp_rec.distribute.attempts import Attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import connect, servers_alive
@@ -31,10 +31,12 @@ from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.served_table import fetched
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
+from tfdp_rec.files import hold
+from tfdp_rec.keras_internals import iterator_spec, learning_rate_of, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.training.batch import Batch, normalised
 from tfdp_rec.training.model import PrivateTraining
-from tfdp_rec.training.table_reader import normalised
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 
@@ -153,12 +155,12 @@ class ParameterServerTrainer:
     def _make_step(self) -> None:
         kind = WorkerStep if self._private else PlainStep
         served = self._served
-        make = kind(served.model, served.tables, served.servers, served.reader)
+        make = kind(served.model.private_step, served.tables, served.servers, served.reader)
         function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
         make_data = tf.function(self._dataset_fn, autograph=False)
         self._dataset = self._coordinator.create_per_worker_dataset(make_data)
         self._iterator = iter(self._dataset)
-        spec = self._iterator._values[0]._type_spec
+        spec = iterator_spec(self._iterator)
         # Not under the strategy's scope: variables are updated where they are, which is nothing to the strategy.
         self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
 
@@ -279,12 +281,12 @@ class ParameterServerTrainer:
         for _ in range(3):  # one of less than two examples says nothing
             value = self._coordinator.schedule(draw, (iterator,))
             self._wait_for_servers()
-            batch = batches.tensors(normalised(value.fetch()))
-            with self.cluster_model._stepping(), fetched(self._served.tables, self._served.reader(batch)):
+            batch = Batch.of(value.fetch()).examples
+            with self.cluster_model.release.in_step(), fetched(self._served.tables, self._served.reader(batch)):
                 refuse_coupling(self.cluster_model, batch)
             if int(batches.batch_size(batch, self.cluster_model.shared_inputs)) > 1:
                 break
-        self.cluster_model._last, self._coupling_checked = None, True
+        self._coupling_checked = True
 
     def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
         if getattr(self._optimizer, "observers", ()):
@@ -315,7 +317,7 @@ class ParameterServerTrainer:
         try:
             for _ in range(number):
                 # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
-                self._coordinator._cluster.schedule(attempt, (self._iterator,), {})
+                schedule(self._coordinator, attempt, (self._iterator,))
             self._wait_for_servers()
         finally:
             made = self._attempts.count - before
@@ -340,7 +342,7 @@ class ParameterServerTrainer:
         optimizer = self._optimizer
         if not self._private:
             return [0.0, 0.0, 1.0, float(optimizer.learning_rate)]
-        rate = optimizer._learning_rate
+        rate = learning_rate_of(optimizer)
         rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # a schedule is the servers' own
         return [optimizer.l2_norm_clip, optimizer.noise_multiplier, optimizer.expected_batch_size, rate]
 

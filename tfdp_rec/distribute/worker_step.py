@@ -13,28 +13,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum, batches
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.optimizers.tables import distinct_rows, resource
-from tfdp_rec.training.table_reader import TableReader, normalised
+from tfdp_rec.training.batch import Batch
+from tfdp_rec.training.step import PrivateStep, finite_losses
+from tfdp_rec.training.table_reader import TableReader
 
 
 class WorkerStep:
     """The step of a model whose variables live on servers.
 
     Args:
-        model: built under a `Placement`.
+        step: of a model that was built under a `Placement`.
         tables: by path.
         servers: all of them.
         reader: tells which rows a batch reads.
     """
 
     def __init__(
-        self, model: Any, tables: Mapping[str, ServedTable], servers: list[ParameterServer], reader: TableReader
+        self, step: PrivateStep, tables: Mapping[str, ServedTable], servers: list[ParameterServer], reader: TableReader
     ):
-        self._model, self._tables, self._servers, self._reader = model, tables, servers, reader
+        self._step, self._tables, self._servers, self._reader = step, tables, servers, reader
 
     def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
         """Makes the step.
@@ -46,25 +48,23 @@ class WorkerStep:
         Returns:
             The sum of the examples' finite losses, and how many these are, float32 [2]. Private: nothing protects them.
         """
-        model = self._model
-        batch = batches.hide_batch_axis(batches.tensors(normalised(data)), model.shared_inputs)
-        with model._stepping(), tf.control_dependencies(tf.nest.flatten(batch)):
+        batch = Batch.of(data, self._step.model.shared_inputs)
+        with tf.control_dependencies(batch.tensors):
             clipped = self._clipped_sum(batch, settings)
-            model._last = None
             with tf.control_dependencies([clipped.norms]):
                 self._send({path: clipped.gradients[path] for path in clipped.gradients}, settings)
             return _loss(clipped)
 
-    def _clipped_sum(self, batch: Any, settings: tf.Tensor) -> ClippedSum:
-        with fetched(self._tables, self._reader(batch)):
-            return self._model._clipped_sum(batch, tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32))
+    def _clipped_sum(self, batch: Batch, settings: tf.Tensor) -> ClippedSum:
+        with fetched(self._tables, self._reader(batch.examples)):
+            return self._step.clipped_sum(batch, tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32))
 
     def _send(self, gradients: Mapping[str, Any], settings: tf.Tensor) -> None:
         parts: list[dict[str, Any]] = [{} for _ in self._servers]
         for path, gradient in gradients.items():
             for server, part in self._split(path, gradient):
                 parts[self._servers.index(server)][path] = part
-        regularization = self._model._regularization()
+        regularization = self._step.regularization()
         for server, part in zip(self._servers, parts):
             own = {path: gradient for path, gradient in regularization.items() if path in server.paths}
             server.land(part, settings, own)
@@ -83,8 +83,8 @@ class WorkerStep:
 class PlainStep(WorkerStep):
     """The step of ordinary SGD: the gradient of the mean loss, neither clipped nor noised."""
 
-    def _clipped_sum(self, batch: Any, settings: tf.Tensor) -> ClippedSum:
-        model, read = self._model, []
+    def _clipped_sum(self, batch: Batch, settings: tf.Tensor) -> ClippedSum:
+        model, read = self._step.model, []
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             dense = {v.path: resource(v) for v in model.trainable_variables if v.path not in self._tables}
             tape.watch(list(dense.values()))
@@ -93,8 +93,8 @@ class PlainStep(WorkerStep):
                 tape.watch(rows)
                 read.append((path, ids, rows))
 
-            with fetched(self._tables, self._reader(batch), watch), recording(model):
-                losses = model.per_example_loss(batch, training=True)
+            with fetched(self._tables, self._reader(batch.examples), watch), recording(model):
+                losses = self._step.losses(batch)
             total = tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
         found = tape.gradient(total, [rows for _, _, rows in read] + list(dense.values()))
         gradients: dict[str, Any] = {
@@ -107,7 +107,6 @@ class PlainStep(WorkerStep):
 
 
 def _loss(clipped: ClippedSum) -> tf.Tensor:
-    finite = tf.math.is_finite(clipped.norms) & tf.math.is_finite(tf.cast(clipped.losses, clipped.norms.dtype))
-    losses = tf.cast(tf.boolean_mask(clipped.losses, finite), tf.float32)
+    losses = tf.cast(finite_losses(clipped), tf.float32)
     return tf.stack([tf.reduce_sum(losses), tf.cast(tf.size(losses), tf.float32)])
 

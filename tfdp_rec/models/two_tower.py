@@ -23,6 +23,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.keras_internals import loss_tracker
 from tfdp_rec.training.model import PrivateTraining
 
 PADDING = 0
@@ -156,8 +157,8 @@ class TwoTower(PrivateTraining, tfrs.Model):
         """One step; reports the mean loss alone, since the metrics are for held-out examples."""
         loss = super().train_step(data)["loss"]
         if not self.is_private:
-            self._loss_tracker.update_state(loss)
-        return {"loss": self._loss_tracker.result()}
+            loss_tracker(self).update_state(loss)
+        return {"loss": loss_tracker(self).result()}
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras', over the whole catalogue as the label table now has it."""
@@ -201,9 +202,9 @@ class TwoTower(PrivateTraining, tfrs.Model):
             raise TypeError(f"export does not take {', '.join(kwargs)}.")
         if not 1 <= k <= len(self.vocabulary):
             raise ValueError(f"k must be between 1 and the {len(self.vocabulary)} movies of the catalogue, got {k}.")
-        self.settle()
-        servable = Servable(self, k)
-        tf.saved_model.save(servable, str(filepath), signatures={"serving_default": servable.serve})
+        with self.release.leaving():
+            servable = Servable(self, k)
+            tf.saved_model.save(servable, str(filepath), signatures={"serving_default": servable.serve})
 
     def get_config(self) -> dict[str, Any]:
         return {

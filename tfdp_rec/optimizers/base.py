@@ -12,9 +12,8 @@ Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²)
 from __future__ import annotations
 
 import abc
-import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dp_accounting
@@ -23,8 +22,10 @@ import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.tables import Table, resource
+from tfdp_rec.optimizers.step import Dense, Step
+from tfdp_rec.optimizers.tables import Table, after, resource
 
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",
@@ -36,42 +37,6 @@ _REFUSED_OPTIONS = {
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
     "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What a mechanism may know of a step when it updates its tables.
-
-    Attributes:
-        clipped: the clipped sum of the batch.
-        batch_size: B, float64.
-        stddev: s = σ C / B, float64.
-        learning_rate: η, float32.
-        upcoming: table path -> ids that the next batch will read, if known.
-    """
-
-    clipped: ClippedSum
-    batch_size: tf.Tensor
-    stddev: tf.Tensor
-    learning_rate: tf.Tensor
-    upcoming: Mapping[str, tf.Tensor]
-
-    @property
-    def noise_scale(self) -> tf.Tensor:
-        """−η s: what a unit Gaussian moves a weight by, float32."""
-        return tf.cast(-tf.cast(self.learning_rate, tf.float64) * self.stddev, tf.float32)
-
-    def mean(self, table: Table, times: Any = 1.0) -> tf.IndexedSlices:
-        """ĝ of a table, times a scalar, which costs nothing; an id may stand in several places.
-
-        Nothing, if no layer read the table this time.
-        """
-        if table.path not in self.clipped.gradients:
-            return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
-        found = self.clipped.scaled(table.path, tf.cast(times, tf.float64) / self.batch_size)
-        if not isinstance(found, tf.IndexedSlices):
-            raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
-        return found
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
@@ -227,7 +192,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "finds out."
             )
         self.tables: dict[str, Table] = {}
-        self._dense: dict[str, tuple[int, keras.Variable, keras.Variable | None]] = {}
+        self._dense: dict[str, Dense] = {}
         for number, variable in enumerate(variables):
             is_table = variable.path in tables
             _refuse_on_table(variable, is_table)
@@ -237,16 +202,26 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             if is_table:
                 self.tables[variable.path] = Table(number, variable, velocity, self.recursion)
             else:
-                self._dense[variable.path] = (number, variable, velocity)
+                self._dense[variable.path] = Dense(number, variable, velocity)
         if self.dense_optimizer is not None:
-            self.dense_optimizer.build([variable for _, variable, _ in self._dense.values()])
+            self.dense_optimizer.build([dense.variable for dense in self._dense.values()])
         self.build_tables()
         super().build(list(variables))
 
     def _refuse_other_model(self, variables: list[keras.Variable]) -> None:
-        known = {id(v) for _, v, _ in self._dense.values()} | {id(t.variable) for t in self.tables.values()}
-        if not {id(v) for v in variables} <= known:
-            raise ValueError(f"This {type(self).__name__} was built for another model; give each model its own.")
+        known = {id(dense.variable): path for path, dense in self._dense.items()}
+        known |= {id(t.variable): t.path for t in self.tables.values()}
+        if not {id(v) for v in variables} <= set(known):
+            raise ValueError(
+                f"This {type(self).__name__} was built for another model, or for this one before layers were thawed; "
+                "give each model its own, and compile with a new one after a change of trainable."
+            )
+        frozen = sorted(set(known.values()) - {v.path for v in variables})
+        if frozen:
+            raise ValueError(
+                f"{', '.join(frozen)} was frozen after this {type(self).__name__} was built, which would go on adding "
+                "noise to it: compile with a new optimizer after a change of trainable."
+            )
 
     def build_tables(self) -> None:
         """Makes what the mechanism keeps beside its tables: nothing, by default."""
@@ -272,10 +247,23 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        with tf.control_dependencies([clipped.norms]):
+        with tf.control_dependencies([clipped.norms]), after(self._refuse_stale(clipped)):
             for observe in self.observers:
                 observe(clipped)
             self._step(clipped, **kwargs)
+
+    def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
+        """What a clipped sum is taken for: this optimizer, at this step."""
+        return self, tf.identity(self.step_number)
+
+    def _refuse_stale(self, clipped: ClippedSum) -> list[Any]:
+        if clipped.ticket is None:
+            return []
+        optimizer, step = clipped.ticket
+        if optimizer is not self:
+            raise NotPrivate(f"The clipped sum was taken for another optimizer than this {type(self).__name__}.")
+        check = tf.debugging.assert_equal(step, self.step_number, _STALE)
+        return [] if check is None else [check]
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
         """Refused: see `apply`."""
@@ -294,14 +282,16 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(self._get_current_learning_rate(), tf.float32)
         step = Step(clipped, batch, stddev, learning_rate, upcoming or {})
-        self._step_dense(step, regularization or {})
-        self.step_tables(step)
-        self._iterations.assign_add(1)
+        with after([check for check in self.refusals(step) if check is not None]):
+            self._step_dense(step, regularization or {})
+            self.step_tables(step)
+            self._iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
         noise = self.dense_noise()
         noisy: list[tuple[tf.Tensor, keras.Variable]] = []
-        for path, (_, variable, velocity) in self._dense.items():
+        for path, dense in self._dense.items():
+            variable, velocity = dense.variable, dense.velocity
             gradient = tf.cast(step.stddev, tf.float32) * noise[path]
             if path in step.clipped.gradients:
                 gradient += tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
@@ -319,17 +309,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if self.dense_optimizer is not None and noisy:
             self.dense_optimizer.apply_gradients(noisy)
         elif self.dense_optimizer is None:
-            for _, variable, _ in self._dense.values():
-                if variable.constraint is not None:
-                    variable.assign(variable.constraint(variable))
+            for dense in self._dense.values():
+                if dense.variable.constraint is not None:
+                    dense.variable.assign(dense.variable.constraint(dense.variable))
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
         """Unit Gaussians for every dense variable at this step, in its shape."""
-        sizes = [int(tf.TensorShape(variable.shape).num_elements()) for _, variable, _ in self._dense.values()]
+        sizes = {path: int(tf.TensorShape(dense.variable.shape).num_elements()) for path, dense in self._dense.items()}
         one = tf.zeros([1], tf.int64)
-        requests = [noise_sources.Request(n, one, size) for (n, _, _), size in zip(self._dense.values(), sizes)]
+        requests = [noise_sources.Request(self._dense[path].number, one, size) for path, size in sizes.items()]
         drawn = self.noise.draw(requests, self.step_number) if requests else []
-        return {path: tf.reshape(u, v.shape) for u, (path, (_, v, _)) in zip(drawn, self._dense.items())}
+        return {path: tf.reshape(u, dense.variable.shape) for u, (path, dense) in zip(drawn, self._dense.items())}
 
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians for some rows of a table at a step."""
@@ -339,6 +329,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def step_number(self) -> tf.Tensor:
         """How many steps were made, int64."""
         return tf.cast(resource(self._iterations), tf.int64)
+
+    def refusals(self, step: Step) -> Iterable[Any]:
+        """Checks that the step may be made, ahead of all it writes."""
+        return ()
 
     @abc.abstractmethod
     def step_tables(self, step: Step) -> None:
@@ -354,6 +348,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def settle_all(self) -> None:
         """What `settle` does, as operations, for somebody who is in a graph already."""
+
+    def owing(self) -> Flag | None:
+        """A flag that is up while rows of tables owe noise, for graphs that ask; None if they never do."""
+        return None
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
@@ -405,6 +403,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 def _signature_of(kind: type) -> inspect.Signature:
     own = inspect.signature(kind.__init__)  # type: ignore[misc]
     return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+_STALE = (
+    "The clipped sum was taken for an earlier step, or was applied before: take it with "
+    "tfdp_rec.clipping.clipped_sum just before optimizer.apply, once a step"
+)
 
 
 def _positive(name: str, value: float, zero: bool = False) -> float:

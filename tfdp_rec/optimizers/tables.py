@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.recursion import Recursion, Scalar
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
@@ -26,11 +27,6 @@ CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 
 _WEIGHTS_AND_VELOCITY = tuple[tf.Tensor, tf.Tensor | None]
 Operations = list[tf.Operation]
 """Writes to wait for; eagerly there is nothing to wait for, and the list is empty."""
-
-
-def resource(variable: keras.Variable) -> tf.Variable:
-    """The TensorFlow variable itself, outside any cast."""
-    return variable._value
 
 
 def after(writes: Operations) -> contextlib.AbstractContextManager[Any]:

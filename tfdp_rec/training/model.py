@@ -5,30 +5,32 @@ model it was, and makes no claim. A private step is
 
     guard -> forward and backward pass under recording -> clipped sum -> optimizer
 
-and every way for weights to leave training settles pending noise first (`release.py`): end of fit, evaluate, predict,
-calling the model, get_weights, save, save_weights, export, TensorFlow's own checkpoints and SavedModels.
+(`step.py`), and every way for weights to leave training settles pending noise first (`doors.py`, `release.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate, batches, strategies
-from tfdp_rec.clipping.engine import ClippedSum
+from tfdp_rec.clipping import ClippedSum, NotPrivate, strategies
 from tfdp_rec.clipping.independence import refuse_coupling
+from tfdp_rec.keras_internals import functional_class, loss_tracker, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.training.lookahead import LookAhead, is_lookahead, lookahead
+from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
+from tfdp_rec.training.doors import Doors
+from tfdp_rec.training.lookahead import is_lookahead, lookahead
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
-from tfdp_rec.training.release import RELEASING, WRITING, guard, releasing, settle_for, settle_outside_steps, writing
-from tfdp_rec.training.table_reader import TableReader, first_example, loose_spec, normalised, trace_reader
+from tfdp_rec.training.release import settle_for
+from tfdp_rec.training.step import PrivateStep, diagnostics, finite_losses
+from tfdp_rec.training.table_reader import TableReader, trace_reader
 
 
-class PrivateTraining:
+class PrivateTraining(Doors):
     """Mix-in, ahead of `keras.Model` or `tfrs.Model`, for models that train under this package's mechanisms.
 
     A model that is compiled with a `loss` needs nothing more. Any other defines
@@ -49,15 +51,42 @@ class PrivateTraining:
     """
 
     shared_inputs: tuple[str, ...] = ()
-    _private_options: dict[str, Any] = {"strategy": "bookkeeping", "microbatch_size": None, "diagnostics": False}
     _table_paths: dict[str, None] | None = None
-    _in_step = False
     _coupling = "unchecked"  # then "due", while fit or train_on_batch begins, then "checked"
-    _last: Any = None
-    _when_settled: tuple[Callable[[], None], ...] = ()
-    optimizer: Any
+    _loss: Any = None
+    _loss_weights: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if makes_functional(args, kwargs) and not isinstance(self, functional_class()):
+            self.__class__ = _functional(type(self))  # type: ignore[arg-type]
+            functional_class().__init__(self, *args, **kwargs)  # type: ignore[misc]
+        else:
+            super().__init__(*args, **kwargs)
+
+    @functools.cached_property
+    def private_step(self) -> PrivateStep:
+        """How this model makes a private step."""
+        return PrivateStep(self)
 
     # Compiling.
+
+    @property
+    def optimizer(self) -> Any:
+        """As Keras'. Set in mid-training, what the one before still owes is applied, and the step is compiled anew."""
+        return vars(self).get("optimizer")
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        if optimizer is self.optimizer:
+            return
+        self.release.settle_outside_steps()
+        vars(self)["optimizer"] = optimizer
+        self.compile_step_anew()
+
+    def compile_step_anew(self) -> None:
+        """Forgets the compiled training step, if there is one."""
+        if getattr(self, "train_function", None) is not None:
+            self.make_train_function(force=True)  # type: ignore[attr-defined]
 
     def compile(
         self,
@@ -87,10 +116,8 @@ class PrivateTraining:
             NotPrivate: for options that would break the guarantee.
         """
         self.settle()  # what the optimizer before this one still owes
+        vars(self)["private_step"] = PrivateStep(self, clipping_strategy, microbatch_size, diagnostics)
         optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
-        self._private_options = {
-            "strategy": clipping_strategy, "microbatch_size": microbatch_size, "diagnostics": diagnostics,
-        }  # fmt: skip
         self._loss, self._loss_weights, self._coupling = loss, loss_weights, "unchecked"
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and isinstance(
             optimizer.inner_optimizer, PrivateOptimizer
@@ -98,6 +125,7 @@ class PrivateTraining:
             raise NotPrivate("LossScaleOptimizer scales gradients past the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
             _refuse_options(self, kwargs)
+            _refuse_own_loss(self)
             strategies.strategy_named(clipping_strategy)
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
@@ -107,17 +135,17 @@ class PrivateTraining:
     @property
     def is_private(self) -> bool:
         """Whether the model was compiled with a mechanism of this package."""
-        return isinstance(getattr(self, "optimizer", None), PrivateOptimizer)
+        return isinstance(self.optimizer, PrivateOptimizer)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile_from_config` needs to compile a loaded model again, the layout of its tables included."""
         config = super().get_compile_config()  # type: ignore[misc]
         if config and self.is_private:
-            options = self._private_options
+            step = self.private_step
             config |= {
-                "clipping_strategy": options["strategy"],
-                "microbatch_size": options["microbatch_size"],
-                "diagnostics": options["diagnostics"],
+                "clipping_strategy": step.strategy,
+                "microbatch_size": step.microbatch_size,
+                "diagnostics": step.diagnostics,
                 "table_numbers": self.table_numbers(),
             }
         return config
@@ -127,7 +155,7 @@ class PrivateTraining:
         numbers = config.pop("table_numbers", None)
         config.pop("jit_compile", None)
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if getattr(self, "optimizer", None) is None or not self.built:  # type: ignore[attr-defined]
+        if self.optimizer is None or not self.built:  # type: ignore[attr-defined]
             return
         if not self.is_private:
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
@@ -144,7 +172,11 @@ class PrivateTraining:
         """Which of the trainable variables are tables, by number: names may differ when the model is loaded."""
         if self._table_paths is None:
             return None
-        return [i for i, v in enumerate(self.trainable_variables) if v.path in self._table_paths]  # type: ignore[attr-defined]
+        return [i for i, v in enumerate(self.trainable_variables) if self.is_table(v)]  # type: ignore[attr-defined]
+
+    def is_table(self, variable: keras.Variable) -> bool:
+        """Whether a variable is read by row only, as far as is known yet."""
+        return variable.path in (self._table_paths or {})
 
     # The loss.
 
@@ -155,11 +187,11 @@ class PrivateTraining:
             data: a batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: for layers that behave otherwise in training.
         """
-        if getattr(self, "_loss", None) is None:
+        if self._loss is None:
             raise ValueError(f"{type(self).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=training)  # type: ignore[operator]
-        self._last = (x, y, y_pred, sample_weight)
+        self.private_step.predicted(x, y, y_pred, sample_weight)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
 
     # The step.
@@ -167,70 +199,35 @@ class PrivateTraining:
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: private under a mechanism, Keras' own otherwise."""
         if not self.is_private:
-            return super().train_step(normalised(data.batch if isinstance(data, LookAhead) else data))  # type: ignore[misc]
-        upcoming = data.upcoming if isinstance(data, LookAhead) else {}
-        batch = batches.tensors(normalised(data.batch if isinstance(data, LookAhead) else data))
-        self.prepare(batch)
-        batch = batches.hide_batch_axis(batch, self.shared_inputs)
+            return super().train_step(examples_of(data))  # type: ignore[misc]
+        batch = Batch.of(data, self.shared_inputs)
+        self.prepare(batch.examples)
         # A dataset without a known length ends with a step that gets no batch. TensorFlow may by then have run whatever
         # of the step needs none (counting it, its noise), so that all of it is made to wait for the batch.
-        with self._stepping(), tf.control_dependencies(tf.nest.flatten((batch, upcoming))):
-            self._last = None
-            clipped = self._clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
-            self.optimizer.apply(clipped, upcoming=upcoming, regularization=self._regularization())
+        with tf.control_dependencies(batch.tensors):
+            clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
+            self.optimizer.apply(
+                clipped, upcoming=batch.upcoming, regularization=self.private_step.regularization()
+            )
             return self._logs(clipped)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """As Keras'; a batch of the look-ahead stage counts without its announcement."""
-        return super().test_step(normalised(data.batch if isinstance(data, LookAhead) else data))  # type: ignore[misc]
-
-    @contextlib.contextmanager
-    def _stepping(self) -> Iterator[None]:
-        self._in_step, before = True, self._in_step
-        try:
-            yield
-        finally:
-            self._in_step = before
-
-    def _clipped_sum(self, batch: Any, clip: tf.Tensor) -> ClippedSum:
-        options, optimizer = self._private_options, self.optimizer
-        strategy = strategies.strategy_named(options["strategy"])
-        loss: Callable[[Any], tf.Tensor] = lambda data: self.per_example_loss(data, training=True)  # noqa: E731
-        if options["microbatch_size"] is None:
-            return strategy(self, loss, batch, clip, optimizer.before_read)
-        self._last = None
-        size = options["microbatch_size"]
-        return strategies.in_parts(strategy, size, self, loss, batch, clip, optimizer.before_read)
-
-    def _regularization(self) -> dict[str, tf.Tensor]:
-        """Gradients of the weights' own regularisers: no example decides them, so they need no clip and no noise."""
-        found = {}
-        for variable in self.trainable_variables:  # type: ignore[attr-defined]
-            if variable.regularizer is not None and variable.path not in (self._table_paths or {}):
-                weight = tf.convert_to_tensor(variable._value)
-                with tf.GradientTape() as tape:
-                    tape.watch(weight)
-                    penalty = variable.regularizer(weight)
-                found[variable.path] = tape.gradient(penalty, weight)
-        return found
+        return super().test_step(examples_of(data))  # type: ignore[misc]
 
     def _logs(self, clipped: ClippedSum) -> dict[str, Any]:
-        finite = tf.math.is_finite(clipped.norms) & tf.math.is_finite(tf.cast(clipped.losses, clipped.norms.dtype))
-        losses = tf.boolean_mask(clipped.losses, finite)
-        self._loss_tracker.update_state(  # type: ignore[attr-defined]
-            tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype)),
-            sample_weight=tf.cast(tf.size(losses), tf.float32),
+        losses, mean = finite_losses(clipped), loss_tracker(self)
+        count = tf.cast(tf.size(losses), losses.dtype)
+        mean.update_state(
+            tf.math.divide_no_nan(tf.reduce_sum(losses), count), sample_weight=tf.cast(count, tf.float32)
         )
+        predictions = self.private_step.take_predictions()
         logs = {}
-        if self._last is not None and self._private_options["microbatch_size"] is None:
-            x, y, y_pred, sample_weight = self._last
-            if self._private_options["strategy"] in ("bookkeeping", "ghost"):
-                logs = self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)  # type: ignore[attr-defined]
-        self._last = None
-        logs["loss"] = self._loss_tracker.result()  # type: ignore[attr-defined]
-        if self._private_options["diagnostics"]:
-            logs.update(_diagnostics(clipped, finite))
-        return logs
+        if predictions is not None:
+            x, y, y_pred, sample_weight = predictions
+            logs = self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)  # type: ignore[attr-defined]
+        logs["loss"] = mean.result()
+        return logs | (diagnostics(clipped) if self.private_step.diagnostics else {})
 
     # Preparing: layers, tables, optimizer.
 
@@ -242,7 +239,9 @@ class PrivateTraining:
         Args:
             data: a batch, as the training data gives it.
         """
-        if self.is_private and not (self.optimizer.built and self._table_paths is not None):
+        if self.is_private and self.optimizer.built and self._table_paths is not None:
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]  # refuses others than it had
+        elif self.is_private:
             with tf.init_scope():
                 spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), normalised(data))
                 self.table_reader(spec)
@@ -251,9 +250,7 @@ class PrivateTraining:
     def _build_optimizer(self) -> None:
         """Builds the mechanism, and sees to it that whoever reads a table from now on reads it settled."""
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
-        for variable in self.trainable_variables:  # type: ignore[attr-defined]
-            if variable.path in self._table_paths:  # type: ignore[operator]
-                guard(variable, lambda: settle_outside_steps(self))
+        self.release.guard(self.optimizer)
 
     def table_reader(self, spec: Any) -> TableReader:
         """A function from a batch to the ids it reads, by table; traces the loss once (see `data.lookahead`).
@@ -296,7 +293,7 @@ class PrivateTraining:
             try:
                 self.settle()
             finally:
-                self._when_settled = ()
+                self.release.forget_listeners()
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         """Training data with look-ahead, if it is of a kind that allows it; the optimizer built, if data tells how."""
@@ -311,6 +308,8 @@ class PrivateTraining:
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; the first call after `compile` refuses a loss that mixes examples."""
         self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
+        if self.is_private and self.optimizer.built:
+            self.prepare(None)
         return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
@@ -319,19 +318,17 @@ class PrivateTraining:
             self._coupling = "unchecked"  # should it fail
             batch = data_batch if iterator is None else next((next(it, None) for _, _, it in iterator), None)
             if batch is not None:
-                batch = batches.tensors(normalised(batch.batch if isinstance(batch, LookAhead) else batch))
-                self.prepare(batch)
-                with self._stepping():
-                    refuse_coupling(self, batch)
-                self._coupling, self._last = "checked", None
+                examples = Batch.of(batch, self.shared_inputs).examples
+                self.prepare(examples)
+                self.settle()
+                with self.release.in_step():
+                    refuse_coupling(self, examples)
+                self._coupling = "checked"
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)  # type: ignore[misc]
 
     def settle(self) -> None:
         """Applies all pending noise, so that weights may leave training. Cheap when none is pending."""
-        if self.is_private:
-            self.optimizer.settle()
-            for listener in self._when_settled:
-                listener()
+        self.release.settle()
 
     def when_settled(self, listener: Callable[[], None]) -> None:
         """Has `listener` called whenever weights are about to leave the present fit, pending noise applied.
@@ -339,14 +336,7 @@ class PrivateTraining:
         Args:
             listener: called without arguments; must not release anything itself.
         """
-        if listener not in self._when_settled:
-            self._when_settled = (*self._when_settled, listener)
-
-
-for _name in RELEASING:
-    setattr(PrivateTraining, _name, releasing(PrivateTraining, _name))
-for _name in WRITING:
-    setattr(PrivateTraining, _name, writing(PrivateTraining, _name))
+        self.release.listen(listener)
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -363,16 +353,19 @@ class PrivateModel(PrivateTraining, keras.Model):
     """
 
 
-def _diagnostics(clipped: ClippedSum, finite: tf.Tensor) -> dict[str, tf.Tensor]:
-    norms = tf.sort(tf.boolean_mask(clipped.norms, finite))
-    count = tf.size(norms)
-    median = tf.cond(count > 0, lambda: norms[count // 2], lambda: tf.zeros([], norms.dtype))
-    over = tf.cast(norms > tf.cast(clipped.sensitivity, norms.dtype), tf.float32)
-    return {
-        "clipped_share": tf.math.divide_no_nan(tf.reduce_sum(over), tf.cast(count, tf.float32)),
-        "median_norm": median,
-        "dropped_examples": tf.reduce_sum(tf.cast(~finite, tf.int32)),
-    }
+@functools.cache
+def _functional(kind: type) -> type:
+    """A class like `kind`, but of models made from inputs and outputs.
+
+    Keras would put `Functional` among the bases of `kind` itself, and of the classes above it, and from then on no
+    other model of those classes could be made.
+    """
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    made = type(kind)(kind.__name__, (kind, functional_class()), {**named, "functional_of": kind})
+    package, _, name = keras.saving.get_registered_name(kind).rpartition(">")
+    for each in (made, kind) if package else ():  # a file names them alike, and `kind` answers to the name
+        keras.saving.register_keras_serializable(package, name)(each)
+    return made
 
 
 def _refuse_options(model: Any, options: dict[str, Any]) -> None:
@@ -390,3 +383,12 @@ def _refuse_options(model: Any, options: dict[str, Any]) -> None:
     policy = getattr(model, "dtype_policy", None)
     if policy is not None and policy.compute_dtype == "float16":
         raise NotPrivate("float16 needs loss scaling, which breaks the clip; use the policy mixed_bfloat16.")
+
+
+def _refuse_own_loss(model: Any) -> None:
+    kind = type(model)
+    if kind.per_example_loss is PrivateTraining.per_example_loss and kind.compute_loss is not keras.Model.compute_loss:
+        raise NotPrivate(
+            f"{kind.__name__} overrides compute_loss, which gives one number for a whole batch; private training needs "
+            "each example's: define per_example_loss(self, data, training) instead, returning losses of shape [batch]."
+        )

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.keras_internals import mask_of
+
 
 def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
     """Each example's loss, `[batch]`.
@@ -74,7 +76,7 @@ def _by_output(structure: Any, y_pred: Any, broadcast: bool = False) -> list[Any
 
 def _one_output(loss: Any, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None) -> tf.Tensor:
     loss = keras.losses.get(loss)
-    mask = getattr(y_pred, "_keras_mask", None)
+    mask = mask_of(y_pred)
     y = tf.convert_to_tensor(y)
     # Same rank by static shape only: a squeeze would drop the batch axis of a batch of one.
     if y.shape.rank == y_pred.shape.rank - 1 and y_pred.shape[-1] == 1:

@@ -1,32 +1,32 @@
-"""How weights leave training: settled first, and as files that are whole or not there.
+"""Release: how weights leave training, settled first.
 
 A mechanism may owe noise to rows that no batch has read for a while. Whatever lets weights, or numbers computed from
-them, out of training settles that noise before:
+them, out of training settles that noise before. Who sees to it, from the outside in:
 
-- the model's own methods (`RELEASING`), through `releasing`;
-- an eager read of a table's variable by anything else, such as `model.layers[0].get_weights()`, `layer.save_weights`,
-  or a part of the model called by itself, through `guard`;
-- callbacks at the end of an epoch, which may run a compiled function of a part of the model (`settle_for`).
+- the model's own methods (`doors.py`) settle before they open;
+- callbacks at the end of an epoch find everything settled (`settle_for`);
+- every table is *guarded*, and so is its rows' momentum: an eager read of it, by whatever way, settles first, and a
+  graph that somebody compiled checks, whenever it runs, that nothing is owed, and raises otherwise.
 
-A compiled function that reads a table by itself in the middle of an epoch asks nobody: call `model.settle()` before it.
+What owes a table is kept with the table (`Debts`), not with a model: two models that share a table, or a model that got
+another optimizer, do not lose each other's debts. `Release` is a model's own part: what it is in the middle of, and who
+wants to know when weights are about to leave.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdp_rec.files import replacing
-
-RELEASING = (
-    "__call__", "evaluate", "predict", "predict_on_batch", "test_on_batch", "get_weights", "save_own_variables",
-    "_trackable_children", "get_state_tree",
-)  # fmt: skip
-WRITING = ("save", "save_weights", "export")
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.keras_internals import RESOURCE_ATTRIBUTE, compiles_with_xla, resource, set_resource
+from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.optimizers.flag import Flag
 
 _LOGS_ONLY = (
     keras.callbacks.BackupAndRestore,  # these two save through the model's own methods
@@ -41,65 +41,183 @@ _LOGS_ONLY = (
 )
 
 
-def releasing(owner: type, name: str) -> Callable[..., Any]:
-    """A method for `owner` that settles pending noise before it does what the parent's does."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        settle_outside_steps(self)
-        return getattr(super(owner, self), name)(*args, **kwargs)
-
-    method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"As Keras' `{name}`, after settling pending noise."
-    return method
-
-
-def writing(owner: type, name: str) -> Callable[..., Any]:
-    """A method that settles, and writes its file or folder whole: an older one stays until the new one is complete."""
-
-    def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        settle_outside_steps(self)
-        parents = getattr(super(owner, self), name)
-        asks_first = kwargs.get("overwrite", args[0] if args and name != "export" else True) is False
-        if asks_first or not _is_one_local_file(filepath):
-            return parents(filepath, *args, **kwargs)
-        with replacing(filepath) as temporary:
-            return parents(temporary, *args, **kwargs)
-
-    method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"As Keras' `{name}`, after settling pending noise; an interruption leaves the older file whole."
-    return method
-
-
-def settle_outside_steps(model: Any) -> None:
-    """Settles unless this is a step's own work, or the building of a graph."""
-    if not model._in_step and tf.executing_eagerly():
-        model.settle()
-
-
-def _is_one_local_file(filepath: Any) -> bool:
-    """A file name on this machine; not a cloud address, an open file, or the index of a sharded save."""
-    if not isinstance(filepath, (str, os.PathLike)):
-        return False
-    return "://" not in os.fspath(filepath) and not os.fspath(filepath).endswith(".json")
-
-
-def guard(variable: keras.Variable, settle: Callable[[], None]) -> None:
-    """Makes eager reads of a variable settle first, whoever reads.
+class Release:
+    """One model's way out of training.
 
     Args:
-        variable: a table.
-        settle: called before a read outside graphs.
+        model: with `PrivateTraining`.
     """
-    kind = type(variable)
-    if getattr(kind, "settles_when_read", False):
-        return
 
-    def value(self: Any) -> Any:
-        settle()
-        return kind.value.fget(self)  # type: ignore[attr-defined]
+    def __init__(self, model: Any):
+        self.model = model
+        self._guarded: list[keras.Variable] = []  # tables, and the velocities of their rows
+        self._at_work = 0
+        self._listeners: tuple[Callable[[], None], ...] = ()
 
-    members = {"value": property(value), "settles_when_read": True, "__module__": kind.__module__}
-    variable.__class__ = type(kind.__name__, (kind,), members)
+    # What the model is in the middle of.
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """For the length of a step's own work, whose reads are not guarded: it pays row by row before each."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Settles; what is traced inside is for good, and carries no check along."""
+        self.settle_outside_steps()
+        with self.in_step():
+            yield
+
+    @property
+    def at_work(self) -> bool:
+        """Whether reads are the step's own."""
+        return self._at_work > 0
+
+    # Tables.
+
+    def guard(self, optimizer: PrivateOptimizer) -> None:
+        """From now on nobody reads a table of `optimizer` while it owes noise.
+
+        Args:
+            optimizer: built; it may owe.
+        """
+        several = [v for table in optimizer.tables.values() for v in (table.variable, table.velocity) if v is not None]
+        for variable in several:
+            if not any(variable is known for known in self._guarded):
+                self._guarded.append(variable)
+            guarded(variable).add(optimizer, self)
+
+    def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Pays what rows of a table owe, to whomever, before a step reads them."""
+        for optimizer in debts_of(variable):
+            optimizer.before_read(variable, ids)
+
+    # Settling.
+
+    def settle(self) -> None:
+        """Applies all noise that is owed to the model's tables, and tells the listeners."""
+        for variable in self._guarded:
+            guarded(variable).settle()
+        for listener in self._listeners:
+            listener()
+
+    def settle_outside_steps(self) -> None:
+        """Settles unless this is a step's own work, or the building of a graph."""
+        if not self.at_work and tf.executing_eagerly():
+            self.settle()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called whenever weights are about to leave, pending noise applied."""
+        if listener not in self._listeners:
+            self._listeners = (*self._listeners, listener)
+
+    def forget_listeners(self) -> None:
+        """The fit that they were interested in is over."""
+        self._listeners = ()
+
+
+class Debts:
+    """Who may owe noise to one table: a set of optimizers, with a flag for each that is up while it does.
+
+    Args:
+        variable: the table.
+    """
+
+    def __init__(self, variable: keras.Variable):
+        self._path = variable.path
+        self._flags: dict[PrivateOptimizer, Flag | None] = {}
+        self._releases: list[Release] = []
+
+    def __iter__(self) -> Iterator[PrivateOptimizer]:
+        return iter(self._flags)
+
+    def add(self, optimizer: PrivateOptimizer, release: Release) -> None:
+        """Enters an optimizer; steps that others compiled without knowing of it are compiled anew."""
+        if optimizer not in self._flags:
+            self._refuse_decay_beside_others(optimizer)
+            self._flags[optimizer] = optimizer.owing()
+            for other in self._releases:
+                other.model.compile_step_anew()
+        if not any(release is known for known in self._releases):
+            self._releases.append(release)
+
+    def settle(self) -> None:
+        """Applies what is owed."""
+        for optimizer in self._flags:
+            optimizer.settle()
+
+    def before_a_read(self) -> None:
+        """Of the whole table, by whomever: settles first, or, in a graph, checks when the graph runs."""
+        if any(release.at_work for release in self._releases):
+            return
+        if tf.executing_eagerly():
+            for release in self._releases:
+                release.settle()
+            self.settle()
+            return
+        if compiles_with_xla() and any(self._flags.values()):
+            raise RuntimeError(
+                f"Table '{self._path}' may owe noise, and XLA would compile a read of it without the check that it "
+                "does not: compile what reads it with jit_compile=False."
+            )
+        for flag in filter(None, self._flags.values()):
+            tf.raw_ops.Assert(condition=~flag.is_up(), data=[_UNSETTLED.format(self._path)])
+
+    def _refuse_decay_beside_others(self, optimizer: PrivateOptimizer) -> None:
+        """Decay acts on the noise of others as well, and lazily it would do so in another order."""
+        if self._flags and any(o.recursion.weight_decay for o in (optimizer, *self._flags)):
+            raise NotPrivate(
+                f"Table '{self._path}' is trained by several optimizers, one of them with weight_decay, for which late "
+                "noise is not that of DP-SGD: leave weight_decay out, or give each model a table of its own."
+            )
+
+
+_UNSETTLED = (
+    "Table '{}' owes noise: what was compiled to read it must wait until model.settle() was called, or fit has ended."
+)
+
+
+def debts_of(variable: keras.Variable) -> Debts | tuple[()]:
+    """Who may owe noise to a variable; nobody, if it is not guarded."""
+    return getattr(variable, "debts", ())
+
+
+def guarded(variable: keras.Variable) -> Debts:
+    """Makes a variable one that is never read while it owes noise, and says who owes it.
+
+    Keras reads its variables through one attribute, which on a guarded variable is a property. The class of the live
+    object is exchanged for that, since everybody who will read it holds this object already.
+    """
+    if not isinstance(debts_of(variable), Debts):
+        vars(variable)["debts"] = Debts(variable)
+        variable.__class__ = _guarded_class(type(variable))  # type: ignore[arg-type]
+    return vars(variable)["debts"]
+
+
+@functools.cache
+def _guarded_class(kind: type) -> type:
+    def read(variable: Any) -> Any:
+        vars(variable)["debts"].before_a_read()
+        return resource(variable)
+
+    def as_unguarded(variable: Any, protocol: Any) -> Any:
+        """Copies and pickles are ordinary variables with settled values."""
+        vars(variable)["debts"].before_a_read()
+        state = {name: value for name, value in vars(variable).items() if name != "debts"}
+        return object.__new__, (kind,), state
+
+    members = {
+        RESOURCE_ATTRIBUTE: property(read, set_resource),
+        "__reduce_ex__": as_unguarded,
+        "__copy__": lambda variable: variable,  # one that shares the values owes what this one owes
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    return type(kind.__name__, (kind,), members)
 
 
 class _SettleAtEpochEnd(keras.callbacks.Callback):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import batches
 from tfdp_rec.clipping.recorder import recording, refuse_added_losses
+from tfdp_rec.keras_internals import layers_within
+from tfdp_rec.training.batch import hidden_spec, normalised
 
 
 class TableReader:
@@ -44,7 +44,7 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
     def trace(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, tensors)
-        with model._stepping(), recording(model) as recorder:
+        with model.release.in_step(), recording(model) as recorder:
             model.per_example_loss(batch, training=True)
         for path, reads in recorder.tables().items():
             ids[path] = tf.concat([tf.reshape(tf.cast(r, tf.int64), [-1]) for r in reads], axis=0)
@@ -61,7 +61,7 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 def _build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None:
     """Makes the variables of layers that have none yet, by a trace of its own: within `wrap_function` two layers'
     variables of one name ("embeddings") would collide."""
-    if all(layer.built for layer in model._flatten_layers()):
+    if all(layer.built for layer in layers_within(model)):
         return
 
     def loss(*tensors: tf.Tensor) -> tf.Tensor:
@@ -69,35 +69,3 @@ def _build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None
 
     tf.function(loss, autograph=False).get_concrete_function(*flat_spec)
     refuse_added_losses(model)
-
-
-def normalised(data: Any) -> Any:
-    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y)."""
-    if isinstance(data, tuple) and not hasattr(data, "_fields"):
-        while len(data) > 1 and data[-1] is None:
-            data = data[:-1]
-        if len(data) == 1:
-            return data[0]
-    return data
-
-
-def first_example(values: Any) -> tf.Tensor:
-    """The first example, in the type that Keras' data adapters give."""
-    one = tf.convert_to_tensor(values[:1])
-    return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
-
-
-def loose_spec(value: Any) -> tf.TensorSpec:
-    """The spec of a tensor whose first axis may have any length."""
-    if isinstance(value, tf.TypeSpec):
-        return value
-    tensor = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
-    return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
-
-
-def hidden_spec(leaf: Any, spec: Any, shared: tuple[str, ...]) -> Any:
-    """A tensor spec with its batch axis of unknown length, unless the entry is shared by the batch."""
-    examples = batches.example_leaves(spec, shared)
-    if not isinstance(leaf, tf.TensorSpec) or not any(leaf is e for e in examples) or not leaf.shape.rank:
-        return leaf
-    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)

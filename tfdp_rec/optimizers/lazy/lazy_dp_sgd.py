@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, pending
 from tfdp_rec.optimizers.tables import after
@@ -146,12 +147,9 @@ class LazyDPSGD(PrivateOptimizer):
         # Check, tick, inject, pay, in this order: once the clock shows the step every row owes its noise, so that what
         # goes wrong after that can add noise and never lose it.
         before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
-        with after([check for check in self._checks(step, before, rate) if check is not None]):
-            self._arrivals.make_room(self, step, before)
-            now = before + 1
-            ticked = self.ledger.tick(
-                now, self.pending.next_totals(self.ledger.history.at(before), rate, step.stddev)
-            )
+        self._arrivals.make_room(self, step, before)
+        now = before + 1
+        ticked = self.ledger.tick(now, self.pending.next_totals(self.ledger.history.at(before), rate, step.stddev))
         with after(ticked):
             for table in self.tables.values():
                 table.inject(functools.partial(step.mean, table), step.learning_rate)
@@ -162,6 +160,9 @@ class LazyDPSGD(PrivateOptimizer):
         """The distinct rows among announced ids; an id outside the table is for the read to refuse."""
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
         return tf.unique(tf.boolean_mask(ids, (ids >= 0) & (ids < self.tables[path].rows)))[0]
+
+    def refusals(self, step: Step) -> Iterator[Any]:
+        return self._checks(step, self.ledger.now(), tf.cast(step.learning_rate, tf.float64))
 
     def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
         if self.recursion.weight_decay:
@@ -194,6 +195,9 @@ class LazyDPSGD(PrivateOptimizer):
         for path, table in self.tables.items():
             table.sweep(lambda ids, path=path: self.pay({path: ids}, now, payer))  # type: ignore[misc]
 
+    def owing(self) -> Flag | None:
+        return self.ledger.owing()
+
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
         """The clock, the totals and every table's marks."""
@@ -212,7 +216,8 @@ class LazyDPSGD(PrivateOptimizer):
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads a settled optimizer."""
+        """Loads a settled optimizer; what this one owes is paid before it is forgotten."""
+        self.settle()
         super().load_own_variables(store)
         if self.built:
             self.ledger.restart(int(self._iterations.numpy()))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.optimizers.tables import Operations, after, scatter
 
@@ -33,6 +34,7 @@ class Ledger:
     """
 
     def __init__(self, history: History, rows: Mapping[str, int], start: int):
+        self.flag: Flag | None = None
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
         self.history = history
         self.marks = {
@@ -47,12 +49,31 @@ class Ledger:
         self.clock.assign(now)
         for marks in self.marks.values():
             marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
-        self.settled_at: int | None = now
+        self.settled_at = now
+
+    @property
+    def settled_at(self) -> int | None:
+        """The step that all rows are known to have been settled at; None if there is none."""
+        return self._settled_at
+
+    @settled_at.setter
+    def settled_at(self, step: int | None) -> None:
+        self._settled_at = step
+        if self.flag is not None:
+            self.flag.hoist() if step is None else self.flag.lower()
 
     @property
     def settled(self) -> bool:
         """Whether no row of any table owes anything."""
         return not self.marks or self.settled_at == int(self.clock.numpy())
+
+    def owing(self) -> Flag:
+        """A flag that is up while rows may owe something, for graphs that ask."""
+        if self.flag is None:
+            self.flag = Flag()
+            if not self.settled:
+                self.flag.hoist()
+        return self.flag
 
     def now(self) -> tf.Tensor:
         """The clock, int64."""
@@ -63,8 +84,9 @@ class Ledger:
         return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
 
     def tick(self, now: tf.Tensor, totals: tf.Tensor) -> Operations:
-        """Puts a step on the clock, its totals first."""
-        with after(self.history.append(now, totals)):
+        """Puts a step on the clock, its totals and the flag first."""
+        hoisted = [] if self.flag is None else self.flag.hoist()
+        with after(hoisted + self.history.append(now, totals)):
             done = tf.raw_ops.AssignVariableOp(resource=self.clock.handle, value=now)
         return [] if done is None else [done]
 

@@ -1,0 +1,241 @@
+"""What we lean on of Keras and TensorFlow that they do not promise: each promise stated, and nowhere else relied on.
+
+To be run against the oldest and the newest versions that we support.
+"""
+
+import ast
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_rec
+from tfdp_rec import keras_internals
+
+PACKAGE = Path(tfdp_rec.__file__).parent
+UNPROMISED_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")
+
+
+# Nowhere else.
+
+
+def bound(tree):
+    """Names with an underscore that a file binds itself: functions, classes, attributes, variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def named(tree):
+    """(line, name) of every attribute with an underscore that a file looks up, also by getattr, and of modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            if len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+                yield node.lineno, node.args[1].value
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(UNPROMISED_MODULES):
+            yield node.lineno, "_" + (node.module or "")
+
+
+def touches(sources):
+    """Lines that look up a name with one underscore that none of the sources binds: it belongs to somebody else."""
+    trees = {path: ast.parse(source) for path, source in sources.items()}
+    own = {name for tree in trees.values() for name in bound(tree)} | {"_fields", "_replace", "_asdict", "_exit"}
+    return [
+        f"{path}:{line} {name}"
+        for path, tree in trees.items()
+        for line, name in named(tree)
+        if name.startswith("_") and not name.startswith("__") and name not in own
+    ]
+
+
+def test_what_is_not_promised_is_touched_in_one_module_alone():
+    sources = {path: path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "keras_internals.py"}
+    assert touches(sources) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["model._layers", "getattr(model, '_layers', 0)", "from keras.src.models import Functional", "a.b._c.d"]
+)
+def test_a_touch_is_noticed(line):
+    assert len(touches({"a.py": f"class A:\n    def _own(self): self._mine = self._own\n{line}"})) == 1
+
+
+# One promise a function.
+
+
+def small():
+    inputs = keras.Input([3])
+    inner = keras.Sequential([keras.layers.Dense(2), keras.layers.Dropout(0.5, seed=1)])
+    model = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    model.compile("sgd", loss="mse")
+    return model, inner
+
+
+def test_resource_is_the_variable_that_is_trained():
+    variable = keras.Variable(np.ones(2, "float32"))
+    held = keras_internals.resource(variable)
+    assert isinstance(held, tf.Variable)
+    held.assign([2.0, 3.0])
+    np.testing.assert_array_equal(variable, [2.0, 3.0])
+
+
+def test_set_resource_exchanges_it():
+    variable, other = keras.Variable(np.ones(2, "float32")), tf.Variable([5.0, 6.0])
+    keras_internals.set_resource(variable, other)
+    assert keras_internals.resource(variable) is other
+    np.testing.assert_array_equal(variable, [5.0, 6.0])
+
+
+def test_keras_reads_a_variable_by_that_attribute_alone():
+    """So that a property of this name sees every read: value, numpy, conversion, indexing, handle, assignment, text."""
+    seen = []
+
+    def read(variable):
+        seen.append(True)
+        return keras_internals.resource(variable)
+
+    variable = keras.Variable(np.ones(2, "float32"))
+    attribute = property(read, keras_internals.set_resource)
+    variable.__class__ = type("Seen", (type(variable),), {keras_internals.RESOURCE_ATTRIBUTE: attribute})
+    ways = [
+        lambda: variable.value, variable.numpy, lambda: np.array(variable), lambda: tf.convert_to_tensor(variable),
+        lambda: variable[0], lambda: variable.handle, lambda: variable.assign([1.0, 2.0]), lambda: repr(variable),
+        lambda: variable + 1.0, lambda: keras.ops.take(variable, [0]), lambda: tf.function(lambda: variable * 2.0)(),
+    ]  # fmt: skip
+    for number, way in enumerate(ways):
+        seen.clear()
+        way()
+        assert seen, number
+
+
+def test_layers_within_are_all_layers_once():
+    model, inner = small()
+    found = list(keras_internals.layers_within(model))
+    assert found[0] is model and all(any(f is layer for f in found) for layer in [*model.layers, *inner.layers])
+    assert len({id(f) for f in found}) == len(found)
+
+
+def test_parts_are_the_layers_held():
+    model, inner = small()
+    assert any(part is inner for part in keras_internals.parts(model))
+    assert not any(part is inner.layers[0] for part in keras_internals.parts(model))
+
+
+def test_own_weights_are_not_those_of_parts():
+    model, inner = small()
+    assert keras_internals.own_weights(model) == [] and len(keras_internals.own_weights(inner.layers[0])) == 2
+    inner.layers[0].trainable = False
+    assert keras_internals.own_weights(inner.layers[0]) == []
+
+
+def test_own_state_is_what_a_layer_holds_beside_its_weights():
+    layer = keras.layers.BatchNormalization()
+    layer.build([None, 2])
+    assert len(keras_internals.own_state(layer)) == 2
+
+
+def test_added_losses_are_those_of_add_loss():
+    class Adds(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(tf.reduce_sum(inputs))
+            return inputs
+
+    layer = Adds()
+    assert not keras_internals.added_losses(layer)
+    layer(tf.ones([2]))
+    assert len(keras_internals.added_losses(layer)) == 1
+
+
+def test_random_states_set_back_draw_the_same():
+    model, _ = small()
+    states = keras_internals.random_states(model)
+    before, x = [np.array(s) for s in states], np.ones([4, 3])
+    one = model(x, training=True)
+    for state, value in zip(states, before, strict=True):
+        state.assign(value)
+    assert states and np.array_equal(one, model(x, training=True))
+
+
+def test_the_loss_tracker_is_what_fit_shows():
+    model, _ = small()
+    shown = model.train_on_batch(np.ones([4, 3]), np.ones([4, 1]))
+    assert float(keras_internals.loss_tracker(model).result()) == pytest.approx(float(np.ravel(shown)[0]))
+
+
+def test_fit_begins_at_the_epoch_it_is_told():
+    class Begin(keras.callbacks.Callback):
+        epochs = ()
+
+        def on_train_begin(self, logs=None):
+            keras_internals.begin_at_epoch(self.model, 2)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epochs = (*self.epochs, epoch)
+
+    (model, _), begin = small(), Begin()
+    model.fit(np.ones([4, 3]), np.ones([4, 1]), epochs=4, verbose=0, callbacks=[begin])
+    assert begin.epochs == (2, 3)
+    keras_internals.begin_at_epoch(model, None)
+
+
+def test_functional_models_are_told_by_their_arguments():
+    inputs = keras.Input([2])
+    model = keras.Model(inputs, inputs)
+    assert type(model) is keras_internals.functional_class()
+    assert keras_internals.makes_functional((inputs, inputs), {})
+    assert keras_internals.makes_functional((), {"inputs": inputs, "outputs": inputs})
+    assert not keras_internals.makes_functional((), {"name": "model"})
+
+
+def test_the_mask_goes_with_an_output():
+    output = keras.layers.Embedding(5, 2, mask_zero=True)(np.array([[0, 1]]))
+    assert np.array(keras_internals.mask_of(output)).tolist() == [[False, True]]
+    assert keras_internals.mask_of(tf.ones([2])) is None
+
+
+@pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)])
+def test_learning_rates_as_given_and_as_they_are_now(rate):
+    optimizer = keras.optimizers.SGD(rate)
+    given = keras_internals.learning_rate_of(optimizer)
+    assert given is rate if callable(rate) else float(given) == 0.5
+    assert float(keras_internals.learning_rate_now(optimizer)) == 0.5
+    optimizer.build([keras.Variable(1.0)])
+    optimizer.iterations.assign(1)
+    assert float(keras_internals.learning_rate_now(optimizer)) == (0.25 if callable(rate) else 0.5)
+
+
+def test_xla_is_noticed_while_tracing():
+    seen = []
+
+    def function():
+        seen.append(keras_internals.compiles_with_xla())
+        return tf.constant(1)
+
+    tf.function(function)()
+    tf.function(function, jit_compile=True)()
+    assert seen == [False, True] and not keras_internals.compiles_with_xla()
+
+
+def test_the_initializer_of_a_variable_is_found():
+    seen, initializer = [], keras.initializers.RandomUniform(seed=1)
+
+    def create(next_creator, **options):
+        seen.append(keras_internals.initializer_of(options["initial_value"]))
+        return next_creator(**options)
+
+    with tf.variable_creator_scope(create):
+        keras.Variable(initializer, shape=(2, 3))
+    assert seen == [initializer] and keras_internals.initializer_of(3.0) is None
+
+
+def test_every_layer_answers_for_kernel_and_table():
+    dense, embedding = keras.layers.Dense(2), keras.layers.Embedding(4, 2)
+    dense.build([None, 3]), embedding.build([None])
+    assert keras_internals.kernel_of(dense) is dense.kernel
+    assert keras_internals.embeddings_of(embedding) is embedding.embeddings

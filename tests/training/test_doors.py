@@ -1,0 +1,130 @@
+"""No way for weights to leave training leaves a row unsettled: the doors of a model, one by one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from settling import EVERY_ID, IDS, LABELS, ROWS, assert_settled, in_training, model_of, raw
+
+
+def loaded_table(path):
+    return keras.models.load_model(path).layers[1].embeddings
+
+
+
+# Every path, each given (model, folder), returns a table that left training, or None if only numbers did.
+
+
+def _save(model, folder):
+    model.save(folder / "m.keras")
+    return loaded_table(folder / "m.keras")
+
+
+def _save_model(model, folder):
+    keras.saving.save_model(model, folder / "m.keras")
+    return loaded_table(folder / "m.keras")
+
+
+def _save_weights(model, folder):
+    model.save_weights(folder / "m.weights.h5")
+    other = model_of()
+    other.load_weights(folder / "m.weights.h5")
+    return other.layers[1].embeddings
+
+
+def _checkpoint(model, folder):
+    path = tf.train.Checkpoint(model=model).save(str(folder / "ckpt"))
+    names = [name for name, shape in tf.train.list_variables(path) if shape == [ROWS, 3]]
+    return tf.train.load_variable(path, names[0])
+
+
+def _saved_model(model, folder):
+    tf.saved_model.save(model, str(folder / "sm"))
+    path = str(folder / "sm/variables/variables")
+    names = [name for name, shape in tf.train.list_variables(path) if shape == [ROWS, 3]]
+    return tf.train.load_variable(path, names[0])
+
+
+def _export(model, folder):
+    model.export(str(folder / "servable"), verbose=False)
+    path = str(folder / "servable/variables/variables")
+    names = [name for name, shape in tf.train.list_variables(path) if shape == [ROWS, 3]]
+    return tf.train.load_variable(path, names[0])
+
+
+def _own_variables(model, folder):
+    model.optimizer.save_own_variables({})
+
+
+def _layer_file(model, folder):
+    store = {}
+    model.layers[1].save_own_variables(store)
+    return np.array(store["0"])  # as a file does
+
+
+def _part_saved(model, folder):
+    part = keras.Sequential([model.layers[1]])
+    part.build([None, 2])
+    part.save_weights(folder / "part.weights.h5")
+    other = keras.Sequential([keras.layers.Embedding(ROWS, 3)])
+    other.build([None, 2])
+    other.load_weights(folder / "part.weights.h5")
+    return other.layers[0].embeddings
+
+
+PATHS = {
+    "evaluate": lambda m, f: m.evaluate(IDS, LABELS, verbose=0) and None,
+    "predict": lambda m, f: m.predict(EVERY_ID, verbose=0)[:0].sum() or None,
+    "predict_on_batch": lambda m, f: m.predict_on_batch(EVERY_ID)[:0].sum() or None,
+    "test_on_batch": lambda m, f: m.test_on_batch(IDS, LABELS) and None,
+    "call": lambda m, f: m(EVERY_ID) is None,
+    "get_weights": lambda m, f: m.get_weights()[0],
+    "save": _save,
+    "keras.saving.save_model": _save_model,
+    "save_weights": _save_weights,
+    "export": _export,
+    "Checkpoint": _checkpoint,
+    "saved_model.save": _saved_model,
+    "optimizer.save_own_variables": _own_variables,
+    "state tree": lambda m, f: m.get_state_tree() and None,
+    "compile": lambda m, f: m.compile("sgd", loss="mse"),
+    "layer.get_weights": lambda m, f: m.layers[1].get_weights()[0],
+    "layer.save_own_variables": _layer_file,
+    "a part saved": _part_saved,
+    "a layer called": lambda m, f: m.layers[1](np.arange(ROWS)),
+    "variable.numpy": lambda m, f: m.layers[1].embeddings.numpy(),
+    "np.array(variable)": lambda m, f: np.array(m.layers[1].embeddings),
+    "variable to tensor": lambda m, f: tf.convert_to_tensor(m.layers[1].embeddings),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_path_settles(path, tmp_path, eager_tables):
+    model = in_training()
+    optimizer, let_out = model.optimizer, PATHS[path](model, tmp_path)
+    assert optimizer.releasable
+    assert_settled(raw(model), eager_tables[2])
+    if isinstance(let_out, (np.ndarray, tf.Tensor, keras.Variable)) or hasattr(let_out, "__array__"):
+        assert_settled(let_out, eager_tables[2])
+
+
+def test_second_checkpoint_settles_again(tmp_path, eager_tables):
+    model = in_training(2)
+    checkpoint = tf.train.Checkpoint(model=model)
+    checkpoint.save(str(tmp_path / "ckpt"))
+    model.train_on_batch(IDS[8:12], LABELS[8:12])
+    path = checkpoint.save(str(tmp_path / "ckpt"))
+    names = [name for name, shape in tf.train.list_variables(path) if shape == [ROWS, 3]]
+    assert_settled(tf.train.load_variable(path, names[0]), eager_tables[2])
+
+
+def test_tensorflow_checkpoint_restores_a_settled_model(tmp_path):
+    model = in_training()
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))
+    released = model.get_weights()
+    model.train_on_batch(IDS[:4], LABELS[:4])
+    tf.train.Checkpoint(model=model).restore(path)
+    assert int(model.optimizer.iterations) == 3
+    model.optimizer.ledger.restart(3)
+    for one, other in zip(model.get_weights(), released, strict=True):
+        np.testing.assert_array_equal(one, other)

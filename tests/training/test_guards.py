@@ -1,0 +1,293 @@
+"""Whoever reads a table, by whatever way, reads it settled, or is told that it is not.
+
+Every test here returned rows without their noise, or lost what they owed, before there were guards.
+"""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model_of, raw
+
+import tfdp_rec
+from tfdp_rec.clipping import NotPrivate, clipped_sum
+from tfdp_rec.noise import KeyedNoise
+
+BATCHES = list(batches())
+RAISES = pytest.raises(tf.errors.InvalidArgumentError, match="owes noise")
+
+
+def table_of(model):
+    return model.layers[1].embeddings
+
+
+# Eager reads.
+
+READS = {
+    "the raw variable": lambda table: table._value.numpy(),
+    "its value": lambda table: table.value.numpy(),
+    "a slice": lambda table: table[:],
+    "a deep copy": copy.deepcopy,
+    "its text": lambda table: repr(table) and None,
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_an_eager_read_settles(way, eager_tables):
+    model = in_training()
+    found = READS[way](table_of(model))
+    assert_settled(raw(model), eager_tables[2])
+    if found is not None:
+        assert_settled(found, eager_tables[2])
+
+
+def test_a_copy_is_a_variable_of_its_own(eager_tables):
+    model = in_training()
+    other = copy.deepcopy(table_of(model))
+    model.train_on_batch(*BATCHES[3])
+    assert_settled(other, eager_tables[2])
+    assert not model.optimizer.releasable
+    assert copy.copy(table_of(model)) is table_of(model)
+
+
+def test_a_pickled_model_is_settled(eager_tables):
+    assert_settled(table_of(pickle.loads(pickle.dumps(in_training()))), eager_tables[2])
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}])
+def test_momentum_is_read_settled(options):
+    """A row's velocity holds the gradients that its noise is still to join."""
+    lazy, eager = model_of(**options), model_of(tfdp_rec.DPSGD, **options)
+    for model in (lazy, eager):
+        for x, y in BATCHES[:3]:
+            model.train_on_batch(x, y)
+    assert not lazy.optimizer.releasable
+    one, other = (next(v for v in m.optimizer.variables if v.shape == (ROWS, 3)) for m in (lazy, eager))
+    np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+# Reads by graphs that somebody compiled.
+
+
+def trained_on(model):
+    model.settle()
+    model.train_on_batch(*BATCHES[3])
+    assert not model.optimizer.releasable
+
+
+def test_a_compiled_layer_raises_until_settled(eager_tables):
+    model = in_training()
+    read = tf.function(model.layers[1])
+    with RAISES:
+        read(tf.range(ROWS))
+    model.settle()
+    assert_settled(read(tf.range(ROWS)), eager_tables[2])
+    trained_on(model)
+    with RAISES:
+        read(tf.range(ROWS))
+    model.get_weights()
+    assert_settled(read(tf.range(ROWS)), eager_tables[3])
+
+
+def test_predict_of_a_part_raises_until_settled(eager_tables):
+    model = in_training()
+    part = keras.Model(model.input, model.layers[1].output)
+    model.settle()
+    assert_settled(part.predict(EVERY_ID, verbose=0).reshape(ROWS, 3), eager_tables[2])
+    trained_on(model)
+    with RAISES:
+        part.predict(EVERY_ID, verbose=0)
+    model.settle()
+    assert_settled(part.predict(EVERY_ID, verbose=0).reshape(ROWS, 3), eager_tables[3])
+
+
+def test_a_compiled_read_at_the_end_of_a_batch_raises():
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        keeps_off_weights = True
+
+        def on_train_batch_end(self, batch, logs=None):
+            try:
+                self.read = getattr(self, "read", None) or tf.function(self.model.layers[1])
+                self.read(tf.range(ROWS))
+            except tf.errors.InvalidArgumentError as error:
+                seen.append("owes noise" in str(error))
+
+    model_of(eager=False).fit(batches(), verbose=0, callbacks=[Look()])
+    assert seen == [True] * 5
+
+
+def test_reads_inside_loops_and_pipelines_are_checked():
+    model = in_training()
+    rows = tf.data.Dataset.range(2).map(lambda i: model.layers[1](i))
+
+    @tf.function
+    def loop():
+        return tf.while_loop(lambda i, _: i < 3, lambda i, _: (i + 1, model.layers[1](i)), (0, tf.zeros([3])))
+
+    with RAISES:
+        list(rows)
+    with RAISES:
+        loop()
+    model.settle()
+    assert len(list(rows)) == 2 and loop()[0] == 3
+
+
+def test_xla_which_drops_checks_is_refused_a_read():
+    model = in_training()
+    model.settle()
+    with pytest.raises(RuntimeError, match="jit_compile=False"):
+        tf.function(lambda: tf.reduce_sum(table_of(model)), jit_compile=True)()
+
+
+# What is exported carries nothing of the training.
+
+
+def test_an_export_has_no_check_in_it(tmp_path):
+    model = in_training()
+    model.export(str(tmp_path / "servable"), verbose=False)
+    assert b"tfdp_rec-" not in (tmp_path / "servable/saved_model.pb").read_bytes()
+
+
+def test_an_export_by_hand_serves_elsewhere(tmp_path):
+    """It has a check, by name, which holds on to nothing and finds nothing to complain of in another process."""
+    model = in_training()
+    model.settle()
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.call, [tf.TensorSpec([None, 2], tf.int32)])
+    archive.write_out(str(tmp_path / "by-hand"), verbose=False)
+    content = (tmp_path / "by-hand/saved_model.pb").read_bytes()
+    (tmp_path / "by-hand/saved_model.pb").write_bytes(content.replace(b"tfdp_rec-", b"elsewhere"))
+    assert tf.saved_model.load(str(tmp_path / "by-hand")).serve(EVERY_ID).shape == [15, 1]
+
+
+# Several who owe one table.
+
+
+def sharing(table, seed, **options):
+    ids = keras.Input([2], dtype="int32")
+    hidden = keras.layers.Flatten()(table(ids))
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1, kernel_initializer="ones", name=f"score_{seed}")(hidden))
+    options = {"aggregate_noise": False, **options}
+    optimizer = tfdp_rec.LazyDPSGD(
+        0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4, noise=KeyedNoise(seed), **options
+    )
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def eager_like(model, table, seed):
+    model.compile(
+        tfdp_rec.DPSGD(
+            0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4, noise=KeyedNoise(seed)
+        ),
+        loss="mse",
+    )
+    return model
+
+
+def two_models(kind):
+    keras.utils.set_random_seed(0)
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    models = [sharing(table, 1), sharing(table, 2)]
+    if kind == "eager":
+        models = [eager_like(model, table, seed) for seed, model in enumerate(models, 1)]
+    for number, (x, y) in enumerate(BATCHES):  # the first model's step is compiled before there is a second
+        models[0 if number < 2 else number % 2].train_on_batch(x, y)
+    return models, table
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_two_models_that_share_a_table_are_both_settled(who):
+    lazy, table = two_models("lazy")
+    assert not lazy[0].optimizer.releasable and not lazy[1].optimizer.releasable
+    lazy[who].get_weights()
+    assert lazy[0].optimizer.releasable and lazy[1].optimizer.releasable
+    expected = two_models("eager")[1].embeddings
+    np.testing.assert_allclose(table.embeddings, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_decay_on_a_shared_table_is_refused():
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    sharing(table, 1).train_on_batch(*BATCHES[0])
+    with pytest.raises(NotPrivate, match="weight_decay"):
+        sharing(table, 2, weight_decay=0.1).train_on_batch(*BATCHES[0])
+
+
+def test_a_dense_read_of_anothers_table_is_checked():
+    """For the second model the table is an ordinary weight, read whole."""
+    model = in_training()
+    tied = keras.Sequential([keras.Input([3]), keras.layers.Lambda(lambda h: h @ tf.transpose(table_of(model)))])
+    with RAISES:
+        tied.predict(np.ones([1, 3]), verbose=0)
+
+
+# What would forget a debt.
+
+
+def test_another_optimizer_in_mid_training_settles_first(eager_tables):
+    model = in_training()
+    model.optimizer = keras.optimizers.SGD(0.1)
+    assert_settled(raw(model), eager_tables[2])
+    model.train_on_batch(*BATCHES[3])
+    assert int(model.optimizer.iterations) == 1  # the new one's step was made, not the one compiled before
+
+
+def test_loading_an_optimizer_settles_first(eager_tables):
+    model, store = in_training(), {}
+    in_training(1).optimizer.save_own_variables(store)
+    model.optimizer.load_own_variables({key: np.array(value) for key, value in store.items()})
+    assert_settled(raw(model), eager_tables[2])
+
+
+def test_loading_weights_that_do_not_fit_settles_first(tmp_path, eager_tables):
+    other = model_of()
+    wider = keras.Sequential([keras.Input([2], dtype="int32"), keras.layers.Embedding(ROWS + 1, 3)])
+    wider.save_weights(tmp_path / "other.weights.h5")
+    model = in_training()
+    model.load_weights(tmp_path / "other.weights.h5", skip_mismatch=True)
+    assert_settled(raw(model), eager_tables[2])
+    assert other.optimizer.releasable
+
+
+# A clipped sum is good for one step.
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD, tfdp_rec.EANA])
+def test_a_sum_is_applied_once_and_changes_nothing_the_second_time(kind):
+    model = model_of(kind)
+    model.train_on_batch(*BATCHES[0])
+    taken = clipped_sum(model, BATCHES[1], l2_norm_clip=1.0)
+    model.optimizer.apply(taken)
+    model.settle()
+    before = model.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="once a step"):
+        model.optimizer.apply(taken)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_sum_for_another_optimizer_is_refused():
+    one, other = model_of(), model_of()
+    for model in (one, other):
+        model.train_on_batch(*BATCHES[0])
+    with pytest.raises(NotPrivate, match="another optimizer"):
+        other.optimizer.apply(clipped_sum(one, BATCHES[1], l2_norm_clip=1.0))
+
+
+def test_a_sum_of_rows_that_owe_changes_no_dense_weight_either():
+    """One made by hand, so that nothing but its rows tells that it is stale."""
+    model = in_training()
+    taken = clipped_sum(model, BATCHES[3], l2_norm_clip=1.0)
+    model.train_on_batch(*BATCHES[0])
+    taken.ticket = None
+    dense = [np.array(v) for v in model.layers[-1].trainable_variables]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pending noise"):
+        model.optimizer.apply(taken)
+    for variable, before in zip(model.layers[-1].trainable_variables, dense, strict=True):
+        np.testing.assert_array_equal(variable, before)

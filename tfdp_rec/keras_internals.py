@@ -1,0 +1,147 @@
+"""What this package uses of Keras and TensorFlow that they do not promise: each in one function, and nowhere else.
+
+`tests/test_keras_internals.py` says of every function what we lean on, so that a new version that breaks it is found
+there and mended here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Variables.
+
+
+def resource(variable: keras.Variable) -> tf.Variable:
+    """The TensorFlow variable itself: not a cast, not a whole read (which would copy a table at every update).
+
+    It is looked up where Keras keeps it, past the guard of `training/release.py`: what reads through it must know that
+    the rows it reads owe nothing.
+    """
+    return vars(variable)["_value"]
+
+
+def set_resource(variable: keras.Variable, held: Any) -> None:
+    """Has a Keras variable stand for something else than it was made with."""
+    vars(variable)["_value"] = held
+
+
+RESOURCE_ATTRIBUTE = "_value"
+"""The attribute by which Keras itself reads `resource(variable)`, always."""
+
+
+# Layers and models.
+
+
+def layers_within(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    """A layer and all layers in it, each once."""
+    return model._flatten_layers()
+
+
+def parts(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layers that a layer holds itself."""
+    return layer._layers
+
+
+def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The trainable weights that a layer owns itself, and none of its parts does."""
+    return [variable for variable in layer._trainable_variables if variable.trainable]
+
+
+def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables that a layer holds itself and that are not trained."""
+    return layer._non_trainable_variables
+
+
+def added_losses(layer: keras.layers.Layer) -> list[Any]:
+    """What `add_loss` was given in the last call."""
+    return getattr(layer, "_losses", [])
+
+
+def random_states(model: keras.Model) -> list[keras.Variable]:
+    """The states of all random layers: set back, they draw the same again."""
+    return [g.state for layer in layers_within(model) for g in getattr(layer, "_seed_generators", [])]
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """The mean that `fit` shows as "loss"."""
+    return model._loss_tracker
+
+
+def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """The epoch that the present `fit` begins with, set from `on_train_begin`; None for the one it was given."""
+    model._initial_epoch = epoch
+
+
+def functional_class() -> type:
+    """The class of models made from inputs and outputs."""
+    from keras.src.models import Functional
+
+    return Functional
+
+
+def makes_functional(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether arguments of `keras.Model` are inputs and outputs."""
+    from keras.src.models.model import functional_init_arguments
+
+    return functional_init_arguments(args, options)
+
+
+def mask_of(output: Any) -> tf.Tensor | None:
+    """The mask that goes with what a layer gave."""
+    return getattr(output, "_keras_mask", None)
+
+
+def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
+    """The variable itself; `layer.kernel` may be computed from it (quantized, or with LoRA)."""
+    return layer._kernel
+
+
+def embeddings_of(layer: keras.layers.Layer) -> keras.Variable:
+    """The table itself; `layer.embeddings` may be computed from it (quantized, or with LoRA)."""
+    return layer._embeddings
+
+
+# Optimizers.
+
+
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The learning rate as it was given: a schedule, or the variable that holds the number."""
+    return optimizer._learning_rate
+
+
+def learning_rate_now(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+    """The learning rate of the present step, also in a graph."""
+    return optimizer._get_current_learning_rate()
+
+
+# TensorFlow.
+
+
+def compiles_with_xla() -> bool:
+    """Whether what is being traced will be compiled by XLA, which drops assertions."""
+    from tensorflow.python.ops import control_flow_util
+
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+def initializer_of(initial_value: Any) -> Any:
+    """The Keras initializer behind the initial value that a variable creator is given; None if there is none."""
+    named = inspect.getclosurevars(initial_value).nonlocals if callable(initial_value) else {}
+    return named.get("initializer")
+
+
+def schedule(coordinator: Any, attempt: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Has a worker run a Python function, again if it dies; `ClusterCoordinator.schedule` takes graphs alone."""
+    coordinator._cluster.schedule(attempt, arguments, {})
+
+
+def iterator_spec(per_worker: Any) -> tf.TypeSpec:
+    """The type of the iterators of a per-worker dataset."""
+    return per_worker._values[0]._type_spec

@@ -1,0 +1,90 @@
+"""The door of a step: whatever the training data gave, one batch goes in.
+
+    a dataset's element -> look-ahead taken off -> (x, None, None) made x -> tensors -> the batch axis hidden
+
+Inside a step the first axis of every tensor by example has no known length, so that an axis of known length is seen not
+to be the batch's (a position embedding on `range(T)`) and is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import batches
+from tfdp_rec.training.lookahead import LookAhead
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What a step is made of.
+
+    Attributes:
+        examples: as the model's `per_example_loss` takes it: tensors only.
+        upcoming: table path -> ids that the next batch will read, if look-ahead told.
+    """
+
+    examples: Any
+    upcoming: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
+        """The batch in an element of training data.
+
+        Args:
+            data: as `fit` takes it from a dataset, with or without look-ahead.
+            shared_inputs: keys of entries that all examples share.
+
+        Example:
+
+        >>> Batch.of(([1.0, 2.0], None, None)).examples.shape
+        TensorShape([2])
+        """
+        upcoming = data.upcoming if isinstance(data, LookAhead) else {}
+        return cls(batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs), upcoming)
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """All that must have come before anything of the step is done."""
+        return [tensor for tensor in tf.nest.flatten((self.examples, dict(self.upcoming))) if tensor is not None]
+
+
+def examples_of(data: Any) -> Any:
+    """The batch as the model takes it, without what was sent along."""
+    return normalised(data.batch if isinstance(data, LookAhead) else data)
+
+
+def normalised(data: Any) -> Any:
+    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y); of specs, too."""
+    if isinstance(data, tuple) and not hasattr(data, "_fields"):
+        while len(data) > 1 and data[-1] is None:
+            data = data[:-1]
+        if len(data) == 1:
+            return data[0]
+    return data
+
+
+def first_example(values: Any) -> tf.Tensor:
+    """The first example, in the type that Keras' data adapters give."""
+    one = tf.convert_to_tensor(values[:1])
+    return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
+
+
+def loose_spec(value: Any) -> tf.TensorSpec:
+    """The spec of a tensor whose first axis may have any length."""
+    if isinstance(value, tf.TypeSpec):
+        return value
+    tensor = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
+    return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
+
+
+def hidden_spec(leaf: Any, spec: Any, shared: Sequence[str]) -> Any:
+    """A tensor spec with its batch axis of unknown length, unless the entry is shared by the batch."""
+    examples = batches.example_leaves(spec, shared)
+    if not isinstance(leaf, tf.TensorSpec) or not any(leaf is e for e in examples) or not leaf.shape.rank:
+        return leaf
+    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)

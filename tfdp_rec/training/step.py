@@ -1,0 +1,109 @@
+"""The private step, in one place: a batch goes in, its clipped sum comes out.
+
+    Batch.of(data) -> PrivateStep.clipped_sum -> optimizer.apply
+
+The model, a parameter server's worker and the benchmarks hold one of these each and make the same step with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.clipping import ClippedSum, strategies
+from tfdp_rec.keras_internals import resource
+from tfdp_rec.training.batch import Batch
+
+_ONE_FORWARD_PASS = ("bookkeeping", "ghost")
+
+
+@dataclasses.dataclass
+class PrivateStep:
+    """How a model's batch becomes a clipped sum.
+
+    Args:
+        model: with `PrivateTraining`.
+        strategy: one of `clipping.STRATEGIES`.
+        microbatch_size: examples at a time, or None for all at once.
+        diagnostics: whether the model's logs tell of norms.
+    """
+
+    model: Any
+    strategy: str = "bookkeeping"
+    microbatch_size: int | None = None
+    diagnostics: bool = False
+
+    def __post_init__(self) -> None:
+        self._predictions: Any = None
+
+    def losses(self, batch: Batch) -> tf.Tensor:
+        """Each example's loss in training, `[batch]`."""
+        return self.model.per_example_loss(batch.examples, training=True)
+
+    def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
+        """The clipped sum of a batch; rows that owe noise get it before they are read.
+
+        Args:
+            batch: from `Batch.of`.
+            clip: C, as the optimizer has it now.
+        """
+        strategy, before_read = strategies.strategy_named(self.strategy), self.model.release.before_read
+        loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
+        self._predictions = None
+        with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
+            if self.microbatch_size is None:
+                return strategy(self.model, loss, batch.examples, clip, before_read)
+            size = self.microbatch_size
+            return strategies.in_parts(strategy, size, self.model, loss, batch.examples, clip, before_read)
+
+    def regularization(self) -> dict[str, tf.Tensor]:
+        """Gradients of the weights' own regularisers by path: no example decides them, so they need no clip, no noise.
+
+        Tables have none: the optimizer refuses them.
+        """
+        found = {}
+        for variable in self.model.trainable_variables:
+            if variable.regularizer is not None and not self.model.is_table(variable):
+                weight = tf.convert_to_tensor(resource(variable))
+                with tf.GradientTape() as tape:
+                    tape.watch(weight)
+                    penalty = variable.regularizer(weight)
+                found[variable.path] = tape.gradient(penalty, weight)
+        return found
+
+    # What metrics are made of.
+
+    def predicted(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+        """Notes what the model's loss was computed from, for its metrics."""
+        self._predictions = (x, y, y_pred, sample_weight)
+
+    def take_predictions(self) -> Any:
+        """(x, y, y_pred, sample_weight) of the whole batch, if the step had it at once; None otherwise."""
+        found, self._predictions = self._predictions, None
+        return found if self.microbatch_size is None and self.strategy in _ONE_FORWARD_PASS else None
+
+
+def finite(clipped: ClippedSum) -> tf.Tensor:
+    """Which examples count: those whose norm and loss are finite, `[batch]`."""
+    return tf.math.is_finite(clipped.norms) & tf.math.is_finite(tf.cast(clipped.losses, clipped.norms.dtype))
+
+
+def finite_losses(clipped: ClippedSum) -> tf.Tensor:
+    """The losses of the examples that count."""
+    return tf.boolean_mask(clipped.losses, finite(clipped))
+
+
+def diagnostics(clipped: ClippedSum) -> dict[str, tf.Tensor]:
+    """Share of examples clipped, median norm, examples dropped. Private: nothing protects them."""
+    counted = finite(clipped)
+    norms = tf.sort(tf.boolean_mask(clipped.norms, counted))
+    count = tf.size(norms)
+    median = tf.cond(count > 0, lambda: norms[count // 2], lambda: tf.zeros([], norms.dtype))
+    over = tf.cast(norms > tf.cast(clipped.sensitivity, norms.dtype), tf.float32)
+    return {
+        "clipped_share": tf.math.divide_no_nan(tf.reduce_sum(over), tf.cast(count, tf.float32)),
+        "median_norm": median,
+        "dropped_examples": tf.reduce_sum(tf.cast(~counted, tf.int32)),
+    }
