@@ -29,13 +29,12 @@ def replacing(path: Path) -> Iterator[str]:
         path: of a file or folder; its folder must exist.
 
     Example:
-
-    >>> import tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
-    >>> with replacing(path) as temporary:
-    ...     _ = open(temporary, "w").write("whole")
-    >>> open(path).read(), os.listdir(os.path.dirname(path))
-    ('whole', ['figures.txt'])
+        >>> import tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
+        >>> with replacing(path) as temporary:
+        ...     _ = open(temporary, "w").write("whole")
+        >>> open(path).read(), os.listdir(os.path.dirname(path))
+        ('whole', ['figures.txt'])
     """
     folder, name = os.path.split(os.path.abspath(path))
     temporary = os.path.join(folder, f".{uuid.uuid4().hex[:12]}.{name}")  # ends as the name does: Keras looks there
@@ -59,13 +58,12 @@ def writing(path: Path, mode: str = "w", private: bool = False) -> Iterator[IO[A
         private: readable by its owner alone.
 
     Example:
-
-    >>> import tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
-    >>> with writing(path) as file:
-    ...     _ = file.write("whole")
-    >>> open(path).read()
-    'whole'
+        >>> import tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
+        >>> with writing(path) as file:
+        ...     _ = file.write("whole")
+        >>> open(path).read()
+        'whole'
     """
     with replacing(path) as temporary:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666)
@@ -114,9 +112,8 @@ def rows_at_a_time(shape: Sequence[int], values: int) -> int:
         values: handled at once.
 
     Example:
-
-    >>> rows_at_a_time([1_000_000, 64], values=1 << 20)
-    16384
+        >>> rows_at_a_time([1_000_000, 64], values=1 << 20)
+        16384
     """
     return max(1, values // max(1, math.prod(shape[1:])))
 
@@ -125,9 +122,8 @@ def row_chunks(shape: Sequence[int], values: int) -> Iterator[tuple[int, int]]:
     """First row and end of every chunk of an array, about so many values each.
 
     Example:
-
-    >>> list(row_chunks([5, 2], values=4))
-    [(0, 2), (2, 4), (4, 5)]
+        >>> list(row_chunks([5, 2], values=4))
+        [(0, 2), (2, 4), (4, 5)]
     """
     rows = rows_at_a_time(shape, values)
     for start in range(0, shape[0], rows):

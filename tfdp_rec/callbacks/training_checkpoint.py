@@ -74,15 +74,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         TypeError: in `fit` and `resume`, if the model was not compiled with a mechanism of this package.
 
     Example:
-
-    >>> import keras, tempfile, tfdp_rec
-    >>> inputs = keras.Input([4])
-    >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    >>> optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
-    >>> model.compile(optimizer=optimizer, loss="mse")
-    >>> checkpoint = TrainingCheckpoint(tempfile.mkdtemp(), every=100)
-    >>> checkpoint.resume(model) is None  # nothing there yet: train from the beginning
-    True
+        >>> import keras, tempfile, tfdp_rec
+        >>> inputs = keras.Input([4])
+        >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        >>> optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
+        >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> checkpoint = TrainingCheckpoint(tempfile.mkdtemp(), every=100)
+        >>> checkpoint.resume(model) is None  # nothing there yet: train from the beginning
+        True
     """
 
     keeps_off_weights = True  # see release.settle_for: this one wants them as they are

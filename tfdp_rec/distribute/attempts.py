@@ -31,13 +31,12 @@ class Attempts:
         ValueError: if the file is not one of these.
 
     Example:
-
-    >>> attempts = Attempts(None)
-    >>> block = attempts.reserve(dp_accounting.GaussianDpEvent(1.0), 2)
-    >>> attempts.take(block), attempts.take(block), attempts.take(block)
-    (True, True, False)
-    >>> attempts.count
-    2
+        >>> attempts = Attempts(None)
+        >>> block = attempts.reserve(dp_accounting.GaussianDpEvent(1.0), 2)
+        >>> attempts.take(block), attempts.take(block), attempts.take(block)
+        (True, True, False)
+        >>> attempts.count
+        2
     """
 
     def __init__(self, path: str | None):

@@ -68,13 +68,12 @@ class ParameterServerTrainer:
         NotPrivate: for what has no guarantee on parameter servers.
 
     Example:
-
-    >>> with LocalCluster(workers=2, servers=2) as cluster:  # doctest: +SKIP
-    ...     trainer = ParameterServerTrainer(
-    ...         model_fn, optimizer_fn, dataset_fn, cluster.resolver(), loss="mse", sampling=sampling
-    ...     )
-    ...     trainer.fit(1000, callbacks=[PrivacyBudget(accountant, target_epsilon=8.0)])
-    ...     trainer.export("servable")
+        >>> with LocalCluster(workers=2, servers=2) as cluster:  # doctest: +SKIP
+        ...     trainer = ParameterServerTrainer(
+        ...         model_fn, optimizer_fn, dataset_fn, cluster.resolver(), loss="mse", sampling=sampling
+        ...     )
+        ...     trainer.fit(1000, callbacks=[PrivacyBudget(accountant, target_epsilon=8.0)])
+        ...     trainer.export("servable")
     """
 
     def __init__(

@@ -22,10 +22,11 @@ import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Dense, Step
-from tfdp_rec.optimizers.tables import Table, after, resource
+from tfdp_rec.optimizers.tables import Table, after
 
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",
@@ -160,8 +161,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         settings = dict(settings)
         rate = settings.pop("learning_rate", None)
-        if rate is not None and isinstance(self._learning_rate, keras.Variable):
-            resource(self._learning_rate).assign(tf.cast(rate, tf.float32))
+        held = learning_rate_of(self)
+        if rate is not None and isinstance(held, keras.Variable):
+            resource(held).assign(tf.cast(rate, tf.float32))
         for name, value in settings.items():
             resource(getattr(self, f"_{name}")).assign(value)
 
@@ -280,12 +282,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         batch = tf.identity(resource(self._expected_batch_size))
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
-        learning_rate = tf.cast(self._get_current_learning_rate(), tf.float32)
+        learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         step = Step(clipped, batch, stddev, learning_rate, upcoming or {})
         with after([check for check in self.refusals(step) if check is not None]):
             self._step_dense(step, regularization or {})
             self.step_tables(step)
-            self._iterations.assign_add(1)
+            self.iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
         noise = self.dense_noise()
@@ -328,7 +330,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     @property
     def step_number(self) -> tf.Tensor:
         """How many steps were made, int64."""
-        return tf.cast(resource(self._iterations), tf.int64)
+        return tf.cast(resource(self.iterations), tf.int64)
 
     def refusals(self, step: Step) -> Iterable[Any]:
         """Checks that the step may be made, ahead of all it writes."""
@@ -441,7 +443,7 @@ def _refuse_on_table(variable: keras.Variable, is_table: bool) -> None:
 
 
 def _serialized_rate(optimizer: PrivateOptimizer) -> Any:
-    rate = optimizer._learning_rate
+    rate = learning_rate_of(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return keras.optimizers.schedules.serialize(rate)
     return float(rate.numpy()) if isinstance(rate, keras.Variable) else rate

@@ -16,11 +16,10 @@ class Flag:
     """A bit, down at first. For this process and its CPU.
 
     Example:
-
-    >>> flag = Flag()
-    >>> is_up = tf.function(lambda: flag.is_up())
-    >>> bool(is_up()), flag.hoist(), bool(is_up())
-    (False, [], True)
+        >>> flag = Flag()
+        >>> is_up = tf.function(lambda: flag.is_up())
+        >>> bool(is_up()), flag.hoist(), bool(is_up())
+        (False, [], True)
     """
 
     def __init__(self) -> None:

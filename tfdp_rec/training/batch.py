@@ -40,9 +40,8 @@ class Batch:
             shared_inputs: keys of entries that all examples share.
 
         Example:
-
-        >>> Batch.of(([1.0, 2.0], None, None)).examples.shape
-        TensorShape([2])
+            >>> Batch.of(([1.0, 2.0], None, None)).examples.shape
+            TensorShape([2])
         """
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return cls(batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs), upcoming)

@@ -48,16 +48,15 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
     Reference: Lim et al., "LazyDP", ASPLOS 2024, §5.
 
     Example:
-
-    >>> import keras, tensorflow as tf, tfdp_rec
-    >>> ids = keras.Input([2], dtype="int32")
-    >>> model = tfdp_rec.PrivateModel(ids, keras.layers.Flatten()(keras.layers.Embedding(10, 1, name="items")(ids)))
-    >>> optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1)
-    >>> model.compile(optimizer=optimizer, loss="mse")
-    >>> x, y = tf.constant([[1, 2], [3, 4]]), tf.zeros([2, 2])
-    >>> data = tf.data.Dataset.from_tensor_slices((x, y)).batch(1)
-    >>> [element.upcoming["items/embeddings"].numpy().tolist() for element in lookahead(data, model)]
-    [[3, 4], []]
+        >>> import keras, tensorflow as tf, tfdp_rec
+        >>> ids = keras.Input([2], dtype="int32")
+        >>> model = tfdp_rec.PrivateModel(ids, keras.layers.Flatten()(keras.layers.Embedding(10, 1, name="items")(ids)))
+        >>> optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1)
+        >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> x, y = tf.constant([[1, 2], [3, 4]]), tf.zeros([2, 2])
+        >>> data = tf.data.Dataset.from_tensor_slices((x, y)).batch(1)
+        >>> [element.upcoming["items/embeddings"].numpy().tolist() for element in lookahead(data, model)]
+        [[3, 4], []]
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"lookahead needs a tf.data.Dataset, got {type(dataset).__name__}.")

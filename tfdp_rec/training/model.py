@@ -40,14 +40,13 @@ class PrivateTraining(Doors):
     Class attribute `shared_inputs`: keys of a dict batch that all examples share (public negatives, say).
 
     Example:
-
-    >>> import keras, tensorflow as tf, tfdp_rec
-    >>> class Scores(tfdp_rec.PrivateTraining, keras.Model):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.items = keras.layers.Embedding(10, 1)
-    ...     def per_example_loss(self, data, training):
-    ...         return tf.reduce_sum(tf.square(self.items(data["item"])[:, 0]), axis=-1)[:, None][:, 0]
+        >>> import keras, tensorflow as tf, tfdp_rec
+        >>> class Scores(tfdp_rec.PrivateTraining, keras.Model):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.items = keras.layers.Embedding(10, 1)
+        ...     def per_example_loss(self, data, training):
+        ...         return tf.reduce_sum(tf.square(self.items(data["item"])[:, 0]), axis=-1)[:, None][:, 0]
     """
 
     shared_inputs: tuple[str, ...] = ()
@@ -344,12 +343,11 @@ class PrivateModel(PrivateTraining, keras.Model):
     """A Keras model, functional or subclassed, that trains privately when compiled with a mechanism of this package.
 
     Example:
-
-    >>> import keras, tfdp_rec
-    >>> inputs = keras.Input([4])
-    >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
-    >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> import keras, tfdp_rec
+        >>> inputs = keras.Input([4])
+        >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
+        >>> model.compile(optimizer=optimizer, loss="mse")
     """
 
 

@@ -100,7 +100,7 @@ class LazyDPSGD(PrivateOptimizer):
                 )
         rows = {path: table.rows for path, table in self.tables.items()}
         history = self._history or History(self.pending.columns)
-        self.ledger = Ledger(history, rows, start=int(self._iterations.numpy()))
+        self.ledger = Ledger(history, rows, start=int(self.iterations.numpy()))
 
     # Paying.
 
@@ -220,7 +220,7 @@ class LazyDPSGD(PrivateOptimizer):
         self.settle()
         super().load_own_variables(store)
         if self.built:
-            self.ledger.restart(int(self._iterations.numpy()))
+            self.ledger.restart(int(self.iterations.numpy()))
 
     def get_config(self) -> dict[str, Any]:
         own = {"aggregate_noise": self.aggregate_noise, "history": None, "arrivals": None}
