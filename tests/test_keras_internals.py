@@ -28,6 +28,8 @@ def bound(tree):
             yield node.name
         elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
             yield node.attr if isinstance(node, ast.Attribute) else node.id
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "object.__setattr__":
+            yield node.args[1].value
 
 
 def named(tree):
