@@ -27,7 +27,7 @@ from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.distribute.sections import Lock, on_server
 from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.distribute.server_state import ServerState
-from tfdp_rec.keras_internals import learning_rate_of, resource
+from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import Arrivals
