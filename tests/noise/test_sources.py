@@ -239,6 +239,19 @@ def test_scaled_keyed_noise_is_the_normal_one_multiplied():
 
 
 @pytest.mark.parametrize("name", COMPILED)
+def test_requests_of_all_kinds_are_answered_in_their_order(name):
+    source, rows = SOURCES[name](), [tf.range(n, dtype=tf.int64) for n in (3, 2, 0, 4)]
+    scales = [None, tf.constant([[0.0, 8.0]] * 2), None, tf.fill([4, 1], 0.0)]
+    asked = [Request(i, r, width, s) for i, (r, width, s) in enumerate(zip(rows, (5, 3, 7, 5), scales))]
+    found = [np.asarray(answer) for answer in source.draw(asked, STEP)]
+    assert [f.shape for f in found] == [(3, 1, 5), (2, 2, 3), (0, 1, 7), (4, 1, 5)]
+    assert np.all(found[0] != 0) and np.all(found[1][:, 0] == 0) and np.all(found[1][:, 1] != 0) and not found[3].any()
+    np.testing.assert_equal(source.draw([], STEP), [])
+    if name == "keyed":
+        np.testing.assert_array_equal(found[0][:, 0], source.normal(0, rows[0], STEP, 5))
+
+
+@pytest.mark.parametrize("name", COMPILED)
 def test_bits_are_fair_and_independent(name):
     source, rows = SOURCES[name](), tf.range(100_000, dtype=tf.int64)
     words = tf.function(lambda: source.bits(-1, rows, STEP), autograph=False)().numpy()
