@@ -9,7 +9,7 @@ mix being the SplitMix64 finaliser, a bijection of 64-bit integers, and g its od
 it, the hashes of neighbouring numbers correlate visibly). Column c has mix(h + g c), whose upper 40 bits are
 the radius and lower 24 the angle of a Gaussian
 
-  sqrt(-2 ln U) cos(2 pi V),
+  √(-2 ln U) cos(2 π V),
 
 in float64. The other Gaussian of the pair is not used: a column must not need its neighbour.
 
@@ -55,7 +55,7 @@ class KeyedNoise(NoiseSource):
 
     def __init__(self, seed: int) -> None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise TypeError(f"seed must be an integer, got {seed!r}")
+            raise TypeError(f"seed must be an integer, got {seed!r}.")
         self.seed = int(seed)
 
     @tf.autograph.experimental.do_not_convert

@@ -8,7 +8,7 @@ Every draw is made from 64-bit words, and whoever supplies the words decides whe
 
 A word becomes a uniform on the 2^52 midpoints of (0, 1/2) and a sign, and the inverse distribution function
 turns that into a Gaussian or a Laplace variable. The smallest tail probability that can come out is 2^-54 a
-side (8.2 standard deviations of a Gaussian), so cutting the tails there adds less than 2^-52 to delta per
+side (8.2 standard deviations of a Gaussian), so cutting the tails there adds less than 2^-52 to δ per
 coordinate. The results are double-precision numbers, not real ones: an attacker who studies their lowest
 bits is outside this model, as docs/privacy-privaterec.md says.
 """

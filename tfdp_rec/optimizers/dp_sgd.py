@@ -9,7 +9,8 @@ All rows make the step in chunks and in place, so that it is an honest baseline:
 Gradient and noise meet in float32 before anything is rounded to the table's type: rounding is post-processing, also for
 bfloat16 tables.
 
-Reference: Abadi et al., "Deep Learning with Differential Privacy", 2016.
+Reference:
+    Abadi et al., "Deep Learning with Differential Privacy", 2016.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ class DPSGD(PrivateOptimizer):
     Arguments as `PrivateOptimizer`.
 
     Example:
-
-    >>> DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=256).dp_event()
-    GaussianDpEvent(noise_multiplier=1.1)
+        >>> DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=256).dp_event()
+        GaussianDpEvent(noise_multiplier=1.1)
     """
 
     def step_tables(self, step: Step) -> None:

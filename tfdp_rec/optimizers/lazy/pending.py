@@ -21,7 +21,8 @@ since step j's noise enters v_t with the factor μ^{t−1−j} and θ_t with (1 
 A row's mark is the step it was settled at, 4 bytes; the running sums are kept once for all tables, one row a step
 (`History`). *Replayed* noise, the paper's "without ANS", draws and makes each owed step by itself.
 
-Reference: Lim et al., "LazyDP", ASPLOS 2024, §5 (aggregated noise sampling), for constant η without momentum.
+Reference:
+    Lim et al., "LazyDP", ASPLOS 2024, §5 (aggregated noise sampling), for constant η without momentum.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 Number the rows ("buckets") of all tables 0 .. V-1 as one space. Example i touches a set S_i of k_i distinct
 buckets; its contribution map is 1 on S_i and 0 elsewhere, clipped to L2 norm C1:
 
-  v_i[b] = min(1, C1 / sqrt(k_i)) for b in S_i,        counts = sum_i v_i,      sensitivity C1.
+  v_i[b] = min(1, C1 / √(k_i)) for b in S_i,        counts = Σ_i v_i,      sensitivity C1.
 
 **Threshold selection** (AdaFEST) adds N(0, (s1 C1)^2) to the count of *every* bucket and keeps those that
-reach tau. Only the kept set leaves the mechanism, and the noises are independent, so the kept set is a
+reach τ. Only the kept set leaves the mechanism, and the noises are independent, so the kept set is a
 vector of independent coins, heads with probability
 
-  Phi((counts[b] - tau) / (s1 C1)),  and for each of the other V - |touched| buckets  p = Phi(-tau / (s1 C1)).
+  Φ((counts[b] - τ) / (s1 C1)),  and for each of the other V - |touched| buckets  p = Φ(-τ / (s1 C1)).
 
 A touched bucket gets its own coin. For the rest, the heads among V independent p-coins are found by their
 gaps: the number of tails before the next head is geometric, floor(E / -log(1 - p)) for a unit exponential
@@ -92,7 +92,7 @@ def threshold_survivors(votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Ten
     Args:
         votes: the batch's, without noise.
         noise_stddev: s1 C1, the standard deviation of the noise on every count.
-        threshold: tau.
+        threshold: τ.
         bits: Source of random bits.
 
     Returns:
@@ -141,7 +141,7 @@ def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits) -> tf.Tensor
 
 
 def top_survivors(votes: Votes, num_survivors: int, epsilon: tf.Tensor, bits: Bits) -> tf.Tensor:
-    """The m buckets with the largest epsilon * count + Gumbel, of all V buckets.
+    """The m buckets with the largest ε * count + Gumbel, of all V buckets.
 
     Args:
         votes: the batch's, without noise; one example moves each count by at most 1, all in one direction.
@@ -203,14 +203,14 @@ def unit_exponentials(words: tf.Tensor) -> tf.Tensor:
     """Unit exponentials, float64, from 64 bits each, exact in both tails.
 
     With x = (word + 1/2) / 2^64 uniform, E = -log(1 - x). The half below 1/2 is taken as it is; the half
-    above through 1 - x, computed in integers, so neither end loses bits: 2^-65 <= E <= 45.
+    above through 1 - x, computed in integers, so neither end loses bits: 2^-65 ≤ E ≤ 45.
     """
     low, x = _halves(words)
     return tf.where(low, -tf.math.log1p(-x), -tf.math.log(x))
 
 
 def log_normal_cdf(z: tf.Tensor) -> tf.Tensor:
-    """log Phi(z) in float64, exact for large z (it is then minus the other tail); -inf below z = -38."""
+    """log Φ(z) in float64, exact for large z (it is then minus the other tail); -inf below z = -38."""
     z = tf.cast(z, tf.float64)
     half_tail = 0.5 * tf.math.erfc(tf.abs(z) * math.sqrt(0.5))
     return tf.where(z >= 0.0, tf.math.log1p(-half_tail), tf.math.log(half_tail))
@@ -238,16 +238,16 @@ def split_noise_multiplier(noise_multiplier: float, selection_fraction: float = 
         (3.162, 1.054, 1.0)
     """
     if not noise_multiplier > 0.0 or not math.isfinite(noise_multiplier):
-        raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier!r}")
+        raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier!r}.")
     if not 0.0 < selection_fraction < 1.0:
-        raise ValueError(f"selection_fraction must lie strictly between 0 and 1, got {selection_fraction!r}")
+        raise ValueError(f"selection_fraction must lie strictly between 0 and 1, got {selection_fraction!r}.")
     return noise_multiplier / math.sqrt(selection_fraction), noise_multiplier / math.sqrt(
         1.0 - selection_fraction
     )
 
 
 def expected_strays(num_buckets: int, noise_stddev: float, threshold: float) -> float:
-    """How many untouched buckets survive a threshold selection on average: V Phi(-tau / (s1 C1)).
+    """How many untouched buckets survive a threshold selection on average: V Φ(-τ / (s1 C1)).
 
     Example:
         >>> round(expected_strays(1_000_000, noise_stddev=3.0, threshold=12.0), 2)
@@ -260,9 +260,9 @@ def gumbel_noise_multiplier(epsilon: float, num_survivors: int) -> float:
     """The noise multiplier of a Gaussian mechanism that is no more private than one top-m selection.
 
     A draw of the exponential mechanism with scale e0 on counts that one example moves by at most 1 in one
-    direction has privacy loss in an interval of length e0, and is therefore mu-Gaussian-DP with
-    mu = -2 Phi^-1(1 / (1 + e^(e0/2))). Gumbel top-m is m such draws: 1/s^2 = m mu^2. Being a bound on the
-    whole trade-off curve it survives subsampling and composition, which an (epsilon, delta) pair would not.
+    direction has privacy loss in an interval of length e0, and is therefore μ-Gaussian-DP with
+    μ = -2 Φ^-1(1 / (1 + e^(e0/2))). Gumbel top-m is m such draws: 1/s^2 = m μ^2. Being a bound on the
+    whole trade-off curve it survives subsampling and composition, which an (ε, δ) pair would not.
     The proof is in docs/privacy-adafest.md.
 
     Args:
@@ -292,7 +292,7 @@ def gumbel_epsilon(noise_multiplier: float, num_survivors: int) -> float:
 
 
 def _coins(words: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    """True with probability Phi(-z), for each z: an exponential is at most -log Phi(z) just as often."""
+    """True with probability Φ(-z), for each z: an exponential is at most -log Φ(z) just as often."""
     return unit_exponentials(words) <= -log_normal_cdf(z)
 
 

@@ -51,7 +51,7 @@ class Preselection:
 
     def __init__(self, rows: Mapping[str, Any], *, noise_multiplier: float | None = None):
         if noise_multiplier is not None and not 0.0 < noise_multiplier < np.inf:
-            raise ValueError(f"noise_multiplier must be positive, or None for public rows; got {noise_multiplier!r}")
+            raise ValueError(f"noise_multiplier must be positive, or None for public rows; got {noise_multiplier!r}.")
         self.rows = {path: np.asarray(chosen, dtype=np.int64).reshape(-1) for path, chosen in rows.items()}
         self.noise_multiplier = noise_multiplier
 
@@ -74,7 +74,7 @@ class Preselection:
         for path, counts in frequencies.items():
             kept = min(num_rows if isinstance(num_rows, int) else num_rows[path], len(counts))
             if kept < 0:
-                raise ValueError(f"num_rows must not be negative, got {kept} for '{path}'")
+                raise ValueError(f"num_rows must not be negative, got {kept} for '{path}'.")
             rows[path] = np.sort(np.argpartition(-counts, kept - 1)[:kept]) if kept else np.zeros(0, np.int64)
         return cls(rows, noise_multiplier=noise_multiplier)
 
@@ -134,7 +134,7 @@ def noisy_frequencies(
     """
     for name, value in {"noise_multiplier": noise_multiplier, "contribution_clip": contribution_clip}.items():
         if not 0.0 < value < np.inf:
-            raise ValueError(f"{name} must be positive, got {value!r}")
+            raise ValueError(f"{name} must be positive, got {value!r}.")
     counts = _clipped_histogram(batches, sizes, contribution_clip)
     source = noise or EntropyNoise()
     for number, histogram in enumerate(counts.values()):
@@ -157,7 +157,7 @@ def _clipped_histogram(
         for path, ids in batch.items():
             ids = np.asarray(ids, np.int64).reshape(len(ids), -1)
             if ids.size and ids.max() >= sizes[path]:
-                raise ValueError(f"'{path}' has {sizes[path]} rows, but an example reads row {ids.max()}")
+                raise ValueError(f"'{path}' has {sizes[path]} rows, but an example reads row {ids.max()}.")
             examples.append(np.repeat(np.arange(len(ids)), ids.shape[1]))
             buckets.append(space.numbers(path, tf.constant(ids.reshape(-1))).numpy())
         pairs = tf.constant(np.concatenate(examples)), tf.constant(np.concatenate(buckets))
