@@ -1,7 +1,7 @@
 """Pages of the site that nobody writes: the README as its front, the notebooks, and the reference of each room.
 
-MkDocs calls `on_files` (see mkdocs.yml). Nothing is imported or run: names are read from the source, and notebooks are
-shown as they stand in git.
+MkDocs calls `on_files`, and mkdocstrings' reader of the source calls `Dialect` (see mkdocs.yml). Nothing is imported or
+run: names are read from the source, and notebooks are shown as they stand in git.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -92,3 +93,13 @@ def defined(module: str, name: str) -> bool:
         return False
     body = ast.parse(path.read_text(encoding="utf-8")).body
     return any(isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name for node in body)
+
+
+class Dialect(griffe.Extension):
+    """What our docstrings mean to Markdown: an example is code, and a list needs no empty line before it."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Called for each thing that has been read."""
+        if obj.docstring is not None:
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)
+            obj.docstring.value = re.sub(r"^(?![-*] |  )(.+)\n(?=[-*] )", r"\1\n\n", text, flags=re.M)

@@ -6,7 +6,8 @@ import pytest
 
 from tfdp_rec.cli import main
 
-SMALL = "--epsilon 1 --users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3 --negatives 40 --quiet".split()
+SMALL = "--users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3 --negatives 40 --quiet --epsilon 1"
+SMALL = SMALL.split()
 
 
 @pytest.fixture(scope="module")
