@@ -238,13 +238,17 @@ class PrivateTraining(Doors):
         Args:
             data: a batch, as the training data gives it.
         """
-        if self.is_private and self.optimizer.built and self._table_paths is not None:
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]  # refuses others than it had
-        elif self.is_private:
+        self._refuse_thawed_or_frozen()
+        if self.is_private and not (self.optimizer.built and self._table_paths is not None):
             with tf.init_scope():
                 spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), normalised(data))
                 self.table_reader(spec)
                 self._build_optimizer()
+
+    def _refuse_thawed_or_frozen(self) -> None:
+        """The optimizer goes on with the variables it was built for, and adds noise to all of them."""
+        if self.is_private and self.optimizer.built and self._table_paths is not None:
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     def _build_optimizer(self) -> None:
         """Builds the mechanism, and sees to it that whoever reads a table from now on reads it settled."""
@@ -283,6 +287,7 @@ class PrivateTraining(Doors):
         of one they call `self.model.settle()` first, unless they go through the model's own methods.
         """
         self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
+        self._refuse_thawed_or_frozen()
         if self.is_private:
             callbacks = settle_for(callbacks)
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
@@ -307,8 +312,7 @@ class PrivateTraining(Doors):
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; the first call after `compile` refuses a loss that mixes examples."""
         self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
-        if self.is_private and self.optimizer.built:
-            self.prepare(None)
+        self._refuse_thawed_or_frozen()
         return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:

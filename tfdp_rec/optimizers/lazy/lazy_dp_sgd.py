@@ -205,8 +205,8 @@ class LazyDPSGD(PrivateOptimizer):
         return {"clock": self.ledger.clock, "totals": self.ledger.history.table, **marks}
 
     def ledger_restored(self) -> None:
-        """Rows may owe noise now."""
-        self.ledger.settled_at = None
+        """Rows may owe noise now: their marks tell."""
+        self.ledger.restored()
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.
 

@@ -67,6 +67,12 @@ class Ledger:
         """Whether no row of any table owes anything."""
         return not self.marks or self.settled_at == int(self.clock.numpy())
 
+    def restored(self) -> None:
+        """Clock and marks are those of a checkpoint."""
+        now = int(self.clock.numpy())
+        behind = any(int(tf.reduce_min(marks)) < now for marks in self.marks.values())
+        self.settled_at = None if behind else now
+
     def owing(self) -> Flag:
         """A flag that is up while rows may owe something, for graphs that ask."""
         if self.flag is None:
