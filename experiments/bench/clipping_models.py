@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench import models
+from experiments.bench.baselines import compare_by
 from tfdp_rec.models.dlrm import DLRMLayers
 from tfdp_rec.noise import NoiseSource, Request
 
@@ -30,7 +30,8 @@ class ClippedSGD(tfdp_rec.DPSGD):
 
     def step_tables(self, step: Any) -> None:
         for table in self.tables.values():
-            table.inject(functools.partial(step.mean, table), step.learning_rate)
+            move = step.mean(table, -step.learning_rate)
+            table.step(move.indices, move.values, step.learning_rate)
 
 
 def _dlrm(rows: int, batch_size: int) -> tuple[type, dict[str, Any], str, tuple[Any, Any]]:
@@ -75,7 +76,8 @@ def stepper(workload: str, name: str, batch_size: int, rows: int) -> Callable[[]
             noise=Silence(),
         )  # fmt: skip
         forms = name in ("reweighted", "per_example")
-        model.compile(optimizer, loss, clipping_strategy=name, microbatch_size=models.MICROBATCH if forms else None)
+        model.compile(optimizer, loss)
+        compare_by(model, name, models.MICROBATCH if forms else None)
     else:
         model = models.plain(kind, sparse=name == "sparse-sgd" and workload != "transformer", **arguments)
         model.compile(keras.optimizers.SGD(models.LEARNING_RATE), loss, jit_compile=False)

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from experiments.bench import models
 from experiments.bench.access_patterns import AccessPattern, click_batches, table_ids
+from experiments.bench.baselines import compare_by
 from experiments.bench.cases import MECHANISMS, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
 from tfdp_rec.models.dlrm import DLRMLayers, rmc_arguments
@@ -63,10 +64,9 @@ def _model_and_data(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
         model.compile(keras.optimizers.SGD(models.LEARNING_RATE), loss=loss, jit_compile=False)
         return model, data.prefetch(2)
     model = models.private(layers, **arguments)
-    model.compile(
-        _optimizer(name, case), loss=loss, clipping_strategy=STRATEGIES.get(name, "bookkeeping"),
-        microbatch_size=models.MICROBATCH if name in FORMS_GRADIENTS else None,
-    )  # fmt: skip
+    model.compile(_optimizer(name, case), loss=loss)
+    if name in STRATEGIES:
+        compare_by(model, STRATEGIES[name], models.MICROBATCH if name in FORMS_GRADIENTS else None)
     model.prepare(data.element_spec)
     return model, lookahead(data, model)
 
