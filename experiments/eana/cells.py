@@ -64,6 +64,7 @@ class Task:
         fetch: unit indices -> features, canary units included.
         sampling: of the units.
         canaries: planted among the units.
+        negatives: draws what the examples of a batch share in training.
         shared: inputs all examples share when losses are computed for exposure.
         measure: trained model -> metrics such as precision@10.
         steps, learning_rate, clip: of every training.
@@ -74,6 +75,7 @@ class Task:
     fetch: Callable[[np.ndarray], Any]
     sampling: PoissonSampling
     canaries: Canaries
+    negatives: Callable[[], dict[str, Any]]
     shared: Mapping[str, np.ndarray]
     measure: Callable[[keras.Model], dict[str, float]]
     steps: int
@@ -127,7 +129,7 @@ def run_cell(task: Task, cell: Cell) -> dict[str, Any]:
     """
     keras.utils.set_random_seed(cell.seed)
     model = task.make_model(cell.seed)
-    batches = task.sampling.batches(task.fetch)
+    batches = task.sampling.batches(task.fetch, shared=task.negatives)
     trained = train(model, optimizer_of(task, cell), batches, task.steps, task.sampling, task.delta)
     return {
         **dataclasses.asdict(cell),

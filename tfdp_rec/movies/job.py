@@ -119,7 +119,7 @@ def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -
 def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
     """One fixed example of each test user, and fixed negatives for the loss."""
     examples = NextItemExamples(problem.timelines, problem.test, settings.history, settings.negatives, settings.seed)
-    negatives = examples.fetch([0])["negatives"]
+    negatives = examples.shared()["negatives"]
     batches = tf.data.Dataset.from_tensor_slices(examples.fixed(settings.seed)).batch(500)
     return batches.map(lambda batch: {**batch, "negatives": negatives}).cache()
 
@@ -206,13 +206,14 @@ def train_one(
     model = new_model(problem, settings)
     model.compile(optimizer=optimizer_for(mechanism, settings, noise_multiplier))
     examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
+    batches = problem.sampling.batches(examples.fetch, shared=examples.shared)
     accountant, callbacks = accounting(mechanism, model.optimizer, problem, settings)
     test = test_batches(problem, settings)
     curve = _Curve(folder, mechanism, test, accountant)
     tensorboard = keras.callbacks.TensorBoard(str(folder / "tensorboard" / mechanism), write_graph=False)
     epochs = min(settings.evaluations, settings.steps)
     model.fit(
-        problem.sampling.batches(examples.fetch),
+        batches,
         steps_per_epoch=settings.steps // epochs,
         epochs=epochs,
         callbacks=[*callbacks, curve, tensorboard],
