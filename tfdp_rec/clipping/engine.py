@@ -16,7 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
-from tfdp_rec.clipping.batches import batch_size
+from tfdp_rec.clipping.batches import batch_size, hide_batch_axis
+from tfdp_rec.clipping.independence import StepReading
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, NotPrivate
 
@@ -100,10 +101,15 @@ def shared_inputs(model: keras.Model) -> tuple[str, ...]:
     return tuple(getattr(model, "shared_inputs", ()))
 
 
-def collect(recorder: Recording, tape: tf.GradientTape, losses: tf.Tensor) -> Factors:
-    """The factors of every trainable variable from one backward pass."""
+def collect(
+    recorder: Recording, tape: tf.GradientTape, losses: tf.Tensor, reading: StepReading | None = None
+) -> Factors:
+    """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     watched = [t for call in recorder.calls for t in call.watched]
-    found = iter(tape.gradient(losses, watched, unconnected_gradients="zero"))
+    backward = tape.gradient(losses, watched, unconnected_gradients="zero")
+    if reading is not None:
+        reading.refuse_mixing(recorder.calls, losses, backward, recorder.settling)
+    found = iter(backward)
     collected: Factors = {}
     covered: set[str] = set()
     for call in recorder.calls:
@@ -164,6 +170,11 @@ def _reads(several: list[factors.Factor]) -> Reads:
     return Reads(tf.concat(example, 0), tf.concat(ids, 0), tf.concat(shared, 0))
 
 
+def _here(leaf: Any) -> Any:
+    """A tensor of the graph that is being traced, in a loop over parts of a batch too."""
+    return leaf if leaf is None or tf.executing_eagerly() else tf.identity(leaf)
+
+
 def bookkeeping(
     model: keras.Model,
     loss: Callable[[Any], tf.Tensor],
@@ -171,13 +182,19 @@ def bookkeeping(
     l2_norm_clip: tf.Tensor,
     before_read: BeforeRead = no_settling,
 ) -> ClippedSum:
-    """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call."""
-    size = batch_size(batch, shared_inputs(model))
+    """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call.
+
+    Traced, it is read (`independence/`) before anything is made of it; run eagerly, as `check` does, it is not.
+    """
+    shared = shared_inputs(model)
+    batch = hide_batch_axis(tf.nest.map_structure(_here, batch), shared)
+    reading = None if tf.executing_eagerly() else StepReading(model, batch, shared)
+    size = batch_size(batch, shared)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         with recording(model, tape, size, before_read) as recorder:
             losses = checked_losses(loss(batch), size)
     refuse_unrecorded(model, recorder.calls)
-    return clip(collect(recorder, tape, losses), losses, l2_norm_clip)
+    return clip(collect(recorder, tape, losses, reading), losses, l2_norm_clip)
 
 
 def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor) -> ClippedSum:

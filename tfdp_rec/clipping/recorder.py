@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import rules
+from tfdp_rec.clipping.independence import NO_BATCH
 from tfdp_rec.clipping.rules import Call, NotPrivate
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
@@ -83,6 +84,7 @@ class Recording:
     def __init__(self, tape: tf.GradientTape | None, batch_size: tf.Tensor | None, before_read: BeforeRead):
         self.calls: list[Call] = []
         self.outside = tf.GradientTape()
+        self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
         self._tape, self._batch_size, self._before_read = tape, batch_size, before_read
         self._within = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -98,13 +100,22 @@ class Recording:
         call = Call(layer, rule, args, kw)
         self._within = True
         try:
-            hooks = rules.Hooks(lambda t: self._watch(call, t), self._before_read)
+            hooks = rules.Hooks(lambda t: self._watch(call, t), self._settle)
             with self.outside.stop_recording():
                 output = rule.run(call, original, hooks)
         finally:
             self._within = False
         self.calls.append(call)
         return output
+
+    def _settle(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Settles rows about to be read, and notes which operations did: they are ours, not the model's."""
+        start = self._made()
+        self._before_read(variable, ids)
+        self.settling.update(range(start, self._made()))
+
+    def _made(self) -> int:
+        return 0 if self._graph is None else len(self._graph.get_operations())
 
     def refuse_reads_outside(self, model: keras.Model) -> None:
         """A variable that is read past its layer's call (`matmul(h, layer.kernel)`) has a gradient nobody clips."""
@@ -122,7 +133,7 @@ class Recording:
             self._refuse_no_batch(call, tensor)
         if self._batch_size is not None:
             same = tf.debugging.assert_equal(
-                tf.shape(tensor)[0], self._batch_size, message=f"Layer '{call.layer.name}' " + _NO_BATCH
+                tf.shape(tensor)[0], self._batch_size, message=f"Layer '{call.layer.name}' " + NO_BATCH
             )
             with tf.control_dependencies([same] if same is not None else []):
                 tensor = tf.identity(tensor)
@@ -132,7 +143,7 @@ class Recording:
         return tensor
 
     def _refuse_no_batch(self, call: Call, tensor: tf.Tensor) -> None:
-        raise NotPrivate(f"Layer '{call.layer.name}' (output {tensor.shape}) {_NO_BATCH}")
+        raise NotPrivate(f"Layer '{call.layer.name}' (output {tensor.shape}) {NO_BATCH}")
 
     def tables(self) -> dict[str, list[tf.Tensor]]:
         """Variables that were only ever read by row: path -> the ids each call read."""
@@ -144,13 +155,6 @@ class Recording:
             for path, ids in by_row.items():
                 read.setdefault(path, []).append(ids)
         return {path: ids for path, ids in read.items() if path not in whole}
-
-
-_NO_BATCH = (
-    "was called on something without the batch as its first axis, so its gradient does not split by example. Give it "
-    "one row an example (a position embedding: ids of shape [batch, T]), or, for candidates shared by the batch, use "
-    "tfdp_rec.clipping.CandidateScores."
-)
 
 
 @contextlib.contextmanager

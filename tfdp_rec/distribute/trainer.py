@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate, batches
-from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.distribute.attempts import Attempts, hold
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
@@ -100,7 +99,7 @@ class ParameterServerTrainer:
         self._attempts = _attempts(checkpoint_directory)
         self._resumed = self._attempts.count == 0
         self._every, self._saved = checkpoint_every, 0
-        self._progress, self._coupling_checked = _Progress(), False
+        self._progress = _Progress()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         cluster.wait(seconds_to_connect)
         self.strategy = connect(cluster_resolver)  # first: it makes TensorFlow forget what was made before
@@ -241,7 +240,6 @@ class ParameterServerTrainer:
                 f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, whose "
                 "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
             )
-        self._refuse_coupling()
         model.stop_training = False
         reports = -(-steps // steps_per_report)
         listeners = keras.callbacks.CallbackList(
@@ -270,21 +268,6 @@ class ParameterServerTrainer:
         listeners.on_epoch_end(0, logs)
         listeners.on_train_end(logs)
         return history
-
-    def _refuse_coupling(self) -> None:
-        """Once: a loss that mixes examples has no bound. Looks at a batch of a worker's, which is not trained on."""
-        if not self._private or self._coupling_checked:
-            return
-        draw, iterator = tf.function(lambda iterator: next(iterator), autograph=False), iter(self._dataset)
-        for _ in range(3):  # one of less than two examples says nothing
-            value = self._coordinator.schedule(draw, (iterator,))
-            self._wait_for_servers()
-            batch = batches.tensors(normalised(value.fetch()))
-            with self.cluster_model._stepping(), fetched(self._served.tables, self._served.reader(batch)):
-                refuse_coupling(self.cluster_model, batch)
-            if int(batches.batch_size(batch, self.cluster_model.shared_inputs)) > 1:
-                break
-        self.cluster_model._last, self._coupling_checked = None, True
 
     def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
         if getattr(self._optimizer, "observers", ()):

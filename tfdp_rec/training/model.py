@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate, batches, strategies
 from tfdp_rec.clipping.engine import ClippedSum
-from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.training.lookahead import LookAhead, is_lookahead, lookahead
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
@@ -52,7 +51,6 @@ class PrivateTraining:
     _private_options: dict[str, Any] = {"strategy": "bookkeeping", "microbatch_size": None, "diagnostics": False}
     _table_paths: dict[str, None] | None = None
     _in_step = False
-    _coupling = "unchecked"  # then "due", while fit or train_on_batch begins, then "checked"
     _last: Any = None
     _when_settled: tuple[Callable[[], None], ...] = ()
     optimizer: Any
@@ -91,7 +89,7 @@ class PrivateTraining:
         self._private_options = {
             "strategy": clipping_strategy, "microbatch_size": microbatch_size, "diagnostics": diagnostics,
         }  # fmt: skip
-        self._loss, self._loss_weights, self._coupling = loss, loss_weights, "unchecked"
+        self._loss, self._loss_weights = loss, loss_weights
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and isinstance(
             optimizer.inner_optimizer, PrivateOptimizer
         ):
@@ -280,13 +278,12 @@ class PrivateTraining:
     ) -> Any:
         """As Keras', with look-ahead added to a `tf.data.Dataset`, and pending noise settled however it ends.
 
-        The first call after `compile` draws one batch ahead of training, to refuse a loss that mixes examples
-        (`clipping.independence`); data that can be read only once loses that batch.
+        Before the first step the loss is read, operation by operation, and refused if it mixes examples
+        (`clipping/independence`).
 
         Callbacks other than Keras' that only look at logs find all noise settled at the end of an epoch; in the middle
         of one they call `self.model.settle()` first, unless they go through the model's own methods.
         """
-        self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
         if self.is_private:
             callbacks = settle_for(callbacks)
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
@@ -307,24 +304,6 @@ class PrivateTraining:
         if x is not None and all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
             self.prepare(tf.nest.map_structure(first_example, x if y is None else (x, y)))
         return x
-
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; the first call after `compile` refuses a loss that mixes examples."""
-        self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
-        return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras' hook between having data and training on it."""
-        if self._coupling == "due":
-            self._coupling = "unchecked"  # should it fail
-            batch = data_batch if iterator is None else next((next(it, None) for _, _, it in iterator), None)
-            if batch is not None:
-                batch = batches.tensors(normalised(batch.batch if isinstance(batch, LookAhead) else batch))
-                self.prepare(batch)
-                with self._stepping():
-                    refuse_coupling(self, batch)
-                self._coupling, self._last = "checked", None
-        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)  # type: ignore[misc]
 
     def settle(self) -> None:
         """Applies all pending noise, so that weights may leave training. Cheap when none is pending."""
