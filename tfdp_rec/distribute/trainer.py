@@ -21,14 +21,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate, batches
+from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.attempts import Attempts, hold
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
-from tfdp_rec.distribute.served_table import fetched
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling

@@ -3,6 +3,8 @@
 And what mixes is called mixed: a rule that claims less than it could costs a user; one that claims more, the guarantee.
 """
 
+# ruff: noqa: E501 (a table reads better with a line a case)
+
 import numpy as np
 import pytest
 import tensorflow as tf

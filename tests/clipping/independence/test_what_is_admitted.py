@@ -3,6 +3,8 @@
 That is the list to look at when TensorFlow or Keras make a layer of other operations: what has no rule is named.
 """
 
+# ruff: noqa: E501 (a table reads better with a line a case)
+
 import time
 
 import keras

@@ -318,7 +318,7 @@ def _is_stateful(operation: Any) -> bool:
 
 
 def _captured(tensor: Any) -> Any:
-    """The constant or the resource that a placeholder stands for, through however many graphs; None if it is neither."""
+    """The constant or resource that a placeholder stands for, through however many graphs; None if it is neither."""
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
         if id(tensor) not in outside:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -109,10 +110,10 @@ class Numbers:
         return cls(array)
 
     @classmethod
-    def row(cls, sizes: list[Size | None] | tuple[Size | None, ...]) -> Numbers:
+    def row(cls, sizes: Sequence[Size | None]) -> Numbers:
         """A vector."""
         array = np.empty([len(sizes)], object)
-        array[:] = sizes
+        array[:] = list(sizes)
         return cls(array)
 
     @classmethod

@@ -13,5 +13,6 @@ along_the_last = _elementwise.along_the_last
 shapes.register_sizes(dict(reading._RULES))
 
 __all__ = [
-    "along_the_last", "elementwise", "layout", "lookups", "loops", "products", "reductions", "shapes", "slices", "state",
+    "along_the_last", "elementwise", "layout", "lookups", "loops", "products", "reductions", "shapes", "slices",
+    "state",
 ]  # fmt: skip

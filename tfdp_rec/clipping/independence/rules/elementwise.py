@@ -161,7 +161,7 @@ def bias_add(at: At) -> Value:
 @rule(*ALONG_THE_LAST)
 def along_the_last(at: At) -> Value | list[Value]:
     """Each row, or matrix, by itself."""
-    taken = ALONG_THE_LAST[at.op.type]
+    taken = ALONG_THE_LAST.get(at.op.type, 1)
     owners = [(n, v) for n, v in enumerate(at.values) if isinstance(v, ByExample)]
     if not owners:
         return Shared()

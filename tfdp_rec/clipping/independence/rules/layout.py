@@ -2,7 +2,8 @@
 
 A reshape keeps the order of entries in memory. With P the product of the lengths before the axis of the examples and R
 that of the rest behind it, memory holds [P · outer, B, inner · R]. A shape whose axis with B in it has the product P'
-before it lays the same memory out as [P', (P · outer / P') · B · inner', ...]: by example again if P' divides P · outer.
+before it lays the same memory out as [P', (P · outer / P') · B · inner', ...]: by example again if P' divides
+P · outer.
 """
 
 from __future__ import annotations

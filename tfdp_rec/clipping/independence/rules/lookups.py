@@ -7,6 +7,7 @@ are looked up along another axis, or under the example's own number in the batch
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping.independence.reading import At, rule
@@ -68,8 +69,7 @@ def _own_rows(at: At, rows: Value, ids: Places, along: int, lengths: list[Size])
 def _gathered_numbers(at: At, rows: Shared | Sized) -> Value:
     ids = at.plain(1)
     if rows.numbers is not None and rows.numbers.array.ndim == 1 and ids is not None:
-        found = rows.numbers.array[at.numbers(1).plain]  # type: ignore[union-attr]
-        return numbered(Numbers(found) if at.rank(1) else Numbers.scalar(found))
+        return numbered(Numbers(np.asarray(rows.numbers.array[np.reshape(ids, at.numbers(1).array.shape)], object)))  # type: ignore[union-attr]
     return Sized() if Sized in (type(rows), type(at.values[1])) else Shared()
 
 
@@ -121,8 +121,9 @@ def gather_nd(at: At) -> Value:
 
 def _along_tuples(at: At, ids: Value, number: int) -> Value:
     rank = at.rank(number)
-    own = isinstance(ids, ByExample) and rank is not None and ids.axis < rank - 1
-    return ByExample(ids.axis, *ids.layout) if own else at.mixed()  # type: ignore[union-attr]
+    if not isinstance(ids, ByExample) or rank is None or ids.axis >= rank - 1:
+        return at.mixed()
+    return ByExample(ids.axis, *ids.layout)
 
 
 @rule("ScatterNd", places=True, sizes=True)
@@ -201,7 +202,7 @@ def segments(at: At) -> Value:
 
 
 def _own_segments(at: At, rows: Value, ids: ByExample, count: Size | None, taken: int) -> Value:
-    """Segments numbered by example: the gradient of `gather` with `batch_dims`, or of all rows by number."""
+    """Segments numbered by example: gradient of `gather` with `batch_dims`, or of all rows by number."""
     sizes = at.sizes(0)
     if type(rows) is not ByExample or rows.axis or ids.axis or rows.layout != ids.layout or sizes is None:
         return at.mixed("mixes")

@@ -156,7 +156,7 @@ def _steps(at: At) -> Value:
     (places,) = [v for v in at.values if isinstance(v, Places)] if at.op.type == "Mul" else (None,)
     scalar = next((n for n in (at.numbers(0), at.numbers(1)) if n is not None), None) if places else None
     if places and scalar is not None and scalar.array.size == 1 and not scalar.of_batch:
-        return Places(places.axis, places.outer, places.inner, places.step * scalar.sizes[0])
+        return Places(places.axis, places.outer, places.inner, places.step * (scalar.sizes[0] or ONE))
     return at.mixed("position")
 
 
@@ -241,13 +241,17 @@ def summed_axes(at: At) -> list[Value]:
         kind = Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
         return [kind, kind]
     rank = max(len(one.sizes), len(other.sizes))
-    a, b = ([None] * (rank - len(n.sizes)) + list(n.sizes) for n in (one, other))
+    a, b = (_filled_up(n, rank, None) for n in (one, other))
     repeated: tuple[list[int], list[int]] = ([], [])
     for axis in range(rank):
         for mine, theirs, axes in ((a[axis], b[axis], repeated[0]), (b[axis], a[axis], repeated[1])):
             if mine is None or (mine == ONE and theirs != ONE) or (mine == ONE and theirs == ONE):
                 axes.append(axis)
     return [Shared(Numbers.of(np.array(axes, np.int64))) for axes in repeated]
+
+
+def _filled_up(numbers: Numbers, rank: int, missing: Size | None) -> list[Size | None]:
+    return [*[missing] * (rank - len(numbers.sizes)), *numbers.sizes]
 
 
 @rule("BroadcastArgs", sizes=True)
@@ -257,7 +261,7 @@ def broadcast_shape(at: At) -> Value:
     if one is None or other is None:
         return Sized()
     rank = max(len(one.sizes), len(other.sizes))
-    a, b = ([ONE] * (rank - len(n.sizes)) + list(n.sizes) for n in (one, other))
+    a, b = (_filled_up(n, rank, ONE) for n in (one, other))
     return numbered(Numbers.row([x if y == ONE or x == y else y if x == ONE else None for x, y in zip(a, b)]))
 
 

@@ -58,14 +58,14 @@ _WRITES = """
 def write(at: At) -> list[Value]:
     """Into a metric, or into a seed what no data decides; all else is refused."""
     target = at.values[0]
-    kind = at.reading.writable.get(target.key) if isinstance(target, Handle) else None
+    key = target.key if isinstance(target, Handle) else None
+    kind = at.reading.writable.get(key)
     if kind == "seed":
-        if all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
-            at.reading.writes[target.key] = at.reading.writes.get(target.key, 0) + 1  # type: ignore[union-attr]
-            return []
-        raise at.reading.refuse(at.op, "seed")
-    if kind != "metric":
-        name = at.reading.names.get(target.key) if isinstance(target, Handle) else None
+        if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
+            raise at.reading.refuse(at.op, "seed")
+        at.reading.writes[key] = at.reading.writes.get(key, 0) + 1
+    elif kind != "metric":
+        name = at.reading.names.get(key)
         raise at.reading.refuse(at.op, "write", f"the variable '{name}'" if name else "a variable")
     return []
 
