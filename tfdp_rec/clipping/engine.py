@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import factors
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis
+from tfdp_rec.clipping.folding import folded
 from tfdp_rec.clipping.independence import StepReading
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, NotPrivate
@@ -107,16 +108,19 @@ def collect(
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     watched = [t for call in recorder.calls for t in call.watched]
     backward = tape.gradient(losses, watched, unconnected_gradients="zero")
+    merged = [False] * len(recorder.calls)
     if reading is not None:
-        reading.refuse_mixing(recorder.calls, losses, backward, recorder.settling)
+        merged = reading.refuse_mixing(recorder.calls, losses, backward, recorder.settling)
     found = iter(backward)
     collected: Factors = {}
     covered: set[str] = set()
-    for call in recorder.calls:
+    for call, several in zip(recorder.calls, merged):
         # The gradient of a concatenation, say, has lost the shape that its tensor had.
         gradients = [tf.ensure_shape(tf.convert_to_tensor(next(found)), t.shape) for t in call.watched]
         for variable, factor in call.rule.factors(call, gradients):
             covered.add(variable.path)
+            if several:
+                factor = folded(factor, tf.shape(losses)[0], call.layer.name)
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
     _refuse_uncovered(recorder.calls, covered)

@@ -131,7 +131,7 @@ class Recording:
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
         if not tf.executing_eagerly() and tensor.shape.rank and tensor.shape[0] is not None:
             self._refuse_no_batch(call, tensor)
-        if self._batch_size is not None:
+        if self._batch_size is not None and tf.executing_eagerly():  # in a graph, the reading sees to it
             same = tf.debugging.assert_equal(
                 tf.shape(tensor)[0], self._batch_size, message=f"Layer '{call.layer.name}' " + NO_BATCH
             )

@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.clipping.independence.reading import Reading, Walk
-from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value
+from tfdp_rec.clipping.independence.sizes import ONE, Size
+from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
 from tfdp_rec.clipping.rules import Call, NotPrivate
 
 
@@ -42,7 +43,9 @@ class StepReading:
         for leaf in self._leaves:
             _refuse_padding(leaf)
 
-    def refuse_mixing(self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any) -> None:
+    def refuse_mixing(
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any
+    ) -> list[bool]:
         """Raises unless everything that factors are made of is by example.
 
         Args:
@@ -51,20 +54,31 @@ class StepReading:
             gradients: of the calls' watched tensors, in order.
             own: numbers of the operations that settle rows.
 
+        Returns:
+            For each call, whether it was made on several rows an example, merged in one axis.
+
         Raises:
             NotPrivate: with the operation that mixes examples, and the line that made it.
         """
         walk = self._walk(own)
-        self._require(walk, losses, "the loss")
+        self._require(walk, losses, "the loss", ONE)
         left = iter(gradients)
-        for call in calls:
-            name = f"layer '{call.layer.name}'"
-            for tensor in call.watched:
-                if isinstance(walk.value(tensor), Shared):
-                    raise NotPrivate(f"{name[0].upper()}{name[1:]} {NO_BATCH}")
-                self._require(walk, tensor, f"the output of {name}")
-                self._require(walk, next(left), f"the gradient of {name}")
-            self._require_inputs(walk, call, name)
+        return [self._require_call(walk, call, [next(left) for _ in call.watched]) != ONE for call in calls]
+
+    def _require_call(self, walk: Walk, call: Call, gradients: list[tf.Tensor]) -> Size:
+        """How many rows an example has in a call of which all tensors are by example."""
+        name = f"layer '{call.layer.name}'"
+        rows = None
+        for tensor, gradient in zip(call.watched, gradients):
+            if isinstance(walk.value(tensor), Shared):
+                raise NotPrivate(f"L{name[1:]} {NO_BATCH}")
+            rows = self._require(walk, tensor, f"the output of {name}", rows).inner
+            self._require(walk, gradient, f"the gradient of {name}", rows)
+        for tensor in tf.nest.flatten((call.args, call.kwargs)):
+            here = isinstance(tensor, tf.Tensor) and tensor.graph is self._graph
+            if here and not isinstance(walk.value(tensor), Shared):
+                self._require(walk, tensor, f"what {name} is called with", rows)
+        return rows or ONE
 
     def _walk(self, own: Any) -> Walk:
         walk = Walk(_reading(self._model), self._graph, frozenset(own))
@@ -74,19 +88,14 @@ class StepReading:
         walk.read(self._start)
         return walk
 
-    def _require(self, walk: Walk, tensor: tf.Tensor, subject: str) -> ByExample:
+    def _require(self, walk: Walk, tensor: tf.Tensor, subject: str, rows: Size | None) -> ByExample:
         value = walk.value(tensor)
         if isinstance(value, Mixed):
             raise walk.reading.refuse(value.operation, value.reason, value.detail, subject)
-        if type(value) is not ByExample or value.axis or not value.is_plain:
+        fits = type(value) in (ByExample, Within) and not value.axis and value.outer == ONE  # type: ignore[attr-defined]
+        if not isinstance(value, ByExample) or not fits or (rows is not None and value.inner != rows):
             raise walk.reading.refuse(tensor.op, _misplaced(value), subject=subject)
         return value
-
-    def _require_inputs(self, walk: Walk, call: Call, name: str) -> None:
-        for tensor in tf.nest.flatten((call.args, call.kwargs)):
-            if isinstance(tensor, tf.Tensor) and tensor.graph is self._graph:
-                if not isinstance(walk.value(tensor), Shared):
-                    self._require(walk, tensor, f"what {name} is called with")
 
 
 def _misplaced(value: Value) -> str:
