@@ -18,9 +18,9 @@ import tensorflow as tf
 from tfdp_rec.clipping import factors
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis
 from tfdp_rec.clipping.folding import folded
-from tfdp_rec.clipping.independence import StepReading
-from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unrecorded
-from tfdp_rec.clipping.rules import Call, NotPrivate
+from tfdp_rec.clipping.independence import CallRead, StepReading
+from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
+from tfdp_rec.clipping.rules import Call, NotPrivate, resource
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
@@ -107,23 +107,30 @@ def collect(
 ) -> Factors:
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     watched = [t for call in recorder.calls for t in call.watched]
-    backward = tape.gradient(losses, watched, unconnected_gradients="zero")
-    merged = [False] * len(recorder.calls)
+    sources = [*watched, *(resource(v) for v in recorder.direct)]
+    backward = tape.gradient(losses, sources, unconnected_gradients="zero")
     if reading is not None:
-        merged = reading.refuse_mixing(recorder.calls, losses, backward, recorder.settling)
-    found = iter(backward)
+        read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
+    else:
+        refuse_unread(recorder)
+        found = iter(backward)
+        read = [CallRead(call, [next(found) for _ in call.watched]) for call in recorder.calls]
     collected: Factors = {}
     covered: set[str] = set()
-    for call, several in zip(recorder.calls, merged):
+    for one in read:
+        call = one.call
         # The gradient of a concatenation, say, has lost the shape that its tensor had.
-        gradients = [tf.ensure_shape(tf.convert_to_tensor(next(found)), t.shape) for t in call.watched]
+        gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(one.gradients, call.watched)]
         for variable, factor in call.rule.factors(call, gradients):
             covered.add(variable.path)
-            if several:
+            if one.merged:
                 factor = folded(factor, tf.shape(losses)[0], call.layer.name)
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
     _refuse_uncovered(recorder.calls, covered)
+    for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
+        shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
+        collected.setdefault(variable.path, []).append(shares)
     return {path: factors.merge(several) for path, several in collected.items()}
 
 
@@ -197,7 +204,7 @@ def bookkeeping(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         with recording(model, tape, size, before_read) as recorder:
             losses = checked_losses(loss(batch), size)
-    refuse_unrecorded(model, recorder.calls)
+    refuse_unrecorded(model, recorder.calls, recorder.direct)
     return clip(collect(recorder, tape, losses, reading), losses, l2_norm_clip)
 
 

@@ -30,7 +30,8 @@ def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
         return Rows(_one_run(ids), _one_run(g), factor.shape)
     if isinstance(factor, Outer):
         x, g = (_by_example(t, batch_size) for t in (factor.x, factor.g))
-        return Outer(*((t if t.shape.rank == 3 else _one_run(t)) for t in (x, g)), factor.assemble)
+        x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
+        return Outer(x, g, factor.assemble)
     raise NotPrivate(
         f"Layer '{name}' is called on several rows an example in one long axis, which its clipping rule cannot tell "
         "apart; call it on [batch, T, ...] instead."

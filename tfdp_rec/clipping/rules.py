@@ -71,7 +71,9 @@ class Rule(abc.ABC):
 _RULES: dict[type, Rule] = {}
 _LOOPS: list[type] = [keras.layers.RNN, keras.layers.TimeDistributed]
 _REFUSED: dict[type, str] = {
-    keras.layers.BatchNormalization: "mixes the examples of a batch; use LayerNormalization, or freeze it (trainable=False)",
+    keras.layers.BatchNormalization: (
+        "mixes the examples of a batch; use LayerNormalization, or freeze it (trainable=False)"
+    ),
     keras.layers.SpectralNormalization: "changes its weights while it is called; use weight_decay or a smaller clip",
 }
 _TFRS_TASKS = "tensorflow_recommenders.tasks"  # known by name: most users have no need of it

@@ -89,3 +89,54 @@ def test_frozen_in_training_it_keeps_its_statistics():
     clipped_sum(scored, {"x": S[:, 0], "weight": np.ones([SIZE])}, 1.0, training=True)
     for variable, value in zip(normal.variables, before):
         np.testing.assert_array_equal(variable, value)
+
+
+def test_positions_looked_up_once_for_the_batch():
+    def forward(p, b):
+        return p[2](p[0](b["ids"]) + p[1](tf.range(3)))
+
+    found = agrees([layers.Embedding(5, 2), layers.Embedding(3, 2), layers.Dense(2)], forward, ids=IDS)
+    reads = [r for path, r in found.reads.items() if "embedding" in path]
+    assert sorted(len(r.ids) for r in reads) == [12, 12]
+
+
+def test_positions_through_a_dense_layer_and_scaled():
+    def forward(p, b):
+        positions = p[1](p[0](tf.range(5))[1:4]) * tf.constant([1.0, 2.0, 0.5, 3.0], b["x"].dtype)
+        return b["x"] * positions[None] + b["x"] ** 2
+
+    agrees([layers.Embedding(5, 2), layers.Dense(4)], forward, x=S)
+
+
+class Own(Scored):
+    """Weights of its own: a scale, a bias and a kernel."""
+
+    def __init__(self, parts, forward):
+        super().__init__(parts, forward)
+        self.scale = self.add_weight(shape=[4], name="scale")
+        self.shift = self.add_weight(shape=[3, 4], name="shift")
+        self.matrix = self.add_weight(shape=[4, 2], name="matrix")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_weights_of_the_models_own(dense):
+    def forward(parts, b):
+        h = b["x"] * model.scale + model.shift
+        h = parts[0](h) if dense else h
+        return tf.reduce_sum(h, axis=1) @ model.matrix.value
+
+    model = Own([layers.Dense(4, activation="tanh")] if dense else [], forward)
+    batch = {"x": S, "weight": rng.uniform(0.1, 2.0, size=[SIZE])}
+    model.per_example_loss(batch)
+    for variable in model.trainable_variables:
+        variable.assign(np.random.default_rng(1).normal(size=variable.shape) * 0.5)
+    assert_matches_oracle(model, batch)
+
+
+def test_shared_only_by_mixing():
+    """A bias that meets the examples in their mean has no shares."""
+    from tfdp_rec.clipping import NotPrivate
+
+    model = Own([], lambda parts, b: tf.reduce_mean(b["x"], 0) * model.scale + b["x"])
+    with pytest.raises(NotPrivate, match="Mean in .*test_newly_allowed.py"):
+        clipped_sum(model, {"x": S, "weight": np.ones([SIZE])}, 1.0)

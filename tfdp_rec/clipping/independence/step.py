@@ -10,6 +10,7 @@ worker. The settling of rows before they are read, which this package adds to it
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,21 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.clipping.independence.reading import Reading, Walk
+from tfdp_rec.clipping.independence.shares import Shares
 from tfdp_rec.clipping.independence.sizes import ONE, Size
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
-from tfdp_rec.clipping.rules import Call, NotPrivate
+from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
+
+_ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
+
+
+@dataclasses.dataclass
+class CallRead:
+    """A recorded call that was read: its gradients are by example; `merged`, if on several rows an example."""
+
+    call: Call
+    gradients: list[tf.Tensor]
+    merged: bool = False
 
 
 class StepReading:
@@ -43,10 +56,10 @@ class StepReading:
         for leaf in self._leaves:
             _refuse_padding(leaf)
 
-    def refuse_mixing(
+    def read(
         self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any
-    ) -> list[bool]:
-        """Raises unless everything that factors are made of is by example.
+    ) -> list[CallRead]:
+        """Refuses what mixes examples, and gives every call with gradients that are by example.
 
         Args:
             calls: as recorded.
@@ -54,31 +67,56 @@ class StepReading:
             gradients: of the calls' watched tensors, in order.
             own: numbers of the operations that settle rows.
 
-        Returns:
-            For each call, whether it was made on several rows an example, merged in one axis.
-
         Raises:
             NotPrivate: with the operation that mixes examples, and the line that made it.
         """
-        walk = self._walk(own)
-        self._require(walk, losses, "the loss", ONE)
+        self._seen = self._walk(own)
+        self._require(losses, "the loss", ONE)
         left = iter(gradients)
-        return [self._require_call(walk, call, [next(left) for _ in call.watched]) != ONE for call in calls]
+        return [self._read_call(call, [next(left) for _ in call.watched], tf.shape(losses)[0]) for call in calls]
 
-    def _require_call(self, walk: Walk, call: Call, gradients: list[tf.Tensor]) -> Size:
-        """How many rows an example has in a call of which all tensors are by example."""
+    def shares(self, variable: keras.Variable, gradient: Any) -> tf.Tensor:
+        """Each example's share of the gradient of a variable that the loss reads outside all layers.
+
+        Args:
+            variable: of the model's own.
+            gradient: of the sum of the losses.
+
+        Raises:
+            NotPrivate: if the examples' shares cannot be told apart.
+        """
+        if not isinstance(gradient, tf.Tensor):
+            raise NotPrivate(f"Rows of '{variable.path}' are read outside a layer; make it a keras.layers.Embedding.")
+        return Shares(self._seen, f"the gradient of '{variable.path}'").of(gradient)
+
+    def _read_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
+        """One call: of tensors that are all by example, or of what the batch shares."""
         name = f"layer '{call.layer.name}'"
+        if any(isinstance(self._seen.value(t), Shared) for t in call.watched):
+            return self._read_shared_call(call, gradients, size)
         rows = None
         for tensor, gradient in zip(call.watched, gradients):
-            if isinstance(walk.value(tensor), Shared):
-                raise NotPrivate(f"L{name[1:]} {NO_BATCH}")
-            rows = self._require(walk, tensor, f"the output of {name}", rows).inner
-            self._require(walk, gradient, f"the gradient of {name}", rows)
-        for tensor in tf.nest.flatten((call.args, call.kwargs)):
-            here = isinstance(tensor, tf.Tensor) and tensor.graph is self._graph
-            if here and not isinstance(walk.value(tensor), Shared):
-                self._require(walk, tensor, f"what {name} is called with", rows)
-        return rows or ONE
+            rows = self._require(tensor, f"the output of {name}", rows).inner
+            self._require(gradient, f"the gradient of {name}", rows)
+        for tensor in self._inputs(call):
+            if not isinstance(self._seen.value(tensor), Shared):
+                self._require(tensor, f"what {name} is called with", rows)
+        return CallRead(call, gradients, rows not in (None, ONE))
+
+    def _read_shared_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
+        """A call on something shared is one on as many copies of it as there are examples, each with its own share."""
+        if type(call.rule) not in _ONE_INPUT or len(call.watched) != 1:
+            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}")
+        (watched,), (gradient,) = call.watched, gradients
+        name = f"the gradient of layer '{call.layer.name}'"
+        shares = tf.ensure_shape(Shares(self._seen, name).of(gradient), [None, *watched.shape])
+        given = tf.convert_to_tensor(call.input)
+        copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
+        return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)
+
+    def _inputs(self, call: Call) -> list[tf.Tensor]:
+        flat = tf.nest.flatten((call.args, call.kwargs))
+        return [t for t in flat if isinstance(t, tf.Tensor) and t.graph is self._graph]
 
     def _walk(self, own: Any) -> Walk:
         walk = Walk(_reading(self._model), self._graph, frozenset(own))
@@ -88,13 +126,13 @@ class StepReading:
         walk.read(self._start)
         return walk
 
-    def _require(self, walk: Walk, tensor: tf.Tensor, subject: str, rows: Size | None) -> ByExample:
-        value = walk.value(tensor)
+    def _require(self, tensor: tf.Tensor, subject: str, rows: Size | None) -> ByExample:
+        value, reading = self._seen.value(tensor), self._seen.reading
         if isinstance(value, Mixed):
-            raise walk.reading.refuse(value.operation, value.reason, value.detail, subject)
+            raise reading.refuse(value.operation, value.reason, value.detail, subject)
         fits = type(value) in (ByExample, Within) and not value.axis and value.outer == ONE  # type: ignore[attr-defined]
         if not isinstance(value, ByExample) or not fits or (rows is not None and value.inner != rows):
-            raise walk.reading.refuse(tensor.op, _misplaced(value), subject=subject)
+            raise reading.refuse(tensor.op, _misplaced(value), subject=subject)
         return value
 
 

@@ -214,7 +214,7 @@ def _own_segments(at: At, rows: Value, ids: ByExample, count: Size | None, taken
     return at.mixed("mixes")
 
 
-@rule("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin", places=True)
+@rule(*(f"TensorScatter{how}" for how in ("Update", "Add", "Sub", "Max", "Min")), places=True)
 def tensor_scatter(at: At) -> Value:
     """Entries of a tensor written anew, each example's under its own number."""
     value, ids, updates = at.values

@@ -36,30 +36,31 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
     return at.give(ByExample(output.index(letter), *first.layout), [sizes[name] for name in output])
 
 
-@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def matmul(at: At) -> Value:
-    """Rows by columns, over leading axes that line up from the right."""
-    ranks = [at.rank(n) for n in (0, 1)]
-    if None in ranks:
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+def product(at: At) -> Value:
+    """Of matrices, over leading axes that line up from the right; or as an equation says."""
+    if any(at.rank(n) is None for n in range(len(at.values))):
         return Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed("unknown")
+    return contracted(at, *letters(at))
+
+
+def letters(at: At) -> tuple[list[str], str]:
+    """A letter for each axis of each input, and those of the output."""
+    if at.op.type == "Einsum":
+        return _letters_of_an_equation(at)
+    ranks = [at.rank(n) or 0 for n in (0, 1)]
     turned = ("transpose_a", "transpose_b") if at.op.type == "MatMul" else ("adj_x", "adj_y")
-    lead = "abcdefgh"[: max(r - 2 for r in ranks)]  # type: ignore[operator]
+    lead = "abcdefgh"[: max(r - 2 for r in ranks)]
     one, other = ("ji" if at.attr(turned[0]) else "ij"), ("kj" if at.attr(turned[1]) else "jk")
-    terms = [lead[len(lead) - (r - 2) :] + end for r, end in zip(ranks, (one, other))]  # type: ignore[operator]
-    return contracted(at, terms, lead + "ik")
+    return [lead[len(lead) - (r - 2) :] + end for r, end in zip(ranks, (one, other))], lead + "ik"
 
 
-@rule("Einsum")
-def einsum(at: At) -> Value:
-    """As its equation says."""
+def _letters_of_an_equation(at: At) -> tuple[list[str], str]:
     left, output = at.attr("equation").decode().replace(" ", "").split("->")
     terms = left.split(",")
-    if any(at.rank(n) is None for n in range(len(terms))):
-        return at.mixed("unknown")
     dots = max((at.rank(n) or 0) - len(t.replace("...", "")) for n, t in enumerate(terms))
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in left][:dots]
-    spelled = [_spelled(t, (at.rank(n) or 0), free) for n, t in enumerate(terms)]
-    return contracted(at, spelled, output.replace("...", "".join(free)))
+    return [_spelled(t, (at.rank(n) or 0), free) for n, t in enumerate(terms)], output.replace("...", "".join(free))
 
 
 def _spelled(term: str, rank: int, free: list[str]) -> str:
