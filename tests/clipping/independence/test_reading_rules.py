@@ -170,6 +170,9 @@ MIXED = {
     "a place that data adds to": lambda x: tf.gather(
         tf.reshape(x, [-1]), tf.range(tf.shape(x)[0]) * 3 + tf.cast(x[:, 0], tf.int32)
     ),
+    "a column by the size": lambda x: x[:, tf.shape(x)[0] - 2],
+    "searched in shared rows": lambda x: tf.searchsorted(tf.constant(np.sort(Y)), x),
+    "places by places": lambda x: x * tf.cast(tf.range(tf.shape(x)[0]) * tf.range(tf.shape(x)[0]), tf.float32)[:, None],
     "masked": lambda x: tf.boolean_mask(x, x[:, 0] > 0),
     "where": lambda x: tf.cast(tf.where(x > 0), tf.float32),
     "unique": lambda x: tf.unique(x[:, 0])[0],

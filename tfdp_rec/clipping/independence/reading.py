@@ -95,6 +95,7 @@ class Reading:
         self.writes: dict[Any, int] = {}  # how often a seed's state was written so far
         self.without_rule: set[str] = set()  # types of operations that met what is not shared, and have no rule
         self.within: set[tuple[int, Size]] = set()  # tensors of numbers, and below what an operation checks them to be
+        self.walks = 0  # so that lengths of two walks through one graph have names of their own
         self.turns = 0  # loops that are being read
         self.unwritten = False  # whether this turn read an entry of a list that nobody wrote
 
@@ -138,6 +139,8 @@ class Walk:
 
     def __init__(self, reading: Reading, graph: Any, skipped: frozenset[int] = frozenset()):
         self.reading, self.graph, self.skipped = reading, graph, skipped
+        reading.walks += 1
+        self.name = f"{reading.walks}:{graph.name}"
         self._values: dict[int, Value] = {}
         self._sizes: dict[int, tuple[Size, ...]] = {}
         self._kept: list[Any] = []  # so that no id is given twice
@@ -179,7 +182,7 @@ class Walk:
             if isinstance(value, ByExample) and axis == value.axis:
                 found.append(value.outer * BATCH * value.inner)
             else:
-                found.append(letter(f"{self.graph.name}/{tensor.name}[{axis}]") if length is None else size(length))
+                found.append(letter(f"{self.name}/{tensor.name}[{axis}]") if length is None else size(length))
         self._sizes[id(tensor)] = tuple(found)
         return self._sizes[id(tensor)]
 
@@ -244,7 +247,7 @@ class At:
             tensor = self.op.outputs[output]
             rank = tensor.shape.rank
             named = [
-                s if s is not None else letter(f"{self.walk.graph.name}/{tensor.name}[{axis}]")
+                s if s is not None else letter(f"{self.walk.name}/{tensor.name}[{axis}]")
                 for axis, s in enumerate(sizes)
             ]
             if rank is None or rank == len(named):

@@ -33,7 +33,7 @@ PASSED_ON = """
 ALONG_THE_LAST = {
     "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "InTopKV2": 1, "FFT": 1, "IFFT": 1, "RFFT": 1,
     "LowerBound": 1, "UpperBound": 1, "MatrixBandPart": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "Cholesky": 2,
-    "MatrixSolve": 2, "MatrixTriangularSolve": 2, "MatrixSetDiagV3": 2,
+    "MatrixSolve": 2, "MatrixTriangularSolve": 2,
 }  # fmt: skip
 
 
@@ -172,8 +172,8 @@ def along_the_last(at: At) -> Value | list[Value]:
     for n, value in enumerate(at.values):
         if isinstance(value, ByExample) and value != first:
             return at.mixed()
-        if n and isinstance(value, Shared) and (at.rank(n) or 0) > (0 if at.op.type != "MatrixSetDiagV3" else 9):
-            return at.mixed("unknown")
+        if isinstance(value, Shared) and at.rank(n) != 0:  # as long as the batch, or nobody knows
+            return at.mixed("position")
     if at.op.type in ("TopK", "TopKV2"):
         return [ByExample(first.axis, *first.layout), Within(first.axis, *first.layout, (at.sizes(0) or (ONE,))[-1])]
     same = at.op.type in ("Softmax", "LogSoftmax", "MatrixBandPart")

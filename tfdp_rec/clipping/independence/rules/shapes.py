@@ -153,9 +153,10 @@ def _steps(at: At) -> Value:
     """Numbers of examples times a shared length have a longer step; with places below it added, they are flat."""
     if at.op.type in ("Add", "AddV2"):
         return _flat(at)
-    (places,) = [v for v in at.values if isinstance(v, Places)] if at.op.type == "Mul" else (None,)
-    scalar = next((n for n in (at.numbers(0), at.numbers(1)) if n is not None), None) if places else None
-    if places and scalar is not None and scalar.array.size == 1 and not scalar.of_batch:
+    several = [v for v in at.values if isinstance(v, Places)] if at.op.type == "Mul" else []
+    scalar = next((n for n in (at.numbers(0), at.numbers(1)) if n is not None), None) if len(several) == 1 else None
+    if scalar is not None and scalar.array.size == 1 and not scalar.of_batch:
+        (places,) = several
         return Places(places.axis, places.outer, places.inner, places.step * (scalar.sizes[0] or ONE))
     return at.mixed("position")
 

@@ -88,9 +88,9 @@ def _sliced(at: At, value: ByExample, sizes: tuple[Size, ...], items: list[_Item
                 return at.mixed("position")
             axis = len(lengths)
             lengths.append(sizes[value.axis])
+        elif not item.whole and any(isinstance(v, Sized) for v in at.values[1:]) and not _fixed(at, item.axis):
+            return at.mixed("size")
         elif item.kind == "slice":
-            if not item.whole and any(isinstance(v, Sized) for v in at.values[1:]) and not _fixed(at, item.axis):
-                return at.mixed("size")
             lengths.append(sizes[item.axis] if item.whole else None)  # type: ignore[index]
     if axis is None:
         return at.mixed("unknown")

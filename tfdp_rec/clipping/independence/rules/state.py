@@ -70,6 +70,12 @@ def write(at: At) -> list[Value]:
     return []
 
 
+@rule("PyFuncStateless", places=True, sizes=True, mixed=True)
+def python(at: At) -> list[Value]:
+    """Python code may look at anything."""
+    raise at.reading.refuse(at.op, "effect")
+
+
 @rule("Assert", "NoOp", "ControlTrigger", places=True, sizes=True, mixed=True)
 def nothing(at: At) -> list[Value]:
     """No output."""
