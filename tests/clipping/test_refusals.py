@@ -47,7 +47,7 @@ def chain(parts, x):
         ([layers.Bidirectional(layers.GRU(2, dropout=0.1), name="b")], SEQUENCES, "has dropout inside"),
         ([layers.Dense(2, activation=layers.PReLU(), name="d")], X, "'d' gives no gradient for.*alpha"),
         ([layers.Conv1D(3, 2, groups=3, name="c")], SEQUENCES, "'c'"),
-        ([layers.EinsumDense("ab,bc->ca", output_shape=(4,), name="e")], X, "'e'"),
+        ([layers.EinsumDense("ab,bc->ca", output_shape=(4,), name="e")], X, "'e'|place of an example"),
         ([layers.ReversibleEmbedding(4, 2, tie_weights=False)], IDS, "reverse_embeddings"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -84,7 +84,7 @@ def test_a_layer_that_mixes_positions_called_without_the_batch_axis():
     def forward(p, x):
         return x + p[1](p[0](tf.range(4))[None])
 
-    refused([table, attention], forward, square, "'positions'.*position embedding")
+    refused([table, attention], forward, square, "each example's part.*position embedding")
 
 
 @pytest.mark.parametrize("strategy", tfdp_rec.clipping.STRATEGIES)

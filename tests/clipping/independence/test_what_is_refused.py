@@ -41,7 +41,7 @@ def refusal(model, batch, line=None):
     with pytest.raises(tfdp_rec.NotPrivate) as caught:
         model.train_on_batch(batch)
     message = str(caught.value)
-    assert len(message) < 700, len(message)
+    assert len(message) < 500, len(message)
     assert int(model.optimizer.iterations) == 0
     if line is not None:
         source = inspect.getsourcelines(inspect.getmodule(refusal))[0]

@@ -59,6 +59,10 @@ REASONS = {
         "reads what a metric has counted, which is decided by all examples so far",
         "Leave metrics out of the loss",
     ),
+    "shares": (
+        "carries the gradient of something that all examples share, and each example's part in it cannot be told",
+        "Give the layer one row an example (a position embedding: ids of shape [batch, T])",
+    ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",
         "Hand it to the loss as part of the batch",
@@ -70,11 +74,6 @@ REASONS = {
     "effect": (
         "does something beside computing (Python code, printing, writing files or lookup tables) on private data",
         "Remove it, or do it in the data pipeline; Keras metrics can follow what training computes",
-    ),
-    "padding": (
-        "has an axis of unknown length beside the batch's: where a batch is padded to its longest example, that one "
-        "example changes everybody's input",
-        "Pad to a fixed length, with padded_batch(..., padded_shapes=...) or Dataset.map(tf.ensure_shape)",
     ),
 }
 

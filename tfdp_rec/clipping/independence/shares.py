@@ -51,8 +51,7 @@ class Shares:
         value = self._walk.value(tensor)
         function = _RULES.get(tensor.op.type)
         if not isinstance(value, Mixed) or function is None:
-            at_fault, reason = (value.operation, value.reason) if isinstance(value, Mixed) else (tensor.op, "unknown")
-            raise self._walk.reading.refuse(at_fault, reason, subject=self._subject)
+            raise self._walk.reading.refuse(tensor.op, "shares", subject=self._subject)
         return function(self, At(self._walk, tensor.op))
 
 
@@ -169,4 +168,4 @@ def _scaled(shares: Shares, at: At) -> tf.Tensor:
 
 
 def _refusal(shares: Shares, at: At) -> Exception:
-    return at.reading.refuse(at.op, "mixes", subject=shares._subject)
+    return at.reading.refuse(at.op, "shares", subject=shares._subject)
