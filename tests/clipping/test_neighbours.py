@@ -127,7 +127,7 @@ def test_a_softmax_over_the_batch_written_by_hand(how):
     model = InBatch()
     model.compile(mechanism())
     data = tf.data.Dataset.from_tensor_slices(PAIRS).batch(4)
-    with pytest.raises(tfdp_rec.NotPrivate, match="in-batch negatives"):
+    with pytest.raises(tfdp_rec.NotPrivate, match=r"MatMul in .*test_neighbours.py:\d+ \(per_example_loss\)"):
         if how == "train_on_batch":
             model.train_on_batch(PAIRS)
         else:
@@ -157,7 +157,8 @@ def test_coupling_in_a_compiled_model(loss):
         model.fit(*numbers(), verbose=0)
         assert int(model.optimizer.iterations) == 1
     else:
-        with pytest.raises(tfdp_rec.NotPrivate, match="mixes the examples"):
+        match = r"Mean in .*\(call\)" if loss == "coupled layer" else "number of examples"
+        with pytest.raises(tfdp_rec.NotPrivate, match=match):
             model.fit(*numbers(), verbose=0)
 
 
@@ -171,26 +172,8 @@ class MixUp(layers.Layer):
 def test_coupling_in_training_alone():
     model = functional(MixUp())
     model.compile(mechanism(), "mse")
-    with pytest.raises(tfdp_rec.NotPrivate, match="copy of another"):
+    with pytest.raises(tfdp_rec.NotPrivate, match=r"\(call\).*puts several examples"):
         model.fit(*numbers(), verbose=0)
-
-
-def test_the_first_look_leaves_no_trace():
-    """Weights, metrics and the random state of Dropout are after one step what they are without the look."""
-
-    def trained(look):
-        keras.utils.set_random_seed(3)
-        model = functional(layers.Dropout(0.5, seed=1), layers.Dense(2))
-        quiet = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, expected_batch_size=4)
-        model.compile(quiet, "mse", metrics=["mae"])
-        model._coupling = "unchecked" if look else "checked"
-        logs = model.train_on_batch(*numbers(), return_dict=True)
-        return model.get_weights(), logs
-
-    (weights, logs), (expected, expected_logs) = trained(True), trained(False)
-    assert logs == expected_logs
-    for one, other in zip(weights, expected):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_a_batch_of_one_or_none_trains():
@@ -202,8 +185,8 @@ def test_a_batch_of_one_or_none_trains():
     assert int(model.optimizer.iterations) == 2
 
 
-def test_positions_as_many_as_examples_are_no_accident_that_passes():
-    """With T = batch size a position embedding looks like one row an example; a smaller batch tells."""
+def test_positions_as_many_as_examples_are_no_accident():
+    """With T = batch size a position embedding looks like one row an example; the graph tells the difference."""
 
     class Positions(tfdp_rec.PrivateTraining, keras.Model):
         def __init__(self):
@@ -216,7 +199,10 @@ def test_positions_as_many_as_examples_are_no_accident_that_passes():
 
     model = Positions()
     model.compile(mechanism())
+    model.train_on_batch(tf.ones([4, 4]))
+    found = clipped_sum(model, tf.ones([4, 4]), 10.0)
+    np.testing.assert_allclose(found.norms, [2.0] * 4, rtol=1e-6)  # of four positions, each with gradient one
     dataset = tf.data.Dataset.from_tensors(np.ones([4, 4], "float32"))
     anyhow = dataset.map(lambda x: tf.ensure_shape(tf.py_function(lambda t: t, [x], tf.float32), [None, None]))
-    with pytest.raises((tfdp_rec.NotPrivate, tf.errors.InvalidArgumentError), match="batch as its first axis"):
+    with pytest.raises(tfdp_rec.NotPrivate, match="padded to their longest"):
         model.fit(anyhow, verbose=0)

@@ -47,7 +47,7 @@ def chain(parts, x):
         ([layers.Bidirectional(layers.GRU(2, dropout=0.1), name="b")], SEQUENCES, "has dropout inside"),
         ([layers.Dense(2, activation=layers.PReLU(), name="d")], X, "'d' gives no gradient for.*alpha"),
         ([layers.Conv1D(3, 2, groups=3, name="c")], SEQUENCES, "'c'"),
-        ([layers.EinsumDense("ab,bc->ca", output_shape=(4,), name="e")], X, "'e'"),
+        ([layers.EinsumDense("ab,bc->ca", output_shape=(4,), name="e")], X, "'e'|place of an example"),
         ([layers.ReversibleEmbedding(4, 2, tie_weights=False)], IDS, "reverse_embeddings"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -76,24 +76,15 @@ def test_add_loss():
     refused([Adds(name="adds"), layers.Dense(1)], chain, X, "'adds'.*add_loss")
 
 
-def test_a_layer_called_without_the_batch_axis():
-    """Learned positions, looked up once for the whole batch, in a sequence as long as the batch is large."""
-    table = layers.Embedding(9, 3, name="positions")
+def test_a_layer_that_mixes_positions_called_without_the_batch_axis():
+    """Of the same positions for all, each example's share is known for a lookup or a dense layer; not for any layer."""
+    table, attention = layers.Embedding(9, 3), layers.GRU(3, name="positions", return_sequences=True)
     square = SEQUENCES[:, :4]
-    refused([table], lambda p, x: x + p[0](tf.range(4)), square, "'positions'.*position embedding")
 
+    def forward(p, x):
+        return x + p[1](p[0](tf.range(4))[None])
 
-def test_weights_on_the_model_itself():
-    class Own(tfdp_rec.PrivateTraining, keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.scale = self.add_weight(name="scale", shape=[3])
-
-        def per_example_loss(self, data, training=True):
-            return tf.reduce_sum(data * self.scale, axis=1)
-
-    with pytest.raises(tfdp_rec.NotPrivate, match="scale.*layer of their own"):
-        clipped_sum(Own(), X, 1.0)
+    refused([table, attention], forward, square, "each example's part.*position embedding")
 
 
 def test_a_table_read_past_its_layer():

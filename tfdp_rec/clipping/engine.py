@@ -21,10 +21,12 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import factors, sums
 from tfdp_rec.clipping.arithmetic import refuse_coarse_products
-from tfdp_rec.clipping.batches import batch_size
+from tfdp_rec.clipping.batches import batch_size, hide_batch_axis
 from tfdp_rec.clipping.factors import Reads
-from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unrecorded
-from tfdp_rec.clipping.rules import Call, NotPrivate
+from tfdp_rec.clipping.folding import folded
+from tfdp_rec.clipping.independence import CallRead, StepReading
+from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
+from tfdp_rec.clipping.rules import Call, NotPrivate, resource
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
@@ -107,20 +109,35 @@ def shared_inputs(model: keras.Model) -> tuple[str, ...]:
     return tuple(getattr(model, "shared_inputs", ()))
 
 
-def collect(recorder: Recording, tape: tf.GradientTape, losses: tf.Tensor) -> Factors:
-    """The factors of every trainable variable from one backward pass."""
+def collect(
+    recorder: Recording, tape: tf.GradientTape, losses: tf.Tensor, reading: StepReading | None = None
+) -> Factors:
+    """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     watched = [t for call in recorder.calls for t in call.watched]
-    found = iter(tape.gradient(losses, watched, unconnected_gradients="zero"))
+    sources = [*watched, *(resource(v) for v in recorder.direct)]
+    backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+    if reading is not None:
+        read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
+    else:
+        refuse_unread(recorder)
+        found = iter(backward)
+        read = [CallRead(call, [next(found) for _ in call.watched]) for call in recorder.calls]
     collected: Factors = {}
     covered: set[str] = set()
-    for call in recorder.calls:
+    for one in read:
+        call = one.call
         # The gradient of a concatenation, say, has lost the shape that its tensor had.
-        gradients = [tf.ensure_shape(tf.convert_to_tensor(next(found)), t.shape) for t in call.watched]
+        gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(one.gradients, call.watched)]
         for variable, factor in call.rule.factors(call, gradients):
             covered.add(variable.path)
+            if one.merged:
+                factor = folded(factor, tf.shape(losses)[0], call.layer.name)
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
     _refuse_uncovered(recorder.calls, covered)
+    for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
+        shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
+        collected.setdefault(variable.path, []).append(shares)
     return {path: factors.merge(several) for path, several in collected.items()}
 
 
@@ -165,6 +182,11 @@ def _reads(several: list[factors.Factor]) -> Reads:
     return Reads(*(tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in several))))
 
 
+def _here(leaf: Any) -> Any:
+    """A tensor of the graph that is being traced, in a loop over parts of a batch too."""
+    return leaf if leaf is None or tf.executing_eagerly() else tf.identity(leaf)
+
+
 @dataclasses.dataclass(frozen=True)
 class Clipping:
     """What a clipped sum is of: everything but the batch.
@@ -188,17 +210,22 @@ class Clipping:
     def sum(self, batch: Any, parts: tf.Tensor | int = 1) -> ClippedSum:
         """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call.
 
+        Traced, it is read (`independence/`) before anything is made of it; run eagerly, as `check` does, it is not.
+
         Args:
             batch: of tensors.
             parts: how many such sums will be added up.
         """
         refuse_coarse_products()
+        shared = shared_inputs(self.model)
+        batch = hide_batch_axis(tf.nest.map_structure(_here, batch), shared)
+        reading = None if tf.executing_eagerly() else StepReading(self.model, batch, shared)
         size = self.batch_size(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(self.model, tape, size, self.before_read) as recorder:
                 losses = checked_losses(self.loss(batch), size)
-        refuse_unrecorded(self.model, recorder.calls)
-        return clip(collect(recorder, tape, losses), losses, self.l2_norm_clip, parts)
+        refuse_unrecorded(self.model, recorder.calls, recorder.direct)
+        return clip(collect(recorder, tape, losses, reading), losses, self.l2_norm_clip, parts)
 
 
 def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, parts: tf.Tensor | int = 1) -> ClippedSum:

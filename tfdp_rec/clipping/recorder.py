@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import rules
+from tfdp_rec.clipping.independence import NO_BATCH
 from tfdp_rec.clipping.rules import Call, NotPrivate
 from tfdp_rec.keras_internals import added_losses, layers_within, parts
 
@@ -51,7 +52,7 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
         if not layer.trainable_variables or id(layer) in found:
             return
         rule = rules.rule_for(layer)
-        if rule is None and _own_weights(layer):
+        if rule is None and _own_weights(layer) and layer is not model:
             rule = _universal_or_refuse(layer)
         if rule is not None:
             found[id(layer)] = (layer, rule)
@@ -81,9 +82,17 @@ class Recording:
     A second tape, stopped for the length of each call, notes the variables that are read outside all calls.
     """
 
-    def __init__(self, tape: tf.GradientTape | None, batch_size: tf.Tensor | None, before_read: BeforeRead):
+    def __init__(
+        self,
+        tape: tf.GradientTape | None,
+        batch_size: tf.Tensor | None,
+        before_read: BeforeRead,
+        direct: Sequence[keras.Variable] = (),
+    ):
         self.calls: list[Call] = []
+        self.direct = list(direct)  # the model's own weights, which its loss reads itself
         self.outside = tf.GradientTape()
+        self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
         self._tape, self._batch_size, self._before_read = tape, batch_size, before_read
         self._within = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -99,7 +108,7 @@ class Recording:
         call = Call(layer, rule, args, kw)
         self._within = True
         try:
-            hooks = rules.Hooks(lambda t: self._watch(call, t), self._before_read)
+            hooks = rules.Hooks(lambda t: self._watch(call, t), self._settle)
             with self.outside.stop_recording():
                 output = rule.run(call, original, hooks)
         finally:
@@ -107,10 +116,21 @@ class Recording:
         self.calls.append(call)
         return output
 
+    def _settle(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Settles rows about to be read, and notes which operations did: they are ours, not the model's."""
+        start = self._made()
+        self._before_read(variable, ids)
+        self.settling.update(range(start, self._made()))
+
+    def _made(self) -> int:
+        return 0 if self._graph is None else len(self._graph.get_operations())
+
     def refuse_reads_outside(self, model: keras.Model) -> None:
         """A variable that is read past its layer's call (`matmul(h, layer.kernel)`) has a gradient nobody clips."""
         read = {id(variable) for variable in self.outside.watched_variables()}
-        escaped = [v.path for v in model.trainable_variables if id(rules.resource(v)) in read]
+        own = {id(variable) for variable in self.direct}
+        others = [v for v in model.trainable_variables if id(v) not in own]
+        escaped = [v.path for v in others if id(rules.resource(v)) in read]
         if escaped:
             raise NotPrivate(
                 f"Trainable variables are read outside a layer call that can be recorded: {', '.join(escaped)}. Move "
@@ -119,11 +139,9 @@ class Recording:
             )
 
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
-        if not tf.executing_eagerly() and tensor.shape.rank and tensor.shape[0] is not None:
-            self._refuse_no_batch(call, tensor)
-        if self._batch_size is not None:
+        if self._batch_size is not None and tf.executing_eagerly():  # in a graph, the reading sees to it
             same = tf.debugging.assert_equal(
-                tf.shape(tensor)[0], self._batch_size, message=f"Layer '{call.layer.name}' " + _NO_BATCH
+                tf.shape(tensor)[0], self._batch_size, message=f"Layer '{call.layer.name}' " + NO_BATCH
             )
             with tf.control_dependencies([same] if same is not None else []):
                 tensor = tf.identity(tensor)
@@ -131,9 +149,6 @@ class Recording:
             self._tape.watch(tensor)
         call.watched.append(tensor)
         return tensor
-
-    def _refuse_no_batch(self, call: Call, tensor: tf.Tensor) -> None:
-        raise NotPrivate(f"Layer '{call.layer.name}' (output {tensor.shape}) {_NO_BATCH}")
 
     def tables(self) -> dict[str, list[tf.Tensor]]:
         """Variables that were only ever read by row: path -> the ids each call read."""
@@ -145,13 +160,6 @@ class Recording:
             for path, ids in by_row.items():
                 read.setdefault(path, []).append(ids)
         return {path: ids for path, ids in read.items() if path not in whole}
-
-
-_NO_BATCH = (
-    "was called on something without the batch as its first axis, so its gradient does not split by example. Give it "
-    "one row an example (a position embedding: ids of shape [batch, T]), or, for candidates shared by the batch, use "
-    "tfdp_rec.clipping.CandidateScores."
-)
 
 
 @contextlib.contextmanager
@@ -174,7 +182,7 @@ def recording(
     """
     refuse_duplicate_paths(model)
     found = units(model)
-    recorder = Recording(tape, batch_size, before_read)
+    recorder = Recording(tape, batch_size, before_read, _direct(model, tape))
 
     def replacement(layer: keras.layers.Layer, rule: rules.Rule) -> Callable[..., Any]:
         original = layer.call
@@ -190,6 +198,20 @@ def recording(
             layer.__dict__.pop("call", None)
     refuse_added_losses(model)
     recorder.refuse_reads_outside(model)
+
+
+def _direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
+    """The weights of the model itself, watched; eagerly, where nothing is read, they are refused."""
+    own = _own_weights(model)
+    if own and tf.executing_eagerly():
+        names = ", ".join(v.path for v in own)
+        raise NotPrivate(
+            f"Model '{model.name}' owns weights itself ({names}), which only a traced step can tell apart by example; "
+            "put them into a layer of their own."
+        )
+    if tape is not None:
+        tape.watch([rules.resource(v) for v in own])
+    return own
 
 
 def refuse_duplicate_paths(model: keras.Model) -> None:
@@ -212,9 +234,21 @@ def refuse_added_losses(model: keras.Model) -> None:
             )
 
 
-def refuse_unrecorded(model: keras.Model, calls: Sequence[Call]) -> None:
+def refuse_unread(recorder: Recording) -> None:
+    """Where no graph is read, what is not by example is told by its shape: a batch's length is not known."""
+    if recorder.direct:
+        names = ", ".join(v.path for v in recorder.direct)
+        raise NotPrivate(f"The model owns weights itself ({names}); put them into a layer of their own.")
+    for call in recorder.calls:
+        if not tf.executing_eagerly() and any(t.shape.rank and t.shape[0] is not None for t in call.watched):
+            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}")
+
+
+def refuse_unrecorded(
+    model: keras.Model, calls: Sequence[Call], direct: Sequence[keras.Variable] = ()
+) -> None:
     """Every trainable variable must belong to a recorded call: otherwise its gradient would be lost."""
-    owned = {v.path for call in calls for v in call.layer.trainable_variables}
+    owned = {v.path for call in calls for v in call.layer.trainable_variables} | {v.path for v in direct}
     lost = [v.path for v in model.trainable_variables if v.path not in owned]
     if lost:
         raise NotPrivate(

@@ -67,7 +67,9 @@ class Rule(abc.ABC):
 _RULES: dict[type, Rule] = {}
 _LOOPS: list[type] = [keras.layers.RNN, keras.layers.TimeDistributed]
 _REFUSED: dict[type, str] = {
-    keras.layers.BatchNormalization: "mixes the examples of a batch; use LayerNormalization",
+    keras.layers.BatchNormalization: (
+        "mixes the examples of a batch; use LayerNormalization, or freeze it (trainable=False)"
+    ),
     keras.layers.SpectralNormalization: "changes its weights while it is called; use weight_decay or a smaller clip",
 }
 _TFRS_TASKS = "tensorflow_recommenders.tasks"  # known by name: most users have no need of it
@@ -116,6 +118,8 @@ def refusal(layer: keras.layers.Layer) -> str | None:
         return "uses LoRA or quantisation, which clipping has no rule for"
     if layer.compute_dtype == "float16":
         return "computes in float16, which needs loss scaling, and that breaks the clip; use mixed_bfloat16"
+    if isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable:
+        return None  # frozen, it normalises by the statistics it has
     return next((why for kind, why in _REFUSED.items() if isinstance(layer, kind)), None)
 
 

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping.independence import rows_of
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.files import row_chunks
 
@@ -74,7 +75,7 @@ class ServedTable:
         known = tf.debugging.assert_equal(tf.gather(ids, place), flat, _UNTOLD.format(self.path))
         with tf.control_dependencies([] if known is None else [known]):
             found = tf.gather(rows, place)
-        return tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0))
+        return rows_of(tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0)), indices)
 
     def split(self, ids: tf.Tensor, values: tf.Tensor | None = None) -> list[tuple[tf.Tensor, tf.Tensor, Any]]:
         """For each shard: positions in `ids`, ids within the shard, and its part of `values`.

@@ -21,15 +21,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate, batches
-from tfdp_rec.clipping.independence import refuse_coupling
+from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.attempts import Attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
-from tfdp_rec.distribute.served_table import fetched
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
 from tfdp_rec.files import hold
 from tfdp_rec.keras_internals import iterator_spec, learning_rate_of, schedule
@@ -37,7 +35,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.privacy.drawn import SeenDraws, source_of
 from tfdp_rec.privacy.history import DRAWN, Entry
-from tfdp_rec.training.batch import Batch, normalised
+from tfdp_rec.training.batch import normalised
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -103,7 +101,7 @@ class ParameterServerTrainer:
         self._attempts = _attempts(checkpoint_directory)
         self._resumed = self._attempts.count == 0
         self._every, self._saved = checkpoint_every, 0
-        self._progress, self._coupling_checked = _Progress(), False
+        self._progress = _Progress()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         cluster.wait(seconds_to_connect)
         self.strategy = connect(cluster_resolver)  # first: it makes TensorFlow forget what was made before
@@ -247,7 +245,6 @@ class ParameterServerTrainer:
                 f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, whose "
                 "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
             )
-        self._refuse_coupling()
         model.stop_training, model.feeding = False, self._source
         reports = -(-steps // steps_per_report)
         listeners = keras.callbacks.CallbackList(
@@ -276,21 +273,6 @@ class ParameterServerTrainer:
         listeners.on_epoch_end(0, logs)
         listeners.on_train_end(logs)
         return history
-
-    def _refuse_coupling(self) -> None:
-        """Once: a loss that mixes examples has no bound. Looks at a batch of a worker's, which is not trained on."""
-        if not self._private or self._coupling_checked:
-            return
-        draw, iterator = tf.function(lambda iterator: next(iterator), autograph=False), iter(self._dataset)
-        for _ in range(3):  # one of less than two examples says nothing
-            value = self._coordinator.schedule(draw, (iterator,))
-            self._wait_for_servers()
-            batch = Batch.of(value.fetch()).examples
-            with self.cluster_model.release.in_step(), fetched(self._served.tables, self._served.reader(batch)):
-                refuse_coupling(self.cluster_model, batch)
-            if int(batches.batch_size(batch, self.cluster_model.shared_inputs)) > 1:
-                break
-        self._coupling_checked = True
 
     def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
         if getattr(self._optimizer, "observers", ()):

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
-from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.keras_internals import functional_class, loss_tracker, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import Source, in_words, source_of
@@ -54,7 +53,6 @@ class PrivateTraining(Doors):
 
     shared_inputs: tuple[str, ...] = ()
     _table_paths: dict[str, None] | None = None
-    _coupling = "unchecked"  # then "due", while fit or train_on_batch begins, then "checked"
     _loss: Any = None
     _loss_weights: Any = None
     privacy_history: StepHistory | None = None  # what its steps have spent, under whichever optimizers
@@ -120,7 +118,7 @@ class PrivateTraining(Doors):
         self.settle()  # what the optimizer before this one still owes
         vars(self)["private_step"] = PrivateStep(self, microbatch_size, diagnostics)
         optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
-        self._loss, self._loss_weights, self._coupling = loss, loss_weights, "unchecked"
+        self._loss, self._loss_weights = loss, loss_weights
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and isinstance(
             optimizer.inner_optimizer, PrivateOptimizer
         ):
@@ -292,13 +290,12 @@ class PrivateTraining(Doors):
     ) -> Any:
         """As Keras', with look-ahead added to a `tf.data.Dataset`, and pending noise settled however it ends.
 
-        The first call after `compile` draws one batch ahead of training, to refuse a loss that mixes examples
-        (`clipping.independence`); data that can be read only once loses that batch.
+        Before the first step the loss is read, operation by operation, and refused if it mixes examples
+        (`clipping/independence`).
 
         Callbacks other than Keras' that only look at logs find all noise settled at the end of an epoch; in the middle
         of one they call `self.model.settle()` first, unless they go through the model's own methods.
         """
-        self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
         self._refuse_thawed_or_frozen()
         if self.is_private:
             self.feeding = self._source_of(x)
@@ -330,27 +327,12 @@ class PrivateTraining(Doors):
         return x
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; the first call after `compile` refuses a loss that mixes examples."""
-        self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
+        """As Keras'; refusals come in words."""
         self._refuse_thawed_or_frozen()
         if self.is_private and self.optimizer.built:
             self.prepare(None)
         with in_words():
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras' hook between having data and training on it."""
-        if self._coupling == "due":
-            self._coupling = "unchecked"  # should it fail
-            batch = data_batch if iterator is None else next((next(it, None) for _, _, it in iterator), None)
-            if batch is not None:
-                examples = Batch.of(batch, self.shared_inputs).examples
-                self.prepare(examples)
-                self.settle()
-                with self.release.in_step():
-                    refuse_coupling(self, examples)
-                self._coupling = "checked"
-        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)  # type: ignore[misc]
 
     def settle(self) -> None:
         """Applies all pending noise, so that weights may leave training. Cheap when none is pending."""

@@ -1,0 +1,152 @@
+"""What a refusal says: the operation, the user's own line that made it, why, and the way out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
+_BELOW = tuple(os.path.join("keras", "src", part) + os.sep for part in ("ops", "backend", "utils"))  # tell nothing
+_INSIDE = os.path.join("clipping", "engine.py")  # frames below this one are the model's
+
+REASONS = {
+    "mixes": (
+        "puts several examples of the batch together, so that one example's gradient depends on the others and "
+        "clipping bounds nothing",
+        "Let every example's loss be computed from that example; negatives and statistics that all share belong into "
+        "shared_inputs",
+    ),
+    "size": (
+        "lets the number of examples in the batch into a value, so that one example more or less changes everybody's "
+        "gradient",
+        "Return one loss an example and leave averaging to the optimizer, which divides by expected_batch_size",
+    ),
+    "position": (
+        "computes with the place of an example in its batch, which depends on who else is in it",
+        "Use numbers that are part of the example's own data",
+    ),
+    "order": (
+        "reads the batch in another order than by example (a reshape or transpose that runs examples together)",
+        "Keep the batch as the first axis: reshape [B, T, n] to [B * T, n] or [B, T * n], not to [T, B, n]",
+    ),
+    "length": (
+        "makes a tensor whose shape depends on what is in the batch",
+        "Use fixed lengths: pad in the data pipeline, and mask with tf.where or a product",
+    ),
+    "branches": (
+        "joins values of which one is by example and another is not, so that nothing can be said of the outcome",
+        "Give both branches, or every turn of the loop, tensors of one shape with the batch on one axis",
+    ),
+    "decides": (
+        "chooses a branch, or how often a loop runs, by what is in the batch",
+        "Compute both sides for every example and choose between them with tf.where",
+    ),
+    "unknown": (
+        "is an operation of which it is not known how it treats the examples of a batch",
+        "Write it with other operations, or register a rule: see docs/privacy-independence.md",
+    ),
+    "seed": (
+        "draws random numbers for the examples from a seed that is not drawn anew",
+        "Use a layer of keras.layers, or give the operation a keras.random.SeedGenerator that belongs to the layer",
+    ),
+    "seed twice": (
+        "draws random numbers from a seed that another operation has drawn from, so that examples share their noise",
+        "Draw once, or give each operation, and each layer, a seed of its own",
+    ),
+    "metric": (
+        "reads what a metric has counted, which is decided by all examples so far",
+        "Leave metrics out of the loss",
+    ),
+    "shares": (
+        "carries the gradient of something that all examples share, and each example's part in it cannot be told",
+        "Give the layer one row an example (a position embedding: ids of shape [batch, T])",
+    ),
+    "outside": (
+        "uses a tensor that comes neither from the batch nor from the model",
+        "Hand it to the loss as part of the batch",
+    ),
+    "write": (
+        "writes to {}, which would leave training without clipping or noise",
+        "Keep such state out of the loss; running statistics can be learned before training, from public data",
+    ),
+    "effect": (
+        "does something beside computing (Python code, printing, writing files or lookup tables) on private data",
+        "Remove it, or do it in the data pipeline; Keras metrics can follow what training computes",
+    ),
+}
+
+
+def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", layers: Iterable[str] = ()) -> str:
+    """The refusal of one operation.
+
+    Args:
+        operation: the TensorFlow operation at fault.
+        reason: a key of `REASONS`.
+        detail: what the reason leaves open: the name of the variable that is written.
+        subject: what could not be shown to be each example's own: "the loss".
+        layers: names of the model's layers, to name the one it happens in where no line of the user's is known.
+    """
+    why, way_out = REASONS[reason]
+    whose = f" (found in {subject})" if subject else ""
+    return f"{operation.type} {_place(operation, layers)} {why.format(detail)}{whose}. {way_out}."
+
+
+def _place(operation: Any, layers: Iterable[str]) -> str:
+    """Where it was made: the user's line, or else the layer and the line of the library."""
+    made = users_line(operation)
+    if made is None and _is_gradient(operation):
+        operation, gradient = forward(operation), "the gradient of "
+        made = users_line(operation)
+    else:
+        gradient = ""
+    if made is not None:
+        return f"in {gradient}{made}"
+    scopes = operation.name.split("/")
+    layer = next((f"layer '{name}'" for name in layers if name in scopes), None)
+    line = librarys_line(operation)
+    return f"in {gradient}" + ", ".join(part for part in (layer, line) if part) if layer or line else operation.name
+
+
+def _is_gradient(operation: Any) -> bool:
+    return operation.name.startswith("gradient_tape/")
+
+
+def forward(operation: Any) -> Any:
+    """The operation whose gradient this one computes: TensorFlow names gradients by it."""
+    path = operation.name.removeprefix("gradient_tape/").split("/")
+    known = {o.name: o for o in operation.graph.get_operations()} if _is_gradient(operation) else {}
+    for length in range(len(path), 0, -1):
+        if "/".join(path[:length]) in known:
+            return known["/".join(path[:length])]
+    return operation
+
+
+def users_line(operation: Any) -> str | None:
+    """File, line and function of the innermost frame below the private step that is in nobody's library."""
+    for frame in reversed(_below(operation)):
+        if not _is_library(frame.filename):
+            return f"{frame.filename}:{frame.lineno} ({frame.name})"
+    return None
+
+
+def librarys_line(operation: Any) -> str | None:
+    """The innermost line of Keras, or of this package, that is no mere wrapper of an operation."""
+    for frame in reversed(_below(operation)):
+        path = frame.filename
+        if path.startswith(_OWN) or (_LIBRARIES[1] in path and not any(part in path for part in _BELOW)):
+            short = path.rsplit("site-packages" + os.sep, 1)[-1].replace(os.path.dirname(_OWN[:-1]) + os.sep, "")
+            return f"{short}:{frame.lineno} ({frame.name})"
+    return None
+
+
+def _below(operation: Any) -> list[Any]:
+    """The frames below the private step, those of the model."""
+    frames = list(operation.traceback or ())
+    inside = [number for number, frame in enumerate(frames) if frame.filename.endswith(_INSIDE)]
+    return frames[inside[-1] + 1 :] if inside else frames
+
+
+def _is_library(filename: str) -> bool:
+    return any(name in filename for name in _LIBRARIES) or filename.startswith(_OWN) or filename.startswith("<")

@@ -1,0 +1,210 @@
+"""Operations that work entry by entry, with broadcasting, and those that work along the last axes alone.
+
+Broadcasting lines axes up from the right. Example i's entries meet example i's if all tensors that are by example have
+their axis in the same place and laid out alike, and no shared tensor has an axis of a length there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.clipping.independence.reading import At, rule
+from tfdp_rec.clipping.independence.sizes import ONE, Size
+from tfdp_rec.clipping.independence.values import ByExample, ListOf, Nothing, Seed, Shared, Sized, Value, Within, join
+
+ENTRY_BY_ENTRY = """
+    Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh AsString Atan Atan2 Atanh BesselI0e BesselI1e
+    Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil ClipByValue ComplexAbs Conj Cos Cosh Digamma Div DivNoNan
+    Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Imag Inv Invert
+    InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd
+    LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma
+    PopulationCount Pow Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad
+    ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus
+    SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexReplace StringJoin
+    StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ZerosLike
+""".split()
+PASSED_ON = """
+    CheckNumerics CheckNumericsV2 EnsureShape Identity PreventGradient Snapshot StopGradient
+""".split()
+ALONG_THE_LAST = {
+    "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "InTopKV2": 1, "FFT": 1, "IFFT": 1, "RFFT": 1,
+    "LowerBound": 1, "UpperBound": 1, "MatrixBandPart": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "Cholesky": 2,
+    "MatrixSolve": 2, "MatrixTriangularSolve": 2,
+}  # fmt: skip
+
+
+_WIDE = ("int32", "int64", "uint32", "uint64", "float32", "float64")  # hold the lengths of axes as they are
+
+
+@rule(*ENTRY_BY_ENTRY)
+def elementwise(at: At) -> Value:
+    """Entry by entry, axes lined up from the right."""
+    return lined_up(at, range(len(at.values)))
+
+
+def lined_up(at: At, inputs: Any) -> Value:
+    """The value of what takes one entry of each of these inputs to an entry."""
+    values = {n: at.values[n] for n in inputs}
+    seeds = [v for v in values.values() if isinstance(v, Seed)]
+    if seeds and all(isinstance(v, (Seed, Shared)) for v in values.values()):
+        return Seed(frozenset().union(*(s.draws for s in seeds)))
+    if any(isinstance(v, Seed) for v in values.values()):
+        return at.mixed("seed")
+    if all(isinstance(v, Shared) for v in values.values()):
+        return Shared()
+    if any(isinstance(v, (ListOf, Nothing)) for v in values.values()):  # zeros like a list
+        return next(v for v in values.values() if isinstance(v, (ListOf, Nothing)))
+    return _broadcast(at, values)
+
+
+def _broadcast(at: At, values: dict[int, Value]) -> Value:
+    ranks = {n: at.rank(n) for n in values}
+    if any(rank is None for rank in ranks.values()):
+        return _same_rank(at, values)
+    rank = max(r for r in ranks.values() if r is not None)
+    owners = {n: v.at(v.axis + rank - (ranks[n] or 0)) for n, v in values.items() if isinstance(v, ByExample)}
+    if len(owners) + sum(isinstance(v, Shared) for v in values.values()) < len(values):
+        return at.mixed("unknown")
+    first = next(iter(owners.values()))
+    if any(v.axis != first.axis or v.layout != first.layout for v in owners.values()):
+        return at.mixed()
+    for n, value in values.items():
+        place = first.axis - (rank - (ranks[n] or 0))
+        if isinstance(value, Shared) and place >= 0 and at.sizes(n)[place] != ONE:  # type: ignore[index]
+            return at.mixed("position")
+    return at.give(ByExample(first.axis, *first.layout), broadcast_sizes([at.sizes(n) or () for n in values]))
+
+
+def _same_rank(at: At, values: dict[int, Value]) -> Value:
+    """Where the number of axes is unknown, only one tensor, or tensors and scalars, can be told."""
+    owners = [(n, v) for n, v in values.items() if isinstance(v, ByExample)]
+    scalars = all(at.rank(n) == 0 for n, v in values.items() if isinstance(v, Shared))
+    if len(owners) == 1 and scalars:
+        return ByExample(owners[0][1].axis, *owners[0][1].layout)
+    return at.mixed("unknown")
+
+
+def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
+    """Lengths after broadcasting."""
+    rank = max(len(sizes) for sizes in several)
+    found: list[Size | None] = []
+    for axis in range(rank):
+        here = {s[axis - rank + len(s)] for s in several if axis >= rank - len(s)} - {ONE}
+        found.append(ONE if not here else next(iter(here)) if len(here) == 1 else None)
+    return found
+
+
+@rule(*PASSED_ON, "Cast", places=True, sizes=True)
+def passed_on(at: At) -> Value:
+    """The same tensor, or in another type."""
+    value, kind = at.values[0], at.op.outputs[0].dtype
+    if isinstance(value, Within) and kind not in (tf.int32, tf.int64):
+        return at.give(ByExample(value.axis, *value.layout), at.sizes(0))
+    if at.op.type == "Cast" and isinstance(value, (Shared, Sized)) and kind.name not in _WIDE:
+        return type(value)()
+    return at.give(value, at.sizes(0)) if isinstance(value, (ByExample, Shared)) else value
+
+
+@rule("IdentityN", places=True, sizes=True, mixed=True)
+def one_each(at: At) -> list[Value]:
+    """Several tensors, each by itself."""
+    for number in range(len(at.values)):
+        at.give(at.values[number], at.sizes(number), number)
+    return list(at.values)
+
+
+@rule("Select", "SelectV2")
+def select(at: At) -> Value:
+    """One or the other; the older form takes a vector of conditions that lines up from the left."""
+    if at.op.type == "Select" and at.rank(0) == 1 and at.rank(1) != 1:
+        condition, rest = at.values[0], lined_up(at, (1, 2))
+        if isinstance(condition, Shared) and isinstance(rest, Shared):
+            return Shared()
+        if isinstance(condition, ByExample) and isinstance(rest, ByExample) and rest.axis == 0:
+            return rest if condition.layout == rest.layout else at.mixed()
+        return at.mixed()
+    return lined_up(at, range(3))
+
+
+@rule("AddN")
+def add_several(at: At) -> Value:
+    """Tensors of one shape, or lists, added up: where one was never written it counts as zeros."""
+    real = [n for n, v in enumerate(at.values) if not isinstance(v, Nothing)]
+    if not real:
+        return Nothing()
+    lists = [v for v in at.values if isinstance(v, ListOf)]
+    if lists:
+        return functools.reduce(lambda a, b: join(a, b, at.op), at.values)
+    return lined_up(at, real)
+
+
+@rule("ClipByValue")
+def clip_by_value(at: At) -> Value:
+    """Limits are entries or scalars."""
+    return lined_up(at, range(3))
+
+
+@rule("BiasAdd")
+def bias_add(at: At) -> Value:
+    """A shared vector along the channels."""
+    value, bias = at.values
+    if not isinstance(value, ByExample) or not isinstance(bias, Shared):
+        return Shared() if isinstance(value, Shared) and isinstance(bias, Shared) else at.mixed()
+    channels = 1 if at.attr("data_format") == b"NCHW" else (at.rank(0) or 0) - 1
+    return at.mixed() if value.axis == channels else at.give(value, at.sizes(0))
+
+
+@rule(*ALONG_THE_LAST)
+def along_the_last(at: At) -> Value | list[Value]:
+    """Each row, or matrix, by itself."""
+    taken = ALONG_THE_LAST.get(at.op.type, 1)
+    owners = [(n, v) for n, v in enumerate(at.values) if isinstance(v, ByExample)]
+    if not owners:
+        return Shared()
+    number, first = owners[0]
+    rank = at.rank(number)
+    if rank is None or first.axis >= rank - taken:
+        return at.mixed()
+    for n, value in enumerate(at.values):
+        if isinstance(value, ByExample) and value != first:
+            return at.mixed()
+        if isinstance(value, Shared) and at.rank(n) != 0:  # as long as the batch, or nobody knows
+            return at.mixed("position")
+    if at.op.type in ("TopK", "TopKV2"):
+        return [ByExample(first.axis, *first.layout), Within(first.axis, *first.layout, (at.sizes(0) or (ONE,))[-1])]
+    same = at.op.type in ("Softmax", "LogSoftmax", "MatrixBandPart")
+    return at.give(ByExample(first.axis, *first.layout), at.sizes(number) if same else None)
+
+
+@rule("MatrixDiagPartV3", "MatrixDiagPart")
+def diagonal_of(at: At) -> Value:
+    """The diagonal of each matrix."""
+    value, rank = at.values[0], at.rank(0)
+    if not isinstance(value, ByExample):
+        return Shared()
+    return value if rank is not None and value.axis < rank - 2 else at.mixed()
+
+
+@rule("MatrixDiagV3", "MatrixDiag")
+def diagonal(at: At) -> Value:
+    """A matrix of each row."""
+    value, rank = at.values[0], at.rank(0)
+    if not isinstance(value, ByExample):
+        return Shared()
+    return value if rank is not None and value.axis < rank - 1 else at.mixed()
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+def cross_entropy(at: At) -> list[Value] | Value:
+    """A loss and a gradient for each row of logits."""
+    logits, labels = at.values
+    if isinstance(logits, Shared) and isinstance(labels, Shared):
+        return Shared()
+    owners = [v for v in at.values if isinstance(v, ByExample)]
+    if any(v.axis != 0 or v.layout != owners[0].layout for v in owners) or len(owners) < 2:
+        return at.mixed()
+    return [ByExample(0, *owners[0].layout), at.give(ByExample(0, *owners[0].layout), at.sizes(0), 1)]

@@ -1,0 +1,173 @@
+"""The reading of a private step as it is traced: what must be by example for the clipped sum to have its sensitivity.
+
+    losses              one an example
+    watched outputs     of every recorded layer call, and their gradients: what factors are made of
+    inputs of calls     the other half of the factors: by example likewise, or shared
+
+The graph that is read is the one that will run, whoever had it traced: `fit`, `train_on_batch`, a loop of one's own, a
+worker. The settling of rows before they are read, which this package adds to it, is passed over: it writes noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping.batches import example_leaves
+from tfdp_rec.clipping.independence.reading import Reading, Walk
+from tfdp_rec.clipping.independence.shares import Shares
+from tfdp_rec.clipping.independence.sizes import ONE, Size
+from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
+from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
+
+_ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
+
+
+@dataclasses.dataclass
+class CallRead:
+    """A recorded call that was read: its gradients are by example; `merged`, if on several rows an example."""
+
+    call: Call
+    gradients: list[tf.Tensor]
+    merged: bool = False
+
+
+class StepReading:
+    """Begins where a step begins to be traced; reads it once its gradients are there.
+
+    Args:
+        model: whose loss it is.
+        batch: its batch, the length of its first axis hidden.
+        shared: keys of entries that all examples share.
+
+    Raises:
+        NotPrivate: for a batch whose examples have no fixed shape.
+    """
+
+    def __init__(self, model: keras.Model, batch: Any, shared: Sequence[str]):
+        self._model, self._batch, self._shared = model, batch, shared
+        self._graph = tf.compat.v1.get_default_graph()
+        self._start = len(self._graph.get_operations())
+        self._leaves = example_leaves(batch, shared)
+        for leaf in self._leaves:
+            _refuse_padding(leaf)
+
+    def read(
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any
+    ) -> list[CallRead]:
+        """Refuses what mixes examples, and gives every call with gradients that are by example.
+
+        Args:
+            calls: as recorded.
+            losses: one an example.
+            gradients: of the calls' watched tensors, in order.
+            own: numbers of the operations that settle rows.
+
+        Raises:
+            NotPrivate: with the operation that mixes examples, and the line that made it.
+        """
+        self._seen = self._walk(own)
+        self._require(losses, "the loss", ONE)
+        left = iter(gradients)
+        return [self._read_call(call, [next(left) for _ in call.watched], tf.shape(losses)[0]) for call in calls]
+
+    def shares(self, variable: keras.Variable, gradient: Any) -> tf.Tensor:
+        """Each example's share of the gradient of a variable that the loss reads outside all layers.
+
+        Args:
+            variable: of the model's own.
+            gradient: of the sum of the losses.
+
+        Raises:
+            NotPrivate: if the examples' shares cannot be told apart.
+        """
+        if not isinstance(gradient, tf.Tensor):
+            raise NotPrivate(f"Rows of '{variable.path}' are read outside a layer; make it a keras.layers.Embedding.")
+        return Shares(self._seen, f"the gradient of '{variable.path}'").of(gradient)
+
+    def _read_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
+        """One call: of tensors that are all by example, or of what the batch shares."""
+        name = f"layer '{call.layer.name}'"
+        if any(isinstance(self._seen.value(t), Shared) for t in call.watched):
+            return self._read_shared_call(call, gradients, size)
+        rows = None
+        for tensor, gradient in zip(call.watched, gradients):
+            rows = self._require(tensor, f"the output of {name}", rows).inner
+            self._require(gradient, f"the gradient of {name}", rows)
+        for tensor in self._inputs(call):
+            if not isinstance(self._seen.value(tensor), Shared):
+                self._require(tensor, f"what {name} is called with", rows)
+        return CallRead(call, gradients, rows not in (None, ONE))
+
+    def _read_shared_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
+        """A call on something shared is one on as many copies of it as there are examples, each with its own share."""
+        if type(call.rule) not in _ONE_INPUT or len(call.watched) != 1:
+            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}")
+        (watched,), (gradient,) = call.watched, gradients
+        name = f"the gradient of layer '{call.layer.name}'"
+        shares = tf.ensure_shape(Shares(self._seen, name).of(gradient), [None, *watched.shape])
+        given = tf.convert_to_tensor(call.input)
+        copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
+        return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)
+
+    def _inputs(self, call: Call) -> list[tf.Tensor]:
+        flat = tf.nest.flatten((call.args, call.kwargs))
+        return [t for t in flat if isinstance(t, tf.Tensor) and t.graph is self._graph]
+
+    def _walk(self, own: Any) -> Walk:
+        walk = Walk(_reading(self._model), self._graph, frozenset(own))
+        for leaf in tf.nest.flatten(self._batch):
+            if tf.is_tensor(leaf):
+                walk.leaf(leaf, any(leaf is one for one in self._leaves))
+        walk.read(self._start)
+        return walk
+
+    def _require(self, tensor: tf.Tensor, subject: str, rows: Size | None) -> ByExample:
+        value, reading = self._seen.value(tensor), self._seen.reading
+        if isinstance(value, Mixed):
+            raise reading.refuse(value.operation, value.reason, value.detail, subject)
+        fits = type(value) in (ByExample, Within) and not value.axis and value.outer == ONE  # type: ignore[attr-defined]
+        if not isinstance(value, ByExample) or not fits or (rows is not None and value.inner != rows):
+            raise reading.refuse(tensor.op, _misplaced(value), subject=subject)
+        return value
+
+
+def _misplaced(value: Value) -> str:
+    return "order" if type(value) is ByExample else "position" if isinstance(value, ByExample) else "unknown"
+
+
+def _refuse_padding(leaf: tf.Tensor) -> None:
+    if not isinstance(leaf, tf.Tensor):
+        raise NotPrivate(
+            f"The batch holds a {type(leaf).__name__}, whose rows no axis keeps apart; convert it to a tensor of "
+            "fixed length in the data pipeline (to_tensor(shape=[None, length]), tf.sparse.to_dense)."
+        )
+    if leaf.shape.rank is None or None in leaf.shape[1:]:
+        raise NotPrivate(
+            f"The batch has a tensor of shape {leaf.shape}: where batches are padded to their longest example, that "
+            "one changes everybody's input. Pad to a fixed length: padded_batch(..., padded_shapes=...), or "
+            "Dataset.map with tf.ensure_shape."
+        )
+
+
+def _reading(model: keras.Model) -> Reading:
+    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", [])]
+    seeds = {_handle(g.state): g._initial_seed for g in generators}
+    metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
+    names = {_handle(variable): variable.path for variable in model.variables}
+    return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, seeds, [o.name for o in model._flatten_layers()])
+
+
+def _handle(variable: keras.Variable) -> int | None:
+    return id(getattr(variable._value, "handle", None))
+
+
+NO_BATCH = (
+    "was called on something without the batch as its first axis, so its gradient does not split by example. Give it "
+    "one row an example (a position embedding: ids of shape [batch, T]), or, for candidates shared by the batch, use "
+    "tfdp_rec.clipping.CandidateScores."
+)
