@@ -21,7 +21,7 @@ from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.keras_internals import functional_class, loss_tracker, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.privacy.drawn import Source, in_words, source_of
+from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
 from tfdp_rec.training.doors import Doors
@@ -216,8 +216,10 @@ class PrivateTraining(Doors):
 
     def _source_of(self, x: Any) -> Source:
         """Where the batches of a fit come from, as far as a dataset's type tells."""
-        spec = x.element_spec if isinstance(x, tf.data.Dataset) else None
-        spec = spec.batch if isinstance(x, tf.data.Dataset) and is_lookahead(x) else spec
+        if not isinstance(x, tf.data.Dataset):
+            return NO_SAMPLING
+        spec: Any = x.element_spec
+        spec = spec.batch if is_lookahead(x) else spec
         return source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -329,8 +331,6 @@ class PrivateTraining(Doors):
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; refusals come in words."""
         self._refuse_thawed_or_frozen()
-        if self.is_private and self.optimizer.built:
-            self.prepare(None)
         with in_words():
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
