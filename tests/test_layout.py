@@ -17,7 +17,7 @@ FLOORS = (
     {"optimizers"},
     {"training"},
     {"data", "models", "callbacks"},
-    {"federated", "distribute"},
+    {"federated", "distribute", "private_plan"},
     {"movies"},
     {"cli"},
 )

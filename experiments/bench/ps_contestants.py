@@ -83,20 +83,28 @@ def _kg(spec: PSSpec) -> keras.Model:
 MODELS = {"two-tower": _two_tower, "kg": _kg}
 
 
-def _batch(spec: PSSpec, units: tf.Tensor) -> Any:
-    """The batch of some units: its ids are a function of who they are."""
+def _batches(spec: PSSpec, sampling: PoissonSampling) -> tf.data.Dataset:
+    """Batches whose ids are a function of who was drawn, and negatives of no one."""
 
-    def ids(which: int, shape: list[Any], law: AccessPattern) -> tf.Tensor:
-        seed = tf.stack([tf.constant(which, tf.int64), tf.reduce_sum(units)])
-        return tf.reshape(table_ids(law, [spec.rows], shape[0], shape[1], seed), shape)
+    law = AccessPattern(exponent=0.8)
 
-    size, law = tf.shape(units)[0], AccessPattern(exponent=0.8)
-    label, negatives = ids(0, [size, 1], law)[:, 0], ids(1, [NEGATIVES, 1], AccessPattern())[:, 0]
-    if spec.model == "two-tower":
-        inputs = {"context": ids(2, [size, HISTORY], law), "label": label, "negatives": negatives}
-        return inputs, tf.zeros([size], tf.int32)
-    features = {f: ids(2 + i, [size, HISTORY], law)[:, :, None] for i, f in enumerate(FEATURES)}
-    return {**features, "label": label, "negatives": negatives}
+    def ids(which: int, shape: list[Any], by: AccessPattern, key: tf.Tensor) -> tf.Tensor:
+        seed = tf.stack([tf.constant(which, tf.int64), key])
+        return tf.reshape(table_ids(by, [spec.rows], shape[0], shape[1], seed), shape)
+
+    def fetch(units: tf.Tensor) -> Any:
+        size, key = tf.shape(units)[0], tf.reduce_sum(units)
+        label = ids(0, [size, 1], law, key)[:, 0]
+        if spec.model == "two-tower":
+            return {"context": ids(2, [size, HISTORY], law, key), "label": label}, tf.zeros([size], tf.int32)
+        features = {f: ids(2 + i, [size, HISTORY], law, key)[:, :, None] for i, f in enumerate(FEATURES)}
+        return {**features, "label": label}
+
+    def shared() -> dict[str, tf.Tensor]:
+        key = tf.random.uniform([], maxval=2**62, dtype=tf.int64)
+        return {"negatives": ids(1, [NEGATIVES, 1], AccessPattern(), key)[:, 0]}
+
+    return sampling.graph_batches(fetch, shared=shared)
 
 
 class PSContestant:
@@ -117,7 +125,7 @@ class PSContestant:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if spec.model == "two-tower" else None
         self.trainer = ParameterServerTrainer(
             lambda: MODELS[spec.model](spec), lambda: _optimizer(spec),
-            lambda: sampling.graph_batches(lambda units: _batch(spec, units)),
+            lambda: _batches(spec, sampling),
             self.cluster.resolver(), sampling=sampling, loss=loss,
         )  # fmt: skip
 

@@ -73,6 +73,7 @@ class Task:
         fetch: unit indices -> features, canary units included.
         sampling: of the units.
         canaries: planted among the units.
+        negatives: draws what the examples of a batch share in training.
         shared: inputs all examples share when losses are computed for exposure.
         measure: trained model -> metrics such as precision@10.
         steps, learning_rate, clip: of every training.
@@ -83,6 +84,7 @@ class Task:
     fetch: Callable[[np.ndarray], Any]
     sampling: PoissonSampling
     canaries: Canaries
+    negatives: Callable[[], dict[str, Any]]
     shared: Mapping[str, np.ndarray]
     measure: Callable[[keras.Model], dict[str, float]]
     steps: int
@@ -160,7 +162,7 @@ def run_cell(task: Task, cell: Cell, advance: Callable[[], None]) -> dict[str, A
     model = task.make_model(cell.seed)
     model.compile(optimizer=_optimizer(task, cell))
     clock = Clock(advance)
-    batches = task.sampling.batches(task.fetch)
+    batches = task.sampling.batches(task.fetch, shared=task.negatives)
     model.fit(batches, steps_per_epoch=task.steps, verbose=0, callbacks=[clock], shuffle=False)
     return {
         **dataclasses.asdict(cell),

@@ -101,11 +101,7 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
     )
     labels = rows["entities"] - 1
 
-    def training(indices: np.ndarray) -> dict[str, Any]:
-        negatives = comparison.shuffled_ids(labels, min(sizes.negatives, labels))
-        return {**source.fetch(train[indices]), "negatives": negatives}
-
-    fetch, units = canaries.insert(training, len(train))
+    fetch, units = canaries.insert(lambda indices: source.fetch(train[indices]), len(train))
     tested = source.fetch(test[: sizes.test_individuals], seed=0)
     shared = np.random.default_rng(0).choice(labels, min(4096, labels), replace=False) + 1
     return comparison.Task(
@@ -114,6 +110,7 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
         fetch=fetch,
         sampling=PoissonSampling(units, sizes.batch_size, unit="individual"),
         canaries=canaries,
+        negatives=lambda: {"negatives": comparison.shuffled_ids(labels, min(sizes.negatives, labels))},
         shared={"negatives": shared},
         measure=lambda model: measure(model, tested),
         steps=sizes.steps,

@@ -84,6 +84,7 @@ def make_task(sizes: Sizes, data: str | None) -> Any:
         fetch=fetch,
         sampling=PoissonSampling(units, sizes.batch_size, unit="user"),
         canaries=canaries,
+        negatives=examples.shared,
         shared=everything,
         measure=lambda model: model.recall(held_out),
         steps=sizes.steps,

@@ -1,23 +1,13 @@
-"""The budget on real fits of a Keras model, with an optimizer that only claims to be private."""
+"""The budget on real fits: never overspent, whoever makes the steps, and nothing that a model did is forgotten."""
 
-import dp_accounting
 import keras
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
+import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.privacy import PoissonSampling, ShuffledEpochs
-from tfdp_rec.privacy import Accountant
-
-
-class Claims(keras.optimizers.SGD):
-    """Has an event, as a mechanism has; its updates are plain SGD."""
-
-    event = GaussianDpEvent(1.0)
-
-    def dp_event(self):
-        return self.event
+from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -30,15 +20,26 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+def rows(indices):
+    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+def optimizer_of(noise=1.0, batch=25, kind=tfdp_rec.DPSGD):
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": noise, "expected_batch_size": batch}
+    return kind(0.01, name="private", **settings)  # one name, as in another process
+
+
 class Setup:
-    def __init__(self, event=None, steps_per_execution=1):
+    """What a training script makes anew in every process."""
+
+    def __init__(self, noise=1.0, steps_per_execution=1, kind=tfdp_rec.DPSGD):
         self.sampling = PoissonSampling(num_units=500, expected_batch_size=25)
-        self.batches = self.sampling.batches(lambda i: (np.ones([len(i), 2], np.float32), np.ones([len(i), 1])))
+        self.batches = self.sampling.batches(rows)
         self.accountant = Accountant(GaussianDpEvent(1.0), self.sampling, delta=1e-3, accountant="rdp")
-        self.model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-        optimizer = Claims(0.01)
-        optimizer.event = event or optimizer.event
-        self.model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+        inputs = keras.Input([2])
+        self.model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        eagerly = {"steps_per_execution": steps_per_execution, "run_eagerly": steps_per_execution == 1}
+        self.model.compile(optimizer_of(noise, kind=kind), "mse", **eagerly)
 
     @property
     def steps(self):
@@ -52,7 +53,7 @@ class Setup:
 
 @pytest.fixture(scope="module")
 def target():
-    """A budget for 13 steps exactly, and a bit, at the noise of `Claims`."""
+    """A budget for 13 steps exactly, and a bit, at noise 1."""
     accountant = Setup().accountant
     return (accountant.epsilon(13) + accountant.epsilon(14)) / 2
 
@@ -87,7 +88,7 @@ def test_a_spent_budget_or_one_too_small_is_refused_before_the_first_step(target
 
 
 def test_a_mechanism_without_a_guarantee_fits_no_budget():
-    setup = Setup(event=dp_accounting.NonPrivateDpEvent())
+    setup = Setup(kind=tfdp_rec.EANA)
     with pytest.raises(ValueError, match="such as EANA, fits no target"):
         setup.fit(1000.0)
     assert setup.steps == 0
@@ -114,7 +115,7 @@ def test_data_that_runs_out_inside_an_execution_is_counted_as_it_was_used(target
 def test_it_follows_a_change_of_noise(target):
     class Louder(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            self.model.optimizer.event = GaussianDpEvent(1.0 if epoch == 0 else 2.0)
+            self.model.optimizer.noise_multiplier = 1.0 if epoch == 0 else 2.0
 
     setup = Setup()
     setup.fit(target, callbacks=[Louder()])
@@ -127,7 +128,7 @@ def test_it_follows_a_change_of_noise(target):
 def test_a_change_to_noise_that_fits_no_step_stops_before_the_step(target):
     class Silent(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            self.model.optimizer.event = GaussianDpEvent(1.0 if epoch == 0 else 0.1)
+            self.model.optimizer.noise_multiplier = 1.0 if epoch == 0 else 0.1
 
     setup = Setup()
     with pytest.raises(ValueError, match="would exceed the budget"):
@@ -135,31 +136,132 @@ def test_a_change_to_noise_that_fits_no_step_stops_before_the_step(target):
     assert setup.steps == setup.accountant.steps == 8
 
 
-def test_steps_behind_the_accountants_back_are_refused(target):
+def test_steps_made_before_the_budget_are_counted(target):
     setup = Setup()
     setup.model.fit(setup.batches, steps_per_epoch=3, verbose=0)
-    with pytest.raises(ValueError, match="has taken 3 steps and the accountant knows of 0"):
-        setup.fit(target)
-    setup.accountant.record(setup.accountant.event, 3)
     setup.fit(target)
-    assert setup.steps == 13
+    assert setup.steps == setup.accountant.steps == 13
 
 
-def test_batches_of_another_source_are_refused(target):
+def test_steps_that_no_history_describes_are_refused(target):
     setup = Setup()
-    other = Setup().batches
-    with pytest.raises(ValueError, match="the accountant's sampling drew 0 batches"):
-        setup.model.fit(other, steps_per_epoch=2, verbose=0, callbacks=[PrivacyBudget(setup.accountant, target)])
-    vouched = PrivacyBudget(setup.accountant, target, check_sampling=False)
-    setup.model.fit(other, steps_per_epoch=2, verbose=0, callbacks=[vouched])
-    assert setup.accountant.steps == 3
+    setup.model.optimizer.iterations.assign(3)
+    with pytest.raises(Unaccounted, match="has made 3 steps that its privacy history does not describe"):
+        setup.fit(target)
 
 
-def test_a_cached_sample_is_not_a_fresh_one(target):
+# What the model carries.
+
+
+class TrainsAsWell(keras.callbacks.Callback):
+    """Three steps of its own after every epoch."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def on_epoch_end(self, epoch, logs=None):
+        iterator = iter(self.batches)
+        for _ in range(3):
+            self.model.train_on_batch(next(iterator))
+
+
+def test_a_callback_that_trains_between_epochs_is_counted(target):
     setup = Setup()
-    setup.batches = setup.batches.take(4).cache()
-    with pytest.raises(ValueError, match="each used once"):
-        setup.fit(target, steps_per_epoch=None)
+    setup.fit(100.0, callbacks=[TrainsAsWell(setup.batches)], steps_per_epoch=5, epochs=3)
+    assert setup.steps == setup.accountant.steps == 24
+
+
+def test_no_step_is_one_too_many_whoever_makes_it(target):
+    setup = Setup()
+    with pytest.raises(ValueError, match="privacy budget is spent"):
+        setup.fit(target, callbacks=[TrainsAsWell(setup.batches)], steps_per_epoch=6, epochs=3)
+    assert setup.steps == setup.accountant.steps == 13
+    assert setup.accountant.epsilon() <= target
+
+
+def test_compiling_again_carries_the_history(target):
+    setup = Setup()
+    setup.fit(target, epochs=1, steps_per_epoch=5)
+    setup.model.compile(optimizer_of(), "mse", run_eagerly=True)
+    second = Accountant(GaussianDpEvent(1.0), setup.sampling, 1e-3, "rdp")
+    setup.model.fit(setup.batches, steps_per_epoch=5, verbose=0, callbacks=[PrivacyBudget(second, target)])
+    assert second.steps == setup.accountant.steps == 10
+    assert second.epsilon() == setup.accountant.epsilon() == second.epsilon(10)
+    assert "10 steps" in second.statement() and "10 steps" in setup.accountant.statement()
+
+
+def test_compiling_again_with_other_noise_or_none_forgets_nothing(target):
+    setup = Setup()
+    setup.fit(100.0, epochs=1, steps_per_epoch=5)
+    setup.model.compile("sgd", "mse")
+    setup.model.compile(optimizer_of(noise=2.0), "mse", run_eagerly=True)
+    setup.fit(100.0, epochs=1, steps_per_epoch=4)
+    assert setup.accountant.runs() == [(GaussianDpEvent(1.0), 5), (GaussianDpEvent(2.0), 4)]
+
+
+@pytest.mark.parametrize("how", ["model.keras", "some.weights.h5"])
+def test_a_saved_model_carries_its_history(target, how, tmp_path):
+    setup = Setup()
+    setup.fit(target, epochs=1, steps_per_epoch=5)
+    again = Setup()
+    if how == "model.keras":
+        setup.model.save(tmp_path / how)
+        again.model = keras.models.load_model(tmp_path / how)
+    else:
+        again.model.optimizer.build(again.model.trainable_variables, {})
+        setup.model.save_weights(tmp_path / how)
+        for _ in range(2):  # what was read twice is counted once
+            again.model.load_weights(tmp_path / how)
+    again.fit(target)
+    assert again.steps == again.accountant.steps == 13
+    assert b"Keyed" not in next(tmp_path.iterdir()).read_bytes()
+
+
+def test_restored_without_its_history_a_model_makes_accountants_silent(target):
+    setup, again = Setup(), Setup()
+    setup.fit(target, epochs=1, steps_per_epoch=5)
+    again.model.optimizer.build(again.model.trainable_variables, {})
+    again.model.set_state_tree(setup.model.get_state_tree())
+    with pytest.raises(Unaccounted, match="has made 5 steps"):
+        again.fit(target)
+
+
+def test_backup_and_restore_forgets_no_step(tmp_path):
+    def run(*callbacks):
+        setup = Setup()
+        setup.model.optimizer.build(setup.model.trainable_variables, {})
+        backup = keras.callbacks.BackupAndRestore(tmp_path, save_freq=2, delete_checkpoint=False)
+        setup.fit(100.0, callbacks=[PrivacyBudget(setup.accountant, 100.0), backup, *callbacks], epochs=2, steps_per_epoch=7)
+        return setup
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Interrupt(6))
+    setup = run()
+    assert setup.accountant.steps >= setup.steps == 14
+
+
+def test_training_under_two_samplings_is_one_account(target):
+    setup = Setup()
+    setup.fit(100.0, epochs=1, steps_per_epoch=5)
+    other = PoissonSampling(num_units=500, expected_batch_size=50)
+    setup.model.compile(optimizer_of(batch=50), "mse", run_eagerly=True)
+    accountant = Accountant(GaussianDpEvent(1.0), other, 1e-3, "rdp")
+    budget = PrivacyBudget(accountant, 100.0)
+    setup.model.fit(other.batches(rows), steps_per_epoch=4, verbose=0, callbacks=[budget])
+    both = [setup.sampling.compose(GaussianDpEvent(1.0), 5), other.compose(GaussianDpEvent(1.0), 4)]
+    assert accountant.ledger().events == both
+    assert "5 steps under another sampling" in " ".join(accountant.statement().split())
+    assert accountant.epsilon() > Accountant(GaussianDpEvent(1.0), other, 1e-3, "rdp").epsilon(4)
+
+
+def test_shuffled_and_sampled_batches_have_no_epsilon_together(target):
+    setup = Setup()
+    setup.fit(100.0, epochs=1, steps_per_epoch=5)
+    shuffled = ShuffledEpochs(num_units=500, expected_batch_size=25)
+    accountant = Accountant(GaussianDpEvent(1.0), shuffled, 1e-3, "rdp")
+    with pytest.raises(Unaccounted, match="another adjacency"):
+        setup.model.fit(shuffled.batches(rows), verbose=0, callbacks=[PrivacyBudget(accountant, 100.0)])
 
 
 def test_a_plain_optimizer_and_wrong_arguments_are_refused(target):
@@ -176,10 +278,10 @@ def test_a_plain_optimizer_and_wrong_arguments_are_refused(target):
 def test_a_second_fit_on_shuffled_data_counts_its_new_epoch_before_it_starts():
     setup = Setup()
     setup.sampling = ShuffledEpochs(num_units=500, expected_batch_size=50)
-    setup.batches = setup.sampling.batches(lambda i: (np.ones([len(i), 2], np.float32), np.ones([len(i), 1])))
+    setup.batches = setup.sampling.batches(rows)
     setup.accountant = Accountant(GaussianDpEvent(2.0), setup.sampling, delta=1e-3, accountant="rdp")
     one_epoch = setup.accountant.epsilon(10) * 1.01
-    setup.model.optimizer.event = GaussianDpEvent(2.0)
+    setup.model.compile(optimizer_of(noise=2.0, batch=50), "mse", run_eagerly=True)
     setup.fit(one_epoch, steps_per_epoch=5, epochs=1)
     with pytest.raises(ValueError, match="would exceed the budget"):
         setup.fit(one_epoch)
@@ -190,8 +292,6 @@ def test_a_second_fit_on_shuffled_data_counts_its_new_epoch_before_it_starts():
 
 @pytest.mark.parametrize("mechanism", ["DPSGD", "LazyDPSGD"])
 def test_with_a_real_mechanism_and_empty_batches(target, mechanism):
-    import tfdp_rec
-
     sampling = PoissonSampling(num_units=500, expected_batch_size=2)
     batches = sampling.batches(lambda i: (np.stack([i, i], axis=1).astype(np.int32), np.ones([len(i), 1], np.float32)))
     ids = keras.Input([2], dtype="int32")

@@ -187,12 +187,12 @@ def test_labels_are_uniform_over_all_but_the_first(tiny):
 
 def test_negatives_are_distinct_fresh_and_the_whole_catalogue(small):
     examples = NextItemExamples(small, negatives=1500, seed=0)
-    drawn = [examples.fetch([])["negatives"] for _ in range(30)]
+    drawn = [examples.shared()["negatives"] for _ in range(30)]
     assert all(len(np.unique(negatives)) == 1500 for negatives in drawn)
     assert drawn[0].tolist() != drawn[1].tolist()
     counts = np.bincount(np.concatenate(drawn), minlength=2001)
     assert counts[0] == 0 and counts[1:].min() >= 8
-    everything = NextItemExamples(small, negatives=2000).fetch([])["negatives"]
+    everything = NextItemExamples(small, negatives=2000).shared()["negatives"]
     assert sorted(everything) == list(range(1, 2001))
 
 
@@ -213,9 +213,9 @@ def test_fixed_examples_are_fixed_and_depend_on_the_seed(small):
 def test_examples_pass_through_poisson_batches(small):
     train, _ = small.split_users(0.8)
     examples = NextItemExamples(small, train, negatives=40)
-    batches = PoissonSampling(len(examples), 64, unit="user").batches(examples.fetch)
+    batches = PoissonSampling(len(examples), 64, unit="user").batches(examples.fetch, shared=examples.shared)
     assert batches.element_spec["context"].shape.as_list() == [None, 20]
-    assert batches.element_spec["negatives"].shape.as_list() == [40]
+    assert batches.element_spec.batch["negatives"].shape.as_list() == [40]
     sizes = [len(batch["label"]) for batch in batches.take(20)]
     assert len(set(sizes)) > 5 and 40 < np.mean(sizes) < 90
 

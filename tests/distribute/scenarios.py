@@ -224,7 +224,7 @@ def reads(cluster, name, steps):
     seen = []
     worker_step._loss = lambda clipped: clipped.losses
     trainer = linear_trainer(cluster, name, 2)
-    trainer._progress.add = lambda losses: seen.append(losses)
+    trainer._progress.add = lambda losses, draw: seen.append(losses)
     trainer._progress.seconds = lambda: 0.0
     trainer.fit(steps, steps_per_report=steps, verbose=0)
     there, wrong = states(name, steps), 0
@@ -255,7 +255,7 @@ def sparse(cluster, steps):
 
 def budget(cluster):
     """Training stops at the last step that the budget has room for, between two reports or not."""
-    trainer = linear_trainer(cluster, "lazy", 1)
+    trainer = linear_trainer(cluster, "real noise", 1)
     event = trainer.cluster_model.optimizer.dp_event()
     accountant = tfdp_rec.privacy.Accountant(event, trainer.sampling, 0.1, "rdp", allow_large_delta=True)
     most = accountant.max_steps(20.0)

@@ -104,14 +104,28 @@ def test_spending_once_costs_what_it_costs_alone():
     assert counted.epsilon() == pytest.approx(direct_epsilon("rdp", 1.0, 4.0, 1), rel=1e-12)
 
 
-def test_take_back_undoes_a_record_and_no_more():
-    counted = accountant()
+def test_a_state_read_twice_is_counted_once():
+    counted, again = accountant(), accountant()
     counted.record(counted.event, 10)
-    counted.take_back(4)
-    assert counted.steps == 6 and counted.epsilon() == accountant().epsilon(6)
-    with pytest.raises(ValueError, match="Cannot take back 7"):
-        counted.take_back(7)
-    assert counted.steps == 6
+    for _ in range(2):
+        again.set_state(json.loads(json.dumps(counted.get_state())))
+    assert again.steps == 10
+    counted.record(counted.event, 5)
+    again.set_state(counted.get_state())
+    assert again.steps == 15
+
+
+def test_steps_recorded_by_hand_are_asserted():
+    counted = accountant()
+    assert "asserted" not in counted.statement(10)
+    counted.record(counted.event, 10)
+    assert "recorded by hand are asserted, not checked" in " ".join(counted.statement().split())
+
+
+def test_restarts_of_shuffled_batches_recorded_by_hand():
+    counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
+    counted.record(counted.event, 150, restarts=3)
+    assert counted.ledger().events[-1].count == 2 + 2, "three iterations begun: two of them anew"
 
 
 def test_state_survives_json():

@@ -17,8 +17,6 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_coordinate,
     eana_rdp_instance,
     eana_rdp_published,
-    figure_2,
-    plot_figure_2,
 )
 
 
@@ -199,18 +197,6 @@ def test_bad_epsilon_and_row_arguments_are_refused():
         eana_rdp_instance(2, row_counts=[3], row_norms=[-1.0], noise_stddev=1.0)
     with pytest.raises(ValueError, match="alpha <= C0"):
         eana_rdp_instance(2, row_counts=[100, 0], row_norms=[1.0, 1.0], noise_stddev=1.0)
-
-
-def test_figure_2_has_the_papers_shape(tmp_path):
-    """DP-SGD is always better, and the gap shrinks as σ falls and as C0 grows."""
-    curves = figure_2([0.1, 0.3, 1.0], [100, 1000])
-    for curve in curves.values():
-        assert min(curve["ratio"]) > 1
-        assert curve["ratio"] == sorted(curve["ratio"])
-        assert all(p > e for p, e in zip(curve["eana_published"], curve["eana"]))
-    assert all(big < small for big, small in zip(curves[1000]["ratio"], curves[100]["ratio"]))
-    path = plot_figure_2(tmp_path / "figure_2.png", curves)
-    assert path.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_module_needs_no_tensorflow():

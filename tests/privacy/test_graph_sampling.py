@@ -81,10 +81,13 @@ def test_a_billion_units_cost_no_more_than_the_batch():
 def test_graph_batches_fetch_in_the_graph_and_never_repeat():
     sampling = PoissonSampling(1000, 30)
     batches = iter(sampling.graph_batches(lambda units: {"unit": units, "twice": 2 * units}))
-    first, second = next(batches), next(batches)
+    (first, draw), (second, next_draw) = next(batches), next(batches)
+    assert int(draw.size) == len(first["unit"]) and draw.sampling == sampling.name
+    assert (int(draw.number), int(next_draw.number)) == (0, 1) and draw.iteration == next_draw.iteration
     assert sampling.graph_streams == 1
     assert np.array_equal(first["twice"], 2 * first["unit"]) and not np.array_equal(first["unit"], second["unit"])
-    again = next(iter(sampling.graph_batches(lambda units: {"unit": units})))
+    again, other = next(iter(sampling.graph_batches(lambda units: {"unit": units})))
+    assert draw.iteration != other.iteration
     assert not np.array_equal(first["unit"], again["unit"])
 
 

@@ -72,30 +72,48 @@ def test_keras_global_seed_does_not_make_samples_repeat():
 
 def fetch(indices):
     context = np.zeros([len(indices), 3], np.int32) + np.asarray(indices, np.int32)[:, None]
-    return {"context": context, "label": np.asarray(indices, np.int64)}, np.ones(4, np.float32)
+    return {"context": context, "label": np.asarray(indices, np.int64)}
+
+
+def negatives():
+    return {"negatives": np.ones(4, np.float32)}
 
 
 def test_the_dataset_has_open_batch_dimensions_and_yields_empty_batches():
     sampling = PoissonSampling(20, 1, unit="user")
-    dataset = sampling.batches(fetch, seed=0)
-    features, shared = dataset.element_spec
+    dataset = sampling.batches(fetch, seed=0, shared=negatives)
+    features, draw = dataset.element_spec
     assert features["context"] == tf.TensorSpec([None, 3], tf.int32)
     assert features["label"] == tf.TensorSpec([None], tf.int64)
-    assert shared == tf.TensorSpec([4], tf.float32)
+    assert features["negatives"] == tf.TensorSpec([4], tf.float32)
+    assert draw.sampling == sampling.name and draw.seeded and draw.shared == ("negatives",)
     assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-    sizes = [len(features["label"]) for features, _ in dataset.take(50)]
-    assert 0 in sizes and max(sizes) > 1
-    assert sampling.batches_drawn >= 50
+    drawn = list(dataset.take(50))
+    assert [int(d.draw.number) for d in drawn] == list(range(50))
+    assert len({int(d.draw.iteration) for d in drawn}) == 1
+    sizes = [len(d.batch["label"]) for d in drawn]
+    assert sizes == [int(d.draw.size) for d in drawn] and 0 in sizes and max(sizes) > 1
 
 
 def test_a_single_unit_and_a_full_batch():
-    assert PoissonSampling(1, 1).batches(fetch).element_spec[0]["label"].shape == [None]
+    assert PoissonSampling(1, 1).batches(fetch).element_spec.batch["label"].shape == [None]
     assert len(next(PoissonSampling(9, 9).index_batches())) == 9
+
+
+def test_shared_inputs_need_a_dict_to_go_into():
+    with pytest.raises(ValueError, match="shared= must give a dict"):
+        PoissonSampling(10, 2).batches(lambda i: i, shared=negatives)
+    with pytest.raises(ValueError, match="without those keys"):
+        PoissonSampling(10, 2).batches(lambda i: {"negatives": i}, shared=negatives)
+    both = PoissonSampling(10, 2).batches(lambda i: ({"id": i}, i), shared=negatives).element_spec.batch
+    assert set(both[0]) == {"id", "negatives"}
 
 
 def test_fetch_with_a_careless_empty_batch_is_refused():
     with pytest.raises(ValueError, match="fetch gives arrays of different dtype"):
         PoissonSampling(10, 2).batches(lambda indices: np.array([[i, i] for i in indices.tolist()]))
+    with pytest.raises(ValueError, match="one row for each index"):
+        PoissonSampling(10, 2).batches(lambda indices: np.zeros(3))
 
 
 @pytest.mark.parametrize("scheme", [PoissonSampling, ShuffledEpochs])
@@ -162,32 +180,26 @@ def test_no_unit_takes_part_more_often_than_is_charged(seed):
     ]
     taken = participations(pieces, num_units=12, batch_size=3, rng=rng)
     sampling = ShuffledEpochs(12, 3)
-    sampling.restarts = len(pieces) - 1
     runs = [(GaussianDpEvent(noises[noise]), steps) for piece in pieces for noise, steps in piece]
-    charged = sampling.compose_history(runs)
+    charged = sampling.compose_history(runs, restarts=len(pieces) - 1)
     precision = fold_gaussians(charged).noise_multiplier ** -2
     actual = (taken @ np.array([noise**-2 for noise in noises])).max()
     assert actual <= precision * (1 + 1e-9)
 
 
-def test_each_new_iteration_of_shuffled_data_is_counted():
+def test_each_new_iteration_of_shuffled_data_is_charged():
     sampling = ShuffledEpochs(20, 5)
-    for _ in range(3):
-        list(sampling.batches(fetch, seed=0).take(2))
-    assert sampling.restarts == 2
-    assert sampling.compose(GaussianDpEvent(1.0), 6).count == 2 + 2
-    resumed = ShuffledEpochs(20, 5)
-    resumed.set_state(sampling.get_state())
-    list(resumed.batches(fetch, seed=0).take(1))
-    assert resumed.restarts == 3
+    assert sampling.compose_history([(GaussianDpEvent(1.0), 6)], restarts=2).count == 2 + 2
 
 
 def test_the_state_of_a_sampling_tells_nothing_of_its_samples():
     sampling = PoissonSampling(100, 10)
     list(sampling.batches(fetch).take(3))
-    assert set(sampling.get_state()) == {"scheme", "num_units", "expected_batch_size", "unit", "restarts"}
+    assert set(sampling.get_state()) == {"scheme", "num_units", "expected_batch_size", "unit"}
     with pytest.raises(ValueError, match="another sampling"):
         PoissonSampling(100, 11).set_state(sampling.get_state())
+    with pytest.raises(ValueError, match="Unknown sampling scheme"):
+        PoissonSampling.from_state({"scheme": "Wonderful"})
 
 
 def test_mechanisms_that_cannot_be_compared_are_each_charged_in_full():

@@ -2,8 +2,8 @@
 
 - ε never exceeds the target, not by one step: a step is counted before it runs, and training stops while the next one
   (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
-- What was interrupted stays counted: a step that Ctrl-C cut short may have been applied.
-- The count is the optimizer's own, so steps taken behind the accountant's back are noticed and refused.
+- Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback.
+- The count is the model's own history (`privacy.step_history`): what was interrupted, restored or made elsewhere is in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import keras
 
 from tfdp_rec.privacy import Accountant
+from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.privacy.step_history import void_of
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -21,15 +23,14 @@ class PrivacyBudget(keras.callbacks.Callback):
     Follows changes of the optimizer's noise, which must not depend on the data; adds `epsilon` to an epoch's logs.
 
     Args:
-        accountant: counts the steps; its `sampling` is what drew the batches of this fit.
+        accountant: follows the model from here on; its `sampling` is what drew the batches of this fit.
         target_epsilon: the budget, at the accountant's δ.
         check_sampling: refuse batches that `accountant.sampling` did not draw. Turn it off only where they are sampled
-            just as it says by other means.
+            just as it says by other means, and better say by which: `Accountant(..., asserted="...")`.
 
     Raises:
-        ValueError: target_epsilon is not positive; in `fit`, if not even one step fits, if the optimizer has taken
-          steps
-            that the accountant does not know, or if the batches are not the sampling's.
+        ValueError: target_epsilon is not positive; in `fit`, if not even one step fits, if the model has made steps
+            that the accountant cannot account for, or if the batches are not the sampling's.
         TypeError: in `fit`, if the optimizer is not a private one.
 
     Example:
@@ -52,52 +53,66 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant = accountant
         self.target_epsilon = target_epsilon
         self.check_sampling = check_sampling
-        self._counted_ahead = 0
+        if not check_sampling and not accountant.asserted:
+            accountant.asserted = "check_sampling=False"
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a fit that cannot be accounted for."""
-        if not hasattr(self.model.optimizer, "dp_event"):
+        if not hasattr(self.model.optimizer, "privacy_history"):
             raise TypeError(
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
-        if self._iterations() > self.accountant.steps:
-            raise ValueError(
-                f"The optimizer has taken {self._iterations()} steps and the accountant knows of "
-                f"{self.accountant.steps}: record the others with accountant.record(event, steps), or restore the "
-                "accountant with set_state."
-            )
+        self.accountant.follow(self.model)
+        self._check_source()
         self._spend_before_training()
-        sampling = self.accountant.sampling
-        sampling.set_state(sampling.get_state())  # this fit iterates anew: counted before its first step
-        self._counted_ahead = 0
-        self._drawn_before = self.accountant.sampling.batches_drawn
-        self._steps_in_fit = 0
-        self._look_up_limit()
+        self._basis: Any = None
+        self.accountant.restarts_ahead = self._iterations_ahead()
         self._refuse_overspending()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts what Keras is about to run."""
-        if self.model.optimizer.dp_event() != self._event:
-            self._look_up_limit()
+        """Refuses what Keras is about to run, if it does not fit."""
         self._refuse_overspending()
-        self._before = self._iterations()
-        self._counted_ahead = self._planned()
-        self.accountant.record(self._event, self._counted_ahead)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Corrects the count, and stops if the next steps do not fit."""
-        self._reconcile(at_least=1)
-        self._check_drawn()
-        self._stop_if_spent()
+        """Stops if the next steps do not fit."""
+        self.accountant.refuse()
+        if not self._fits():
+            self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs ε."""
-        self._reconcile(at_least=0)  # data that ran out inside an execution ends the epoch without a batch end
-        if self.model.optimizer.dp_event() != self._event:
-            self._look_up_limit()
-        self._stop_if_spent()
+        self.on_train_batch_end(0)
         if logs is not None:
             logs["epsilon"] = self.accountant.epsilon()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Later steps are for a later budget."""
+        self.accountant.restarts_ahead = 0
+        self.model.optimizer.privacy_history.allow(None)
+
+    def _check_source(self) -> None:
+        """Before the first step: what the data and the optimizer are known to be."""
+        source = getattr(self.model, "feeding", None) or Source()
+        void = void_of(self.model.optimizer, source)
+        if void:
+            raise ValueError(f"No budget can be kept, since {void}: epsilon is infinite.")
+        if not self.check_sampling or self.accountant.asserted:
+            return
+        if source.sampling is None:
+            raise ValueError(
+                "The data of this fit carry no proof that they were sampled (no sampling drew them, or a map dropped "
+                "it), and amplification is claimed only for accountant.sampling.batches(fetch). Fit on those; or, if "
+                "they are sampled just so by other means, say by which: Accountant(..., asserted='...')."
+            )
+        if source.sampling is not self.accountant.sampling:
+            raise ValueError(
+                f"The data of this fit were drawn by another sampling ({source.sampling.describe()}) than the "
+                "accountant's: give both the same object."
+            )
+
+    def _iterations_ahead(self) -> int:
+        """How often this fit may begin iterating its batches: shuffled ones cost more each time."""
+        return 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
 
     def _spend_before_training(self) -> None:
         """Counts what the optimizer's own choices, such as a pre-selection of rows, cost before the first step."""
@@ -105,49 +120,28 @@ class PrivacyBudget(keras.callbacks.Callback):
             if (event, label) not in self.accountant.spent:
                 self.accountant.spend(event, label)
 
-    def _iterations(self) -> int:
-        return int(self.model.optimizer.iterations.numpy())
-
-    def _planned(self) -> int:
-        return int(self.model.steps_per_execution)
-
     def _look_up_limit(self) -> None:
         """The most steps in all, under the optimizer's present noise."""
-        self._event = self.model.optimizer.dp_event()
-        self.accountant.record(self._event, 0)
-        self._limit = self.accountant.max_steps(self.target_epsilon)
+        event, runs = self.model.optimizer.dp_event(), self.accountant.runs()
+        self.accountant.record(event, 0)
+        before = runs[:-1] if runs and runs[-1][0] == event else runs
+        basis = (event, before, len(self.accountant.spent_besides))
+        if basis != self._basis:  # else more of the same was made
+            self._basis, self._limit = basis, self.accountant.max_steps(self.target_epsilon)
+            left = max(0, self._limit - self.accountant.steps)
+            self.model.optimizer.privacy_history.allow(left)
 
     def _fits(self) -> bool:
-        return self.accountant.steps + self._planned() <= self._limit
+        self._look_up_limit()
+        return self.accountant.steps + int(self.model.steps_per_execution) <= self._limit
 
     def _refuse_overspending(self) -> None:
+        self.accountant.refuse()
         if not self._fits():
             spent = self.accountant.epsilon()
             raise ValueError(
-                f"{self._planned()} more step(s) would exceed the budget: epsilon is {spent:.4g} after "
-                f"{self.accountant.steps} steps, the target is {self.target_epsilon:g} and the limit {self._limit} "
-                "steps. Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a "
-                "mechanism without a guarantee, such as EANA, fits no target."
+                f"{int(self.model.steps_per_execution)} more step(s) would exceed the budget: epsilon is {spent:.4g} "
+                f"after {self.accountant.steps} steps, the target is {self.target_epsilon:g} and the limit "
+                f"{self._limit} steps. Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger "
+                "target; a mechanism without a guarantee, such as EANA, fits no target."
             )
-
-    def _reconcile(self, at_least: int) -> None:
-        taken = max(self._iterations() - self._before, at_least) if self._counted_ahead else 0
-        if taken > self._counted_ahead:
-            self.accountant.record(self._event, taken - self._counted_ahead)
-        else:
-            self.accountant.take_back(self._counted_ahead - taken)
-        self._steps_in_fit += taken
-        self._counted_ahead = 0
-
-    def _check_drawn(self) -> None:
-        drawn = self.accountant.sampling.batches_drawn - self._drawn_before
-        if self.check_sampling and drawn < self._steps_in_fit:
-            raise ValueError(
-                f"{self._steps_in_fit} steps were taken on this fit's data, of which the accountant's sampling drew "
-                f"{drawn} batches: its guarantee is for batches from accountant.sampling.batches(...), each used once. "
-                "Train on those, or pass check_sampling=False if they are sampled just so by other means."
-            )
-
-    def _stop_if_spent(self) -> None:
-        if not self._fits():
-            self.model.stop_training = True

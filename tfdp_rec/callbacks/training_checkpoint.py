@@ -11,8 +11,8 @@ Keep it as private as the data it was trained on.
   Otherwise a run killed after a release would resume from before it, draw other noise for the same gradients, and
   count its steps once where two releases had spent them; and a checkpoint that was resumed and released k times would
   give its pending noise k times, to be averaged away. The states are in docs/privacy-lazy.md.
-- ε counts each step once: a step that has run is counted, one that was cut short may have run and is counted, one that
-  was only counted ahead is not.
+- ε counts each step once: it holds the model's privacy history, where a step that was cut short may have run and is
+  counted.
 
 Layout: a zip archive of `training_checkpoint.json` and the raw little-endian values of each variable, in chunks.
 """
@@ -36,6 +36,7 @@ from tfdp_rec.keras_internals import begin_at_epoch, resource
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.privacy import Accountant
+from tfdp_rec.privacy.history import History
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"
@@ -65,12 +66,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     Args:
         directory: where checkpoints are; made if missing. One training, one directory.
         every: steps between checkpoints; None for the ends of epochs alone.
-        accountant: its counts are kept and restored; `PrivacyBudget` with the same accountant does the counting.
+        accountant: follows the model; what it was told is kept and restored.
         sampling: the sampling scheme, if there is no accountant to keep it.
 
     Raises:
-        ValueError: `every` is not positive; in `fit`, if the directory holds a checkpoint that was not resumed from, if
-            the accountant does not count the steps, or if another process trains with the directory.
+        ValueError: `every` is not positive; in `fit`, if the directory holds a checkpoint that was not resumed from, or
+            if another process trains with the directory.
         TypeError: in `fit` and `resume`, if the model was not compiled with a mechanism of this package.
 
     Example:
@@ -99,10 +100,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.directory = os.fspath(directory)
         self.every, self.accountant, self.sampling = every, accountant, sampling
         self._resumed: Resumed | None = None
-        self._epoch, self._done, self._to_skip, self._in_step = 0, 0, 0, False
+        self._epoch, self._done, self._to_skip = 0, 0, 0
         self._saved: Any = None
         self._own_stop = False
-        self._uncounted = 0
 
     # What fit calls.
 
@@ -117,7 +117,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 f"{last} is of an earlier training, whose privacy cost would be forgotten: call resume(model) before "
                 "fit, or use another directory."
             )
-        self._compare_counts()
+        if self.accountant is not None:
+            self.accountant.follow(self.model)
         self._to_skip = self._resumed.steps_in_epoch if self._resumed else 0
         if self._resumed is not None:
             begin_at_epoch(self.model, self._resumed.epoch)
@@ -129,13 +130,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._epoch, self._done = epoch, self._to_skip
         self._resumed = None
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """From here on, a step may have been made."""
-        self._in_step = True
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves if it is time; ends a resumed epoch early by the steps it had behind it."""
-        self._in_step = False
         self._done = self._to_skip + batch + 1
         if self.every is not None and self._steps() - self._saved[0] >= self.every:
             self.save()
@@ -144,7 +140,6 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, as the beginning of the next epoch."""
-        self._in_step = False  # data that ran out inside an execution ends the epoch without a batch end
         if self._own_stop:
             self.model.stop_training = self._own_stop = False
         self._epoch, self._done, self._to_skip = epoch + 1, 0, 0
@@ -190,27 +185,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "epoch": self._epoch,
             "steps_in_epoch": self._done,
             "steps_per_epoch": (self.params or {}).get("steps"),
-            "accountant": self._counts(),
+            "history": optimizer.privacy_history.snapshot().dumps(),
+            "accountant": None if self.accountant is None else self.accountant.get_state(),
             "sampling": None if self.sampling is None else self.sampling.get_state(),
         }
-
-    def _counts(self) -> dict[str, Any] | None:
-        """The accountant's state without steps that it counted ahead and that have not begun."""
-        if self.accountant is None:
-            return None
-        state = self.accountant.get_state()
-        ahead = self.accountant.steps - self._uncounted - self._steps()
-        if ahead < 0:
-            raise ValueError(
-                f"The accountant misses {-ahead} steps of this fit: add PrivacyBudget(accountant, ...) to callbacks."
-            )
-        if ahead and not self._in_step:
-            state["runs"] = list(_without_last(state["runs"], ahead))
-        return state
-
-    def _compare_counts(self) -> None:
-        """Steps the accountant knows of that this optimizer did not make."""
-        self._uncounted = 0 if self.accountant is None else self.accountant.steps - self._steps()
 
     def _steps(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
@@ -260,15 +238,18 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         with zipfile.ZipFile(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
+            optimizer.privacy_history.close(optimizer)
             variables = dict(_variables(model))
             for name, shape, _ in header["variables"]:
                 with archive.open(name) as file:
                     _fill(variables[name], shape, file)
         optimizer.ledger_restored()
+        optimizer.privacy_history.take(History.loads(header["history"]))
         for holder, key in ((self.accountant, "accountant"), (self.sampling, "sampling")):
             if holder is not None:
                 holder.set_state(header[key])
-        self._compare_counts()
+        if self.accountant is not None:
+            self.accountant.follow(model)
         self._resumed = _normalised(header)
         self._epoch, self._done = self._resumed.epoch, self._resumed.steps_in_epoch
         self._guard_releases()
@@ -276,7 +257,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _guard_releases(self) -> None:
         """From now on what leaves the model is in a checkpoint first, whether or not a fit is going on."""
-        self._in_step, self._saved = False, self._state()
+        self._saved = self._state()
         if self.model.optimizer.built:
             self.model.release.guard(self.model.optimizer)
         self.model.when_settled(self._before_release)
@@ -355,16 +336,6 @@ def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
         scatter("Update", variable, tf.range(start, end), tf.constant(values.reshape([end - start, *shape[1:]])))
     if file.read(1):
         raise ValueError(f"'{variable.name}' has more values in the checkpoint than its shape {shape} allows.")
-
-
-def _without_last(runs: list[list[Any]], steps: int) -> Iterator[list[Any]]:
-    """Runs [event, count] with the last `steps` steps taken off."""
-    left = sum(count for _, count in runs) - steps
-    for event, count in runs:
-        taken = min(count, left)
-        left -= taken
-        if taken:
-            yield [event, taken]
 
 
 def _normalised(header: dict[str, Any]) -> Resumed:

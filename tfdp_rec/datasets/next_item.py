@@ -24,7 +24,7 @@ Features = dict[str, NDArray[np.int32]]
 
 
 class NextItemExamples:
-    """Examples of some users of timelines; `fetch` is what a sampling's `batches` asks for.
+    """Examples of some users of timelines; `fetch` and `shared` are what a sampling's `batches` asks for.
 
     Args:
         timelines: the timelines.
@@ -40,9 +40,11 @@ class NextItemExamples:
         >>> from tfdp_rec.datasets.movielens import generated
         >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
         >>> train, test = timelines.split_users(0.8)
-        >>> batch = NextItemExamples(timelines, train, negatives=50).fetch(np.array([4, 7]))
-        >>> {name: array.shape for name, array in batch.items()}
-        {'context': (2, 20), 'label': (2,), 'negatives': (50,)}
+        >>> examples = NextItemExamples(timelines, train, negatives=50)
+        >>> {name: array.shape for name, array in examples.fetch(np.array([4, 7])).items()}
+        {'context': (2, 20), 'label': (2,)}
+        >>> examples.shared()["negatives"].shape
+        (50,)
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class NextItemExamples:
         return len(self.users)
 
     def fetch(self, indices: ArrayLike) -> Features:
-        """A batch: one example of each user at these indices (perhaps none), and fresh negatives."""
+        """One example of each user at these indices (perhaps none): what a sampling's `batches` asks for."""
         indices = np.asarray(indices, np.int64)
-        features = self._examples(indices, self._rng.integers(1, self._lengths[indices]))
-        if self.negatives:
-            features["negatives"] = self._draw_negatives()
-        return features
+        return self._examples(indices, self._rng.integers(1, self._lengths[indices]))
+
+    def shared(self) -> Features:
+        """Fresh negatives, if there are any, for `batches(examples.fetch, shared=examples.shared)`."""
+        return {"negatives": self._draw_negatives()} if self.negatives else {}
 
     def fixed(self, seed: int = 0) -> Features:
         """One example of every user, the same at every call: for testing. Without negatives."""

@@ -31,7 +31,7 @@ class SharedTimelines:
         >>> from tfdp_rec.privacy import PoissonSampling
         >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
         >>> shared = SharedTimelines(NextItemExamples(timelines, negatives=50), tempfile.mkdtemp())
-        >>> batch = next(iter(shared.batches(PoissonSampling(100, 100))))
+        >>> batch = next(iter(shared.batches(PoissonSampling(100, 100)))).batch
         >>> batch["context"].shape, batch["negatives"].shape
         (TensorShape([100, 20]), TensorShape([50]))
     """
@@ -58,10 +58,10 @@ class SharedTimelines:
             lengths = tf.gather(held["lengths"], indices)
             share = tf.random.uniform(tf.shape(indices), dtype=tf.float64)
             positions = 1 + tf.cast(share * tf.cast(lengths - 1, tf.float64), tf.int64)
-            found = self._examples(held, indices, tf.minimum(positions, lengths - 1))
-            return found | ({"negatives": self._draw_negatives()} if self.negatives else {})
+            return self._examples(held, indices, tf.minimum(positions, lengths - 1))
 
-        return sampling.graph_batches(fetch)
+        shared = (lambda: {"negatives": self._draw_negatives()}) if self.negatives else None
+        return sampling.graph_batches(fetch, shared=shared)
 
     def _examples(self, held: dict[str, tf.Tensor], indices: tf.Tensor, positions: tf.Tensor) -> dict[str, tf.Tensor]:
         """Labels at these places of the timelines, with what comes before."""

@@ -120,6 +120,7 @@ class ParameterServer:
             config = {**optimizer.get_config(), **self._collaborators(optimizer)}
             own = type(optimizer).from_config(config)
             places = [place for _, _, place in self._variables]
+            own.counts_steps = False  # the coordinator does
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
             variables = [variable for variable, _, _ in self._variables]
             own.build(variables, {variable.path: None for variable, table, _ in self._variables if table})

@@ -35,6 +35,8 @@ from tfdp_rec.files import hold
 from tfdp_rec.keras_internals import iterator_spec, learning_rate_of, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.privacy.drawn import SeenDraws, source_of
+from tfdp_rec.privacy.history import DRAWN, Entry
 from tfdp_rec.training.batch import Batch, normalised
 from tfdp_rec.training.model import PrivateTraining
 
@@ -134,7 +136,8 @@ class ParameterServerTrainer:
 
     def _checked_spec(self) -> Any:
         streams = self.sampling.graph_streams if self.sampling else 0
-        spec = normalised(self._dataset_fn().element_spec)
+        given = self._dataset_fn().element_spec
+        self._source, spec = source_of(given), normalised(given)
         if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
         return spec
@@ -196,10 +199,12 @@ class ParameterServerTrainer:
         if accountant is not None:
             if accountant.steps:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
-            for event, count in self._attempts.runs:
-                accountant.record(event, count)
+            accountant.follow(self._optimizer)
         with servers_alive():
             self._checkpoints.restore()
+        for event, count in self._attempts.runs:
+            made = Entry(event, count, DRAWN, self.sampling.get_state())  # type: ignore[union-attr]
+            self._optimizer.privacy_history.add_entry(made)
         self._optimizer.iterations.assign(self._attempts.count)
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
@@ -243,7 +248,7 @@ class ParameterServerTrainer:
                 "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
             )
         self._refuse_coupling()
-        model.stop_training = False
+        model.stop_training, model.feeding = False, self._source
         reports = -(-steps // steps_per_report)
         listeners = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=reports, model=model
@@ -311,7 +316,8 @@ class ParameterServerTrainer:
 
         def attempt(iterator: Any) -> None:
             if self._attempts.take(block):
-                self._progress.add(self._step(iterator, settings).numpy())
+                losses, draw = self._step(iterator, settings)
+                self._progress.add(losses.numpy(), draw.numpy().tolist())
 
         try:
             for _ in range(number):
@@ -320,8 +326,8 @@ class ParameterServerTrainer:
             self._wait_for_servers()
         finally:
             made = self._attempts.count - before
-            if self.sampling is not None:
-                self.sampling.batches_drawn += made
+            if self._private:
+                self._optimizer.privacy_history.add(self._optimizer, self._source, made)
             self._optimizer.iterations.assign_add(made)
         return self._progress.total
 
@@ -357,6 +363,8 @@ class ParameterServerTrainer:
         local.table_reader(self._spec)
         with servers_alive():
             self._served.fetch(local)
+        if self._private:
+            local.privacy_history.take(self._optimizer.privacy_history.snapshot())
         self.save()
         return local
 
@@ -381,14 +389,15 @@ class _Progress:
     """The losses of a round, and when the last of them came."""
 
     def __init__(self) -> None:
-        self._lock, self.total = threading.Lock(), np.zeros(2)
+        self._lock, self.total, self._draws = threading.Lock(), np.zeros(2), SeenDraws()
         self.restart()
 
     def restart(self) -> None:
         self._last = time.monotonic()
 
-    def add(self, found: np.ndarray) -> None:
+    def add(self, found: np.ndarray, draw: list[int]) -> None:
         with self._lock:
+            self._draws.add(*draw)
             self.total = self.total + found
             self._last = time.monotonic()
 

@@ -18,6 +18,7 @@ from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.optimizers.tables import distinct_rows, resource
+from tfdp_rec.privacy.drawn import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.step import PrivateStep, finite_losses
 from tfdp_rec.training.table_reader import TableReader
@@ -38,7 +39,7 @@ class WorkerStep:
     ):
         self._step, self._tables, self._servers, self._reader = step, tables, servers, reader
 
-    def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
+    def __call__(self, data: Any, settings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes the step.
 
         Args:
@@ -47,13 +48,15 @@ class WorkerStep:
 
         Returns:
             The sum of the examples' finite losses, and how many these are, float32 [2]. Private: nothing protects them.
+            And which draw the batch was, int64 [2].
         """
-        batch = Batch.of(data, self._step.model.shared_inputs)
+        shared = self._step.model.shared_inputs
+        numbers, batch = draw_numbers(data), Batch.of(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
             clipped = self._clipped_sum(batch, settings)
             with tf.control_dependencies([clipped.norms]):
                 self._send({path: clipped.gradients[path] for path in clipped.gradients}, settings)
-            return _loss(clipped)
+            return _loss(clipped), numbers
 
     def _clipped_sum(self, batch: Batch, settings: tf.Tensor) -> ClippedSum:
         with fetched(self._tables, self._reader(batch.examples)):

@@ -143,7 +143,7 @@ def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -
 def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
     """One fixed example of each test user, and fixed negatives for the loss."""
     examples = NextItemExamples(problem.timelines, problem.test, settings.history, settings.negatives, settings.seed)
-    negatives = examples.fetch([0])["negatives"]
+    negatives = examples.shared()["negatives"]
     batches = tf.data.Dataset.from_tensor_slices(examples.fixed(settings.seed)).batch(500)
     return batches.map(lambda batch: {**batch, "negatives": negatives}).cache()
 
@@ -186,7 +186,7 @@ def train_one(
     model = new_model(problem, settings)
     model.compile(optimizer=optimizer_for(mechanism, settings, noise_multiplier))
     examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
-    batches = problem.sampling.batches(examples.fetch)
+    batches = problem.sampling.batches(examples.fetch, shared=examples.shared)
     callbacks: list[keras.callbacks.Callback] = []
     accountant = None
     if model.is_private:

@@ -55,6 +55,9 @@ class NoiseSource(abc.ABC):
     file. Whoever held that state could subtract the noise.
     """
 
+    secret = False
+    """Whether nobody can compute the noise again; without that, ε is infinite. Every class says it for itself."""
+
     @abc.abstractmethod
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
         """Independent Gaussians for each request.

@@ -48,6 +48,8 @@ class EntropyNoise(NoiseSource):
         [2, 3]
     """
 
+    secret = True
+
     def __init__(self, jit_compile: bool = True) -> None:
         self.jit_compile = jit_compile
         self._sample = _COMPILED if jit_compile else _sample

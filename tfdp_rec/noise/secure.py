@@ -63,6 +63,8 @@ class SecureNoise(NoiseSource):
         [2, 3]
     """
 
+    secret = True
+
     def __init__(self, jit_compile: bool = True) -> None:
         self.jit_compile = jit_compile
         self._combine = _COMPILED if jit_compile else _half_sums_of_four

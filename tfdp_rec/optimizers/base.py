@@ -18,16 +18,23 @@ from typing import Any
 
 import dp_accounting
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
+from tfdp_rec.optimizers.checks import checked_dense, positive, refuse_on_table, serialized_rate
 from tfdp_rec.optimizers.flag import Flag
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
+from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
+from tfdp_rec.privacy.history import History
+from tfdp_rec.privacy.step_history import StepHistory
 
+_HISTORY = "privacy_history"  # among the saved variables
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",
     "clipvalue": "clipping is by example, through l2_norm_clip",
@@ -63,6 +70,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     observers: tuple[Callable[[ClippedSum], None], ...] = ()
     """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
 
+    counts_steps = True  # or whoever makes them on a cluster does
+
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
         # A clip that lands where the batch size belongs still trains, and protects nobody.
         if len(positional) > 1:
@@ -76,6 +85,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().__init_subclass__(**kwargs)
         cls.__signature__ = _signature_of(cls)  # type: ignore[attr-defined]  # or help() would show that of __new__
 
+    @takes_plan
     def __init__(
         self,
         learning_rate: Any,
@@ -106,7 +116,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.momentum, self.nesterov, self.decoupled_weight_decay = momentum, nesterov, weight_decay
         self.secure = secure
         self.noise = noise or (noise_sources.SecureNoise() if secure else noise_sources.EntropyNoise())
-        self.dense_optimizer = _checked_dense(dense_optimizer)
+        self.dense_optimizer = checked_dense(dense_optimizer)
+        self.privacy_history = StepHistory(self)
         self.constructed_with: dict[str, float] = {}
         self._l2_norm_clip = self._setting("l2_norm_clip", l2_norm_clip)
         self._noise_multiplier = self._setting("noise_multiplier", noise_multiplier, zero=True)
@@ -115,7 +126,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     # Settings: variables, so that a change in mid-training reaches the compiled step, and so that they are saved.
 
     def _setting(self, name: str, value: float, zero: bool = False) -> keras.Variable:
-        checked = _positive(name, value, zero)
+        checked = positive(name, value, zero)
         self.constructed_with[name] = checked
         variable = self.add_variable((), "zeros", dtype="float64", name=name)
         variable.assign(checked)  # an initializer would round it to float32 on the way
@@ -128,7 +139,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @l2_norm_clip.setter
     def l2_norm_clip(self, value: float) -> None:
-        self._l2_norm_clip.assign(_positive("l2_norm_clip", value))
+        self._l2_norm_clip.assign(positive("l2_norm_clip", value))
 
     @property
     def noise_multiplier(self) -> float:
@@ -137,7 +148,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @noise_multiplier.setter
     def noise_multiplier(self, value: float) -> None:
-        self._noise_multiplier.assign(_positive("noise_multiplier", value, zero=True))
+        self.privacy_history.close(self)
+        self._noise_multiplier.assign(positive("noise_multiplier", value, zero=True))
 
     @property
     def expected_batch_size(self) -> float:
@@ -146,7 +158,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @expected_batch_size.setter
     def expected_batch_size(self, value: float) -> None:
-        self._expected_batch_size.assign(_positive("expected_batch_size", value))
+        self._expected_batch_size.assign(positive("expected_batch_size", value))
 
     @property
     def clip(self) -> tf.Tensor:
@@ -197,7 +209,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self._dense: dict[str, Dense] = {}
         for number, variable in enumerate(variables):
             is_table = variable.path in tables
-            _refuse_on_table(variable, is_table)
+            refuse_on_table(variable, is_table)
             velocity = None
             if self.recursion.has_velocity and (is_table or self.dense_optimizer is None):
                 velocity = self.add_variable(variable.shape, dtype="float32", name=f"velocity_{number}")
@@ -230,12 +242,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # A step.
 
-    def apply(self, clipped: Any, trainable_variables: Any = None, **kwargs: Any) -> None:
+    def apply(
+        self, clipped: Any, trainable_variables: Any = None, source: Source = NO_SAMPLING, **kwargs: Any
+    ) -> None:
         """One private step.
 
         Args:
             clipped: the `ClippedSum` of this step's batch.
             trainable_variables: not taken.
+            source: where that batch came from, as far as it is proved.
             upcoming: table path -> ids that the next batch will read, if known.
             regularization: variable path -> gradient of the regularisation losses, which no example decides.
 
@@ -250,9 +265,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         with tf.control_dependencies([clipped.norms]), after(self._refuse_stale(clipped)):
-            for observe in self.observers:
-                observe(clipped)
-            self._step(clipped, **kwargs)
+            with after(self.privacy_history.count(self, source) if self.counts_steps else []):
+                for observe in self.observers:
+                    observe(clipped)
+                self._step(clipped, **kwargs)
 
     def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
         """What a clipped sum is taken for: this optimizer, at this step."""
@@ -369,6 +385,24 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # Saving.
 
+    def go_on_with(self, history: StepHistory | None) -> None:
+        """Takes over the history of a model that another optimizer trained before."""
+        if history is not None and history is not self.privacy_history:
+            history.hand_over(self, self.privacy_history)
+            self.privacy_history = history
+
+    def save_own_variables(self, store: Any) -> None:
+        """As every Keras optimizer, and the privacy history of the model."""
+        super().save_own_variables(store)
+        store[_HISTORY] = np.frombuffer(self.privacy_history.snapshot().dumps().encode(), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """As every Keras optimizer, and the privacy history, which joins the present one."""
+        self.privacy_history.close(self)
+        if _HISTORY in store.keys():
+            self.privacy_history.take(History.loads(bytes(np.asarray(store[_HISTORY])).decode()))
+        super().load_own_variables({key: store[key] for key in store.keys() if key != _HISTORY})
+
     @property
     def variables(self) -> list[keras.Variable]:
         """The optimizer's variables, those of `dense_optimizer` included."""
@@ -380,7 +414,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         dense = self.dense_optimizer
         return {
             "name": self.name,
-            "learning_rate": _serialized_rate(self),
+            "learning_rate": serialized_rate(self),
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
             "expected_batch_size": self.expected_batch_size,
@@ -390,6 +424,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "dense_optimizer": None if dense is None else keras.optimizers.serialize(dense),
             "noise": None,
             "secure": self.secure,
+            "plan": None,  # its settings are those above
         }
 
     @classmethod
@@ -411,39 +446,3 @@ _STALE = (
     "The clipped sum was taken for an earlier step, or was applied before: take it with "
     "tfdp_rec.clipping.clipped_sum just before optimizer.apply, once a step"
 )
-
-
-def _positive(name: str, value: float, zero: bool = False) -> float:
-    number = float(value)
-    if not (number > 0 or (zero and number == 0)) or number == float("inf"):
-        raise ValueError(f"{name} must be a {'number of at least 0' if zero else 'positive number'}, got {value}.")
-    return number
-
-
-def _checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
-    if optimizer is None:
-        return None
-    optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
-        raise ValueError(
-            f"dense_optimizer must be an ordinary Keras optimizer, got {type(optimizer).__name__}: the gradients it "
-            "receives are clipped and noised already."
-        )
-    return optimizer
-
-
-def _refuse_on_table(variable: keras.Variable, is_table: bool) -> None:
-    if is_table and len(variable.shape) != 2:
-        raise ValueError(f"Table '{variable.path}' must have shape [rows, width], got {tuple(variable.shape)}.")
-    if is_table and (variable.constraint is not None or variable.regularizer is not None):
-        raise NotPrivate(
-            f"Table '{variable.path}' has a constraint or regularizer, which would touch every row at every step; use "
-            "the optimizer's weight_decay instead."
-        )
-
-
-def _serialized_rate(optimizer: PrivateOptimizer) -> Any:
-    rate = learning_rate_of(optimizer)
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return keras.optimizers.schedules.serialize(rate)
-    return float(rate.numpy()) if isinstance(rate, keras.Variable) else rate

@@ -1,6 +1,7 @@
 """What a guarantee costs, and what can be said where there is none."""
 
-from tfdp_rec.privacy.accounting import Accountant, SamplingScheme, calibrate_noise, epsilon_of
+from tfdp_rec.privacy.accounting import Accountant, Unaccounted, epsilon_of
+from tfdp_rec.privacy.calibration import calibrate_noise
 from tfdp_rec.privacy.eana_bound import (
     eana_epsilon,
     eana_instance_epsilon,
@@ -16,8 +17,8 @@ __all__ = [
     "Accountant",
     "PoissonSampling",
     "Sampling",
-    "SamplingScheme",
     "ShuffledEpochs",
+    "Unaccounted",
     "calibrate_noise",
     "eana_epsilon",
     "eana_instance_epsilon",

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
-from dp_accounting import DpEvent, GaussianDpEvent
-from scipy import optimize
+from dp_accounting import DpEvent
 
 from tfdp_rec.privacy import events
+from tfdp_rec.privacy.history import BY_HAND, UNPROVEN, Entry, History
+from tfdp_rec.privacy.sampling import Sampling
 from tfdp_rec.privacy.statement import statement
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
@@ -32,27 +33,19 @@ _PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's b
 _MOST_STEPS = 10**9
 
 
-@runtime_checkable
-class SamplingScheme(Protocol):
-    """What accounting needs of a sampling; `tfdp_rec.data.PoissonSampling` and `ShuffledEpochs` have it."""
-
-    num_units: int
-    unit: str
-    adjacency: str
-    batches_drawn: int
-
-    def compose_history(self, runs: list[tuple[DpEvent, int]]) -> DpEvent: ...  # noqa: D102
-    def describe(self) -> str: ...  # noqa: D102
-    def get_state(self) -> dict[str, Any]: ...  # noqa: D102
-    def set_state(self, state: dict[str, Any]) -> None: ...  # noqa: D102
+class Unaccounted(ValueError):
+    """Something was done with the data that an accountant cannot account for, so that it names no ε."""
 
 
 class Accountant:
-    """Counts the steps of a private training and what they cost.
+    """What a private training has cost: of the steps in the histories of the models that it follows, and what it was
+    told besides.
 
     - ε is dp_accounting's for the same event.
     - A mechanism without a guarantee gives ε = ∞, and so does one without noise.
-    - ε never falls as steps are recorded.
+    - ε never falls as steps are made.
+    - Steps on batches that no sampling drew, or that a model's history does not describe, make it silent: it raises
+      rather than name an ε. Steps with a seed or with test noise make ε infinite.
 
     Args:
       event: what one step does to its batch: `model.optimizer.dp_event()`.
@@ -61,6 +54,8 @@ class Accountant:
       accountant: "pld" or "rdp".
       allow_large_delta: accept δ above 1 / num_units, where publishing one unit's data whole would still
         qualify.
+      asserted: where `sampling` itself did not draw the batches: in words, what did, just as it would have. The
+        statement then says that this was asserted, not checked.
 
     Raises:
       TypeError: sampling or event is not one.
@@ -69,7 +64,7 @@ class Accountant:
     Example:
       >>> from tfdp_rec.privacy import PoissonSampling
       >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
-      >>> accountant = Accountant(GaussianDpEvent(1.0), sampling, delta=1e-6, accountant="rdp")
+      >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), sampling, delta=1e-6, accountant="rdp")
       >>> round(accountant.epsilon(steps=2000), 3)
       2.993
       >>> accountant.max_steps(target_epsilon=3.0)
@@ -79,12 +74,13 @@ class Accountant:
     def __init__(
         self,
         event: DpEvent,
-        sampling: SamplingScheme,
+        sampling: Sampling,
         delta: float,
         accountant: str = "pld",
         allow_large_delta: bool = False,
+        asserted: str = "",
     ):
-        if not isinstance(sampling, SamplingScheme):
+        if not isinstance(sampling, Sampling):
             raise TypeError(
                 f"sampling must be a scheme such as tfdp_rec.data.PoissonSampling, got {sampling!r}: how "
                 "units come into batches decides what a step costs."
@@ -95,21 +91,119 @@ class Accountant:
         self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
         self.accountant = accountant
         self.event = event
+        self.asserted = asserted
+        self.restarts_ahead = 0  # how often a forecast has the batches iterated anew
         self.spent: list[tuple[DpEvent, str]] = []
-        self._runs: list[tuple[DpEvent, int]] = []
+        self._told, self._followed = History(), list[Any]()
         self._epsilons: dict[str, float] = {}
         self._check(event)
 
+    # What is known.
+
+    def follow(self, model: Any) -> None:
+        """Accounts for a model's steps, those made and those to come, whoever makes them.
+
+        Args:
+          model: one that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` do this by themselves.
+
+        Raises:
+          TypeError: it has no privacy history.
+        """
+        found = getattr(model, "privacy_history", None) or getattr(
+            getattr(model, "optimizer", None), "privacy_history", None
+        )
+        if found is None:
+            raise TypeError(
+                f"{type(model).__name__} has no privacy history: follow a model that was compiled with a mechanism of "
+                "tfdp_rec."
+            )
+        if found not in self._followed:
+            self._followed.append(found)
+
+    @property
+    def history(self) -> History:
+        """All that was told and all that the models followed have done."""
+        found = History()
+        for history in (self._told, *(followed.snapshot() for followed in self._followed)):
+            found.merge(history)
+        return found
+
     @property
     def steps(self) -> int:
-        """Steps recorded so far."""
-        return sum(steps for _, steps in self._runs)
+        """Steps begun so far, under this sampling."""
+        return sum(entry.steps for entry in self._own())
+
+    @property
+    def void(self) -> str:
+        """Why there is no guarantee, where sampling or noise can be repeated; empty if that is not so."""
+        return " and ".join(dict.fromkeys(entry.void for entry in self.history if entry.void))
+
+    @property
+    def checked(self) -> bool:
+        """Whether every batch so far carried the proof of its draw."""
+        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.history)
+
+    def _own(self) -> list[Entry]:
+        mine = self.sampling.get_state()
+        return [e for e in self.history if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
+
+    @property
+    def spent_besides(self) -> list[tuple[DpEvent, str]]:
+        """(event, label) of all that was spent on anything but steps under this sampling."""
+        return [*self.spent, *self._others()]
+
+    def _others(self) -> list[tuple[DpEvent, str]]:
+        """What was spent under another sampling, or once and for all."""
+        mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
+        found = [(e.event, e.label) for e in self.history if e.label and (e.event, e.label) not in self.spent]
+        for entry in self.history:
+            if not entry.label and entry.origin != UNPROVEN and entry.sampling != mine:
+                runs.setdefault(json.dumps(entry.sampling), []).append(entry)
+        for state, entries in runs.items():
+            sampling = Sampling.from_state(json.loads(state))
+            restarts = max(0, sum(entry.begun for entry in entries) - 1)
+            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries], restarts)
+            steps = sum(entry.steps for entry in entries)
+            found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
+        return found
+
+    def refuse(self) -> None:
+        """Raises if something was done that cannot be accounted for.
+
+        Raises:
+          Unaccounted: saying what, and the way out.
+        """
+        unproven = sum(entry.steps for entry in self.history if entry.origin == UNPROVEN)
+        if unproven and not self.asserted:
+            raise Unaccounted(
+                f"{unproven} steps were made on batches that no sampling drew, as far as anyone can tell: a guarantee "
+                "is claimed only for accountant.sampling.batches(...). Train on those; or say in words what drew the "
+                "batches, just as the sampling would: Accountant(..., asserted='...')."
+            )
+        missing = sum(followed.undescribed for followed in self._followed)
+        if missing:
+            raise Unaccounted(
+                f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
+                "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint, or "
+                "tell the accountant: accountant.record(event, steps), and set optimizer.iterations to 0."
+            )
+        mine, adjacency = self.sampling.get_state(), self.sampling.adjacency
+        for entry in self.history:
+            if entry.sampling not in (None, mine) and Sampling.from_state(entry.sampling).adjacency != adjacency:
+                raise Unaccounted(
+                    f"The model was also trained under {entry.sampling['scheme']}, whose guarantee is of another "
+                    f"adjacency than {type(self.sampling).__name__}'s: no one epsilon holds for both. Account for the "
+                    "model with one kind of sampling."
+                )
+
+    # What it costs.
 
     def runs(self, steps: int | None = None) -> list[tuple[DpEvent, int]]:
-        """(event, steps) pairs of the first `steps` steps: those recorded, then more of the present event."""
-        left = self.steps if steps is None else _checked_count("steps", steps)
+        """(event, steps) pairs of the first `steps` steps: those made, then more of the present event."""
+        own = self._own()
+        left = sum(entry.steps for entry in own) if steps is None else checked_count("steps", steps)
         runs: list[tuple[DpEvent, int]] = []
-        for event, count in [*self._runs, (self.event, left)]:
+        for event, count in [*((entry.event, entry.steps) for entry in own), (self.event, left)]:
             taken = min(count, left)
             left -= taken
             if taken and runs and runs[-1][0] == event:
@@ -119,16 +213,26 @@ class Accountant:
         return runs
 
     def ledger(self, steps: int | None = None) -> DpEvent:
-        """Everything that touched the data, as one dp_accounting event."""
-        runs = self.runs(steps)
-        trained = [self.sampling.compose_history(runs)] if runs else []
-        return dp_accounting.ComposedDpEvent([event for event, _ in self.spent] + trained)
+        """Everything that touched the data, as one dp_accounting event.
+
+        Raises:
+          Unaccounted: see `refuse`.
+        """
+        self.refuse()
+        runs, own = self.runs(steps), self._own()
+        ahead = steps is not None and steps > sum(entry.steps for entry in own)
+        begun = sum(entry.begun for entry in own) + ahead * self.restarts_ahead
+        trained = [self.sampling.compose_history(runs, max(0, begun - 1))] if runs else []
+        return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """ε at δ after `steps` steps in all; left out, after those recorded.
+        """ε at δ after `steps` steps in all; left out, after those made.
 
         Args:
-          steps: may be fewer than recorded (a look back) or more (a forecast with the present event).
+          steps: may be fewer than were made (a look back) or more (a forecast with the present event).
+
+        Raises:
+          Unaccounted: see `refuse`.
         """
         return self._epsilon(self.accountant, steps)
 
@@ -141,39 +245,29 @@ class Accountant:
         Raises:
           ValueError: target_epsilon is not positive.
         """
-        _checked_epsilon(target_epsilon)
-        if self.epsilon() > target_epsilon or not events.is_private(self.event):
+        checked_epsilon(target_epsilon)
+        if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
             return self.steps
-        quick = _quickest(self.ledger(self.steps + 1), self.accountant)
+        quick = quickest(self.ledger(self.steps + 1), self.accountant)
         rough = _most(lambda steps: self._epsilon(quick, steps), target_epsilon, self.steps)
         if quick == self.accountant:
             return rough
         return _most(self.epsilon, target_epsilon, rough if self.epsilon(rough) <= target_epsilon else self.steps)
 
-    def record(self, event: DpEvent, steps: int = 1) -> None:
-        """Counts `steps` steps of `event`, which becomes the present event."""
-        _checked_count("steps", steps)
+    def record(self, event: DpEvent, steps: int = 1, restarts: int = 0) -> None:
+        """Counts `steps` steps of `event`, which becomes the present event, of a training that is not followed.
+
+        Args:
+          event: of one step.
+          steps: how many.
+          restarts: how often shuffled batches were iterated anew for them.
+        """
+        checked_count("steps", steps)
         if event != self.event:
             self._check(event)
             self.event = event
-        if self._runs and self._runs[-1][0] == event:
-            self._runs[-1] = (event, self._runs[-1][1] + steps)
-        elif steps:
-            self._runs.append((event, steps))
-
-    def take_back(self, steps: int) -> None:
-        """Uncounts steps of the last run that were counted ahead and did not happen.
-
-        Raises:
-          ValueError: more steps than the last run has.
-        """
-        _checked_count("steps", steps)
-        last = self._runs.pop() if self._runs else (self.event, 0)
-        if steps > last[1]:
-            self._runs.append(last)
-            raise ValueError(f"Cannot take back {steps} steps: the last run has {last[1]}.")
-        if steps < last[1]:
-            self._runs.append((last[0], last[1] - steps))
+        if steps:
+            self._told.extend_last(Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts))
 
     def spend(self, event: DpEvent, label: str) -> None:
         """Counts something else that looked at the units' data, once, such as a count of popularity.
@@ -184,8 +278,8 @@ class Accountant:
 
         Example:
           >>> from tfdp_rec.privacy import PoissonSampling
-          >>> accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-4)
-          >>> accountant.spend(GaussianDpEvent(20.0), "popularity counts")
+          >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-4)
+          >>> accountant.spend(dp_accounting.GaussianDpEvent(20.0), "popularity counts")
           >>> 0 < accountant.epsilon() < 0.2
           True
         """
@@ -203,7 +297,7 @@ class Accountant:
         return {
             "delta": self.delta,
             "event": events.to_json(self.event),
-            "runs": [[events.to_json(event), steps] for event, steps in self._runs],
+            "history": self.history.dumps(),
             "spent": [[events.to_json(event), label] for event, label in self.spent],
             "sampling": self.sampling.get_state(),
         }
@@ -214,19 +308,21 @@ class Accountant:
         Raises:
           ValueError: the state is of another δ or sampling, or is not one of an accountant.
         """
-        missing = {"delta", "event", "runs", "spent", "sampling"} - set(state)
+        missing = {"delta", "event", "history", "spent", "sampling"} - set(state)
         if missing:
             raise ValueError(f"This is not the state of an Accountant: it lacks {', '.join(sorted(missing))}.")
         if state["delta"] != self.delta:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
         event = events.from_json(state["event"])
-        runs = [(events.from_json(each), int(steps)) for each, steps in state["runs"]]
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
         self.sampling.set_state(state["sampling"])
-        self.event, self._runs, self.spent = event, runs, spent
+        self._told.merge(History.loads(state["history"]))
+        self.event, self.spent = event, spent
 
     def _epsilon(self, accountant: str, steps: int | None) -> float:
         ledger = self.ledger(steps)
+        if self.void:
+            return math.inf
         key = accountant + json.dumps(events.to_json(ledger))
         if key not in self._epsilons:
             self._epsilons[key] = epsilon_of(ledger, self.delta, accountant)
@@ -254,77 +350,12 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
         return math.inf
     _check_supported(event, accountant)
     by_rdp = 0.0
-    if _quickest(event, accountant) == "rdp":
+    if quickest(event, accountant) == "rdp":
         by_rdp = float(_fresh("rdp").compose(event).get_epsilon(delta))
     if accountant == "rdp" or by_rdp > _PLD_UP_TO:
         return by_rdp
     grid = _PLD_GRID * max(1.0, by_rdp / _PLD_FINE_UP_TO)
     return float(_fresh("pld", grid).compose(event).get_epsilon(delta))
-
-
-def calibrate_noise(
-    target_epsilon: float,
-    delta: float,
-    sampling: SamplingScheme,
-    steps: int,
-    accountant: str = "pld",
-    make_event: Callable[[float], DpEvent] = GaussianDpEvent,
-    spent: Iterable[tuple[DpEvent, str]] = (),
-    allow_large_delta: bool = False,
-) -> float:
-    """The least noise multiplier, to one part in a thousand, for which `steps` steps cost at most
-    target_epsilon.
-
-    Args:
-      target_epsilon: the budget; never exceeded by the answer.
-      delta: δ.
-      sampling: the sampling scheme.
-      steps: how many steps the noise has to last for.
-      accountant: "pld" or "rdp".
-      make_event: the event of one step from the multiplier, where a step is more than one Gaussian.
-      spent: (event, label) pairs of what else the budget must pay for.
-      allow_large_delta: accept δ above 1 / num_units.
-
-    Raises:
-      ValueError: an argument is out of range, or no noise can meet the budget.
-
-    Example:
-      >>> from tfdp_rec.privacy import PoissonSampling
-      >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024)
-      >>> noise = calibrate_noise(3.0, delta=1e-6, sampling=sampling, steps=2000, accountant="rdp")
-      >>> round(noise, 2)
-      1.00
-    """
-    _checked_epsilon(target_epsilon)
-    if _checked_count("steps", steps) == 0:
-        raise ValueError("steps must be at least 1, got 0.")
-    others = list(spent)
-
-    def excess(noise: float, by: str) -> float:
-        trial = Accountant(make_event(noise), sampling, delta, by, allow_large_delta)
-        for event, label in others:
-            trial.spend(event, label)
-        return min(trial.epsilon(steps) - target_epsilon, 1e9)
-
-    high = 1.0
-    step = sampling.compose_history([(make_event(high), 1)])
-    quick = _quickest(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
-    while excess(high, quick) > 0:  # rdp is quick, and its answer is never too little noise for pld
-        high *= 2
-        if high > 1e6:
-            raise ValueError(
-                f"No noise multiplier up to 10^6 keeps {steps} steps within epsilon = {target_epsilon}: "
-                "raise target_epsilon, or spend less elsewhere."
-            )
-    low = high / 2
-    while excess(low, accountant) <= 0:
-        high, low = low, low / 2
-        if high < 1e-3:
-            return high
-    noise = optimize.brentq(excess, low, high, args=(accountant,), rtol=2e-4)
-    while excess(noise, accountant) > 0:
-        noise *= 1.0005
-    return float(noise)
 
 
 def _most(epsilon: Callable[[int], float], target: float, start: int) -> int:
@@ -343,7 +374,7 @@ def _most(epsilon: Callable[[int], float], target: float, start: int) -> int:
     return low
 
 
-def _quickest(event: DpEvent, accountant: str) -> str:
+def quickest(event: DpEvent, accountant: str) -> str:
     """rdp where it can account for the event, and bound what pld will say; else the accountant itself."""
     return "rdp" if _fresh("rdp").supports(event) else accountant
 
@@ -373,12 +404,14 @@ def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:
     return float(delta)
 
 
-def _checked_epsilon(target_epsilon: float) -> None:
+def checked_epsilon(target_epsilon: float) -> None:
+    """Raises for a budget that is none."""
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"target_epsilon must be positive and finite, got {target_epsilon!r}.")
 
 
-def _checked_count(name: str, value: int) -> int:
+def checked_count(name: str, value: int) -> int:
+    """A number of steps."""
     if int(value) != value or value < 0:
         raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}.")
     return int(value)

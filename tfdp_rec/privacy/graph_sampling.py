@@ -51,3 +51,22 @@ def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
     shapes = (tf.TensorShape([None]), tf.TensorShape([]))
     drawn, _ = tf.while_loop(lambda drawn, _: drawn[-1] < num_units, more, first, shapes)
     return tf.boolean_mask(drawn, drawn < num_units)
+
+
+def numbered_draws(num_units: int, probability: float) -> tf.data.Dataset:
+    """Endless (iteration, number, indices): Poisson samples, under a random number for each iteration.
+
+    Args:
+        num_units: n.
+        probability: q.
+    """
+
+    def draw(iteration: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return iteration, number, tf.ensure_shape(poisson_indices(num_units, probability), [None])
+
+    def draws(iteration: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.counter().map(lambda number: draw(iteration, number))
+
+    largest = tf.constant(2**62 - 1, tf.int64)
+    name = lambda _: tf.bitwise.bitwise_and(system_numbers(1)[0], largest)  # noqa: E731
+    return tf.data.Dataset.from_tensors(0).map(name).flat_map(draws)

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import abc
 import math
+import secrets
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,13 +36,22 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
-Fetch = Callable[[np.ndarray], Any]
+from tfdp_rec.privacy.fetched import Fetch, Shared, checked_rows, joined, signature_of, spec_of
+
 Run = tuple[DpEvent, int]
+
+_SCHEMES: dict[str, type[Sampling]] = {}
+_NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
+
+
+def sampling_named(name: str) -> Sampling | None:
+    """The sampling of this process that has a name, if it still exists; batches carry the name (`drawn.py`)."""
+    return _NAMED.get(name)
 
 
 class Sampling(abc.ABC):
     """A public number of units, how they are sampled, and how a step's event composes under that. One for each
-    training: it counts the batches that it drew and how often its batches were iterated anew.
+    training: a draw is good for one step.
 
     Args:
       num_units: how many units there are; treated as public.
@@ -52,6 +63,10 @@ class Sampling(abc.ABC):
     """
 
     adjacency: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _SCHEMES[cls.__name__] = cls
 
     def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
         if int(num_units) != num_units or num_units < 1:
@@ -67,18 +82,22 @@ class Sampling(abc.ABC):
         whole = int(expected_batch_size) == expected_batch_size
         self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
         self.unit = unit
-        self.batches_drawn = 0
-        self.restarts = 0
+        self.name = secrets.token_hex(8)
         self.graph_streams = 0
-        self._iterating = False
+        _NAMED[self.name] = self
 
     @abc.abstractmethod
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
         """Endless batches of unit indices. See `batches` for the arguments."""
 
     @abc.abstractmethod
-    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
-        """The event of training through `runs`: pairs of (event of one step, number of steps), in order."""
+    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
+        """The event of training through `runs`: pairs of (event of one step, number of steps), in order.
+
+        Args:
+          runs: the pairs.
+          restarts: how often the batches were iterated anew on the way.
+        """
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -88,64 +107,94 @@ class Sampling(abc.ABC):
         """The event of `steps` steps, each of which is `event` on its batch."""
         return self.compose_history([(event, steps)])
 
-    def batches(self, fetch: Fetch, seed: int | None = None, position: int = 0, output_signature: Any = None) -> Any:
-        """An endless tf.data.Dataset of batches.
+    def batches(
+        self,
+        fetch: Fetch,
+        seed: int | None = None,
+        position: int = 0,
+        output_signature: Any = None,
+        *,
+        shared: Shared | None = None,
+        map: Callable[..., Any] | None = None,  # noqa: A002
+    ) -> Any:
+        """An endless tf.data.Dataset of `Drawn(batch, draw)`: batches that prove to a private step how they were drawn.
 
         Args:
           fetch: maps an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
-            dicts and tuples.
-          seed: for tests only; then batch k is a function of (seed, k). Left out, the operating system's
-            entropy is used, as privacy needs.
+            dicts and tuples, each with one row for each index, in their order.
+          seed: for tests only; then batch k is a function of (seed, k), and ε is infinite. Left out, the operating
+            system's entropy is used, as privacy needs.
           position: how many batches were already trained on; matters only together with a seed, to go on
             where a test stopped. Without one a resumed run draws afresh.
-          output_signature: the nest of tf.TensorSpec; left out, it is found by fetching 0, 1 and 2 units, and
-            dimensions that change between them are left open.
+          output_signature: the nest of tf.TensorSpec of `fetch`; left out, it is found by fetching 0, 1 and 2 units,
+            and dimensions that change between them are left open.
+          shared: makes what all examples of a batch share (negatives, say), as a dict; it is not told who was drawn.
+            Its entries join the dict that `fetch` gives, or the first of a tuple.
+          map: a TensorFlow function from batch to batch, as `Dataset.map` takes it: row by row.
 
         Raises:
+          NotPrivate: fetch does not give one row for each index.
           ValueError: fetch gives different structures or dtypes for different indices (often an empty array
             that became float64).
         """
         import tensorflow as tf
 
+        from tfdp_rec.privacy import drawn
+
         if seed is None and position:
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Leave it out.")
+        keys: tuple[str, ...] = ()
         signature = output_signature or signature_of(fetch, self.num_units)
+        if shared is not None:
+            example = shared()
+            keys, signature = tuple(sorted(example)), joined(signature, spec_of(example))
+        number = tf.TensorSpec([], tf.int64)
         dataset = tf.data.Dataset.from_generator(
-            lambda: self._fetched(fetch, seed, position), output_signature=signature
+            lambda: self._fetched(fetch, shared, seed, position),
+            output_signature=((number, number, number), signature),
         )
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return dataset.apply(endless).prefetch(1)
+        return drawn.dataset_of(dataset.apply(endless), self, seed is not None, keys, map).prefetch(1)
 
-    def _fetched(self, fetch: Fetch, seed: int | None, position: int) -> Iterator[Any]:
-        self.restarts += self._iterating
-        self._iterating = True
-        for indices in self.index_batches(seed, position):
-            self.batches_drawn += 1
-            yield fetch(indices)
+    def _fetched(self, fetch: Fetch, shared: Shared | None, seed: int | None, position: int) -> Iterator[Any]:
+        iteration = secrets.randbits(62)
+        for number, indices in enumerate(self.index_batches(seed, position)):
+            rows = checked_rows(fetch(indices), len(indices))
+            yield (iteration, number, len(indices)), rows if shared is None else joined(rows, shared())
 
     def get_state(self) -> dict[str, Any]:
-        """What accounting has to know after a restart; holds nothing about which units were sampled."""
-        return {**self._identity(), "restarts": self.restarts + self._iterating}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Takes over `get_state` of an earlier run.
-
-        Raises:
-          ValueError: the state is that of another sampling.
-        """
-        theirs = {key: state.get(key) for key in self._identity()}
-        if theirs != self._identity():
-            raise ValueError(f"This state belongs to another sampling: {theirs}, not {self._identity()}.")
-        self.restarts = int(state["restarts"])
-        self._iterating = False
-
-    def _identity(self) -> dict[str, Any]:
+        """Which sampling this is; holds nothing about which units were sampled."""
         return {
             "scheme": type(self).__name__,
             "num_units": self.num_units,
             "expected_batch_size": self.expected_batch_size,
             "unit": self.unit,
         }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Compares with `get_state` of an earlier run.
+
+        Raises:
+          ValueError: the state is that of another sampling.
+        """
+        theirs = {key: state.get(key) for key in self.get_state()}
+        if theirs != self.get_state():
+            raise ValueError(f"This state belongs to another sampling: {theirs}, not {self.get_state()}.")
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Sampling:
+        """A sampling like the one whose `get_state` this is.
+
+        Raises:
+          ValueError: a scheme that is not known.
+
+        Example:
+          >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
+          'user'
+        """
+        if state.get("scheme") not in _SCHEMES:
+            raise ValueError(f"Unknown sampling scheme {state.get('scheme')!r}; known are {', '.join(_SCHEMES)}.")
+        return _SCHEMES[state["scheme"]](state["num_units"], state["expected_batch_size"], state["unit"])
 
 
 class PoissonSampling(Sampling):
@@ -179,30 +228,50 @@ class PoissonSampling(Sampling):
             size = generator.binomial(self.num_units, self.probability)
             yield generator.choice(self.num_units, size, replace=False, shuffle=False)
 
-    def graph_batches(self, fetch: Callable[[Any], Any]) -> Any:
-        """An endless tf.data.Dataset of batches whose every part is a TensorFlow operation: for workers of a cluster.
+    def graph_batches(
+        self,
+        fetch: Callable[[Any], Any],
+        *,
+        shared: Callable[[], dict[str, Any]] | None = None,
+        map: Callable[..., Any] | None = None,  # noqa: A002
+    ) -> Any:
+        """`batches` whose every part is a TensorFlow operation: for workers of a cluster.
 
         A worker on another machine runs no Python: there `batches` does not work. Draws are from that machine's entropy
-        and cannot be seeded or counted here; `ParameterServerTrainer(sampling=...)` counts them.
+        and cannot be seeded.
 
         Args:
-          fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors.
+          fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors, each with one
+            row for each index.
+          shared: makes what all examples of a batch share, as a dict of tensors; it is not told who was drawn.
+          map: a function from batch to batch, as `Dataset.map` takes it: row by row.
 
         Example:
           >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
-          >>> next(iter(sampling.graph_batches(lambda indices: {"id": indices})))["id"].numpy().tolist()
+          >>> batches = sampling.graph_batches(lambda indices: {"id": indices})
+          >>> next(iter(batches)).batch["id"].numpy().tolist()
           [0, 1, 2, 3]
         """
         import tensorflow as tf
 
-        from tfdp_rec.privacy.graph_sampling import poisson_indices
+        from tfdp_rec.privacy import drawn
+        from tfdp_rec.privacy.graph_sampling import numbered_draws
 
         self.graph_streams += 1
-        endless = tf.data.Dataset.from_tensors(0).repeat()
-        draw = lambda _: fetch(tf.ensure_shape(poisson_indices(self.num_units, self.probability), [None]))  # noqa: E731
-        return endless.map(draw).prefetch(2)
+        keys: set[str] = set()
 
-    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        def fetched(iteration: Any, number: Any, indices: Any) -> Any:
+            rows = fetch(indices)
+            if shared is not None:
+                found = shared()
+                keys.update(found)
+                rows = joined(rows, found)
+            return (iteration, number, tf.size(indices, tf.int64)), rows
+
+        dataset = numbered_draws(self.num_units, self.probability).map(fetched)
+        return drawn.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
+
+    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
         """SelfComposed(PoissonSampled(q, event), steps) for every run."""
         return _composed(
             dp_accounting.SelfComposedDpEvent(
@@ -224,8 +293,8 @@ class ShuffledEpochs(Sampling):
 
     Guarantee: under zero-out adjacency every started epoch costs one step's event. Iterating anew (a second
     `fit`, a resumed run) starts a new epoch, and with it at most one more participation than the steps alone
-    would say; each is counted. If noise changes on the way, the participations are charged where noise is
-    least.
+    would say; each that was trained on is counted. If noise changes on the way, the participations are charged
+    where noise is least.
 
     Example:
       >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
@@ -256,17 +325,17 @@ class ShuffledEpochs(Sampling):
                 yield order[start : start + int(self.expected_batch_size)]
             epoch, skip = epoch + 1, 0
 
-    def epochs_started(self, steps: int) -> int:
+    def epochs_started(self, steps: int, restarts: int = 0) -> int:
         """The most batches that one unit can have been in after `steps` steps.
 
         With k restarts, Σ ceil(steps_i / s) over the k + 1 pieces is at most ceil(Σ steps_i / s) + k.
         """
-        return min(steps, math.ceil(steps / self.steps_per_epoch) + self.restarts)
+        return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
 
-    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
         """One event for each participation of a unit, as if they fell where the noise is least."""
         folded = [(fold_gaussians(event), steps) for event, steps in runs]
-        left = self.epochs_started(sum(steps for _, steps in runs))
+        left = self.epochs_started(sum(steps for _, steps in runs), restarts)
         if len(runs) == 1:
             return dp_accounting.SelfComposedDpEvent(folded[0][0], left)
         if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
@@ -275,7 +344,7 @@ class ShuffledEpochs(Sampling):
             left = sum(steps for _, steps in runs)
         charged = []
         for event, steps in folded:
-            count = min(left, steps, self.epochs_started(steps) + 1)  # a run may straddle two epochs
+            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # a run may straddle two epochs
             charged.append(dp_accounting.SelfComposedDpEvent(event, count))
             left -= count
         return _composed(charged)
@@ -285,7 +354,7 @@ class ShuffledEpochs(Sampling):
         return (
             f"shuffled epochs of {self.steps_per_epoch} batches of {self.expected_batch_size} out of "
             f"{self.num_units}, no amplification claimed; each epoch that has started counts once, "
-            f"and so does each of {self.restarts} restarts"
+            "and so does each time that they were begun anew"
         )
 
 
@@ -319,25 +388,3 @@ def _precision(event: DpEvent) -> float | None:
 def _composed(events: Any) -> DpEvent:
     parts = list(events)
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
-
-
-def signature_of(fetch: Fetch, num_units: int) -> Any:
-    """The tf.TensorSpec nest of `fetch`; a dimension that changes with the number of units is left open."""
-    import tensorflow as tf
-
-    probes = [tf.nest.map_structure(np.asarray, fetch(np.arange(size))) for size in range(min(3, num_units + 1))]
-    for probe in probes[1:]:
-        tf.nest.assert_same_structure(probes[0], probe)
-
-    def spec(*arrays: np.ndarray) -> Any:
-        kinds = {(array.dtype, array.ndim) for array in arrays}
-        if len(kinds) > 1:
-            raise ValueError(
-                "fetch gives arrays of different dtype or rank for 0, 1 and 2 units: "
-                + ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
-                + ". An empty batch must have the dtype and the other dimensions of any batch."
-            )
-        shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(a.shape for a in arrays))]
-        return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
-
-    return tf.nest.map_structure(spec, *probes)

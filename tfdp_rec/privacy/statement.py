@@ -39,13 +39,13 @@ def statement(accountant: Accountant, steps: int | None = None) -> str:
 def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
     sampling, unit = accountant.sampling, accountant.sampling.unit
     mechanism = "; ".join(f"{count} steps of {events.in_words(event)}" for event, count in accountant.runs(steps))
-    spent = "; ".join(f"{label}: {events.in_words(event)}" for event, label in accountant.spent)
+    spent = "; ".join(f"{label}: {events.in_words(event)}" for event, label in accountant.spent_besides)
     library = f"dp-accounting {importlib.metadata.version('dp-accounting')}"
     lines = [
         ("Guarantee", _guarantee(accountant, steps)),
         ("Protected unit", f"one {unit}, giving at most one row to any batch"),
         ("Adjacency", _ADJACENCIES[sampling.adjacency].format(unit=unit)),
-        ("Sampling", sampling.describe()),
+        ("Sampling", _sampling(accountant)),
         ("Mechanism", mechanism or "no step yet"),
         ("Spent besides", spent),
         ("Accountant", f"{accountant.accountant.upper()}, {library}"),
@@ -71,12 +71,23 @@ _ADJACENCIES = {
 
 def _guarantee(accountant: Accountant, steps: int) -> str:
     epsilon = accountant.epsilon(steps)
+    if accountant.void:
+        return f"none: epsilon is infinite, since {accountant.void}"
     if math.isinf(epsilon):
         return (
             "none: epsilon is infinite. This mechanism has no (epsilon, delta) guarantee at any delta; what "
             "can be said of it is a data-dependent bound (EANA) or a measured exposure"
         )
     return f"(epsilon = {rounded_up(epsilon):g}, delta = {accountant.delta:g})-differential privacy"
+
+
+def _sampling(accountant: Accountant) -> str:
+    said = accountant.sampling.describe()
+    if accountant.asserted:
+        return f"{said}; asserted, not checked: {accountant.asserted}"
+    if not accountant.checked:
+        return f"{said}; steps recorded by hand are asserted, not checked"
+    return f"{said}; every batch carried the proof of its draw" if accountant.steps else said
 
 
 def rounded_up(epsilon: float) -> float:
@@ -106,7 +117,7 @@ def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:
     """TF Privacy's own text, or None where it is not installed or assumes something that does not hold
     here."""
     runs = accountant.runs(steps)
-    if accountant.spent or len(runs) != 1:
+    if accountant.void or accountant.spent_besides or len(runs) != 1:
         return None
     event, count = _unpacked(accountant.sampling.compose_history(runs))
     library = _tf_privacy()

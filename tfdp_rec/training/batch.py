@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import batches
+from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, opened, undrawn
 from tfdp_rec.training.lookahead import LookAhead
 
 
@@ -26,10 +27,12 @@ class Batch:
     Attributes:
         examples: as the model's `per_example_loss` takes it: tensors only.
         upcoming: table path -> ids that the next batch will read, if look-ahead told.
+        source: where it came from, as far as that is proved.
     """
 
     examples: Any
     upcoming: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    source: Source = NO_SAMPLING
 
     @classmethod
     def of(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
@@ -46,6 +49,20 @@ class Batch:
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return cls(batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs), upcoming)
 
+    @classmethod
+    def proved(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
+        """The batch of a training step: its draw, if it carries one, is checked and good for no other step.
+
+        Args:
+            data: as `fit` takes it from a dataset, with or without look-ahead.
+            shared_inputs: keys of entries that all examples share.
+            expected_batch_size: the optimizer's.
+        """
+        drawn = without_nones(data.batch if isinstance(data, LookAhead) else data)
+        examples, source = opened(drawn, shared_inputs, expected_batch_size)
+        upcoming = data.upcoming if isinstance(data, LookAhead) else {}
+        return dataclasses.replace(cls.of(examples, shared_inputs), upcoming=upcoming, source=source)
+
     @property
     def tensors(self) -> list[tf.Tensor]:
         """All that must have come before anything of the step is done."""
@@ -58,7 +75,12 @@ def examples_of(data: Any) -> Any:
 
 
 def normalised(data: Any) -> Any:
-    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y); of specs, too."""
+    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y), a drawn batch as the batch; of specs, too."""
+    return without_nones(undrawn(without_nones(data)))
+
+
+def without_nones(data: Any) -> Any:
+    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y)."""
     if isinstance(data, tuple) and not hasattr(data, "_fields"):
         while len(data) > 1 and data[-1] is None:
             data = data[:-1]

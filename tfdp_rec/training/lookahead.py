@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tfdp_rec.privacy.drawn import as_drawn, as_tensors, undrawn
+
 
 class LookAhead(NamedTuple):
     """A batch, and what the batch after it will read: table path -> ids (none after the last batch)."""
@@ -62,10 +64,12 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
         raise TypeError(f"lookahead needs a tf.data.Dataset, got {type(dataset).__name__}.")
     if is_lookahead(dataset):
         return dataset
-    blank = _blank(dataset.element_spec)
-    reader = model.table_reader(dataset.element_spec)
+    spec = dataset.element_spec
+    plain = dataset.map(lambda *batch: (as_tensors(_batch(batch, spec)),))
+    blank = _blank(plain.element_spec[0])
+    reader = model.table_reader(spec)
     # One blank batch after the last, and one before the first; the latter is dropped, the former announces nothing.
-    flagged = dataset.map(lambda *batch: (_batch(batch, dataset.element_spec), True))
+    flagged = plain.map(lambda batch: (batch, True))
     flagged = flagged.concatenate(tf.data.Dataset.from_tensors((blank, False)))
 
     def pair(previous: Any, new: Any) -> tuple[Any, tuple[Any, Any]]:
@@ -73,7 +77,8 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
 
     def join(previous: Any, new: Any) -> LookAhead:
         empty = {path: tf.zeros([0], tf.int64) for path in reader.tables}
-        return LookAhead(previous[0], tf.cond(new[1], lambda: reader(new[0]), lambda: empty))
+        upcoming = tf.cond(new[1], lambda: reader(undrawn(as_drawn(spec, new[0]))), lambda: empty)
+        return LookAhead(as_drawn(spec, previous[0]), upcoming)
 
     pairs = flagged.scan((blank, tf.constant(False)), pair).filter(lambda previous, new: previous[1])
     return pairs.map(join, num_parallel_calls=1, deterministic=True).prefetch(2)
@@ -81,7 +86,7 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
 
 def _batch(arguments: tuple[Any, ...], spec: Any) -> Any:
     """`Dataset.map` spreads a tuple over arguments; put it together again."""
-    return arguments if isinstance(spec, tuple) else arguments[0]
+    return arguments if type(spec) is tuple else arguments[0]
 
 
 def _blank(spec: Any) -> Any:

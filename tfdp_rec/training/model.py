@@ -21,6 +21,8 @@ from tfdp_rec.clipping import ClippedSum, NotPrivate, strategies
 from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.keras_internals import functional_class, loss_tracker, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
+from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
@@ -54,6 +56,8 @@ class PrivateTraining(Doors):
     _coupling = "unchecked"  # then "due", while fit or train_on_batch begins, then "checked"
     _loss: Any = None
     _loss_weights: Any = None
+    privacy_history: StepHistory | None = None  # what its steps have spent, under whichever optimizers
+    feeding: Source | None = None  # where the batches of the present fit come from
 
     def __init__(self, *args: Any, **kwargs: Any):
         if makes_functional(args, kwargs) and not isinstance(self, functional_class()):
@@ -129,6 +133,8 @@ class PrivateTraining(Doors):
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
             kwargs["jit_compile"] = False
+            optimizer.go_on_with(self.privacy_history)
+            self.privacy_history = optimizer.privacy_history
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
 
     @property
@@ -199,16 +205,25 @@ class PrivateTraining(Doors):
         """One step: private under a mechanism, Keras' own otherwise."""
         if not self.is_private:
             return super().train_step(examples_of(data))  # type: ignore[misc]
-        batch = Batch.of(data, self.shared_inputs)
+        with tf.init_scope():
+            expected_batch_size = self.optimizer.expected_batch_size
+        batch = Batch.proved(data, self.shared_inputs, expected_batch_size)
         self.prepare(batch.examples)
         # A dataset without a known length ends with a step that gets no batch. TensorFlow may by then have run whatever
         # of the step needs none (counting it, its noise), so that all of it is made to wait for the batch.
         with tf.control_dependencies(batch.tensors):
             clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
-            self.optimizer.apply(
-                clipped, upcoming=batch.upcoming, regularization=self.private_step.regularization()
-            )
+            regularization = self.private_step.regularization()
+            self.optimizer.apply(clipped, source=batch.source, upcoming=batch.upcoming, regularization=regularization)
             return self._logs(clipped)
+
+    def _source_of(self, x: Any) -> Source:
+        """Where the batches of a fit come from, as far as a dataset's type tells."""
+        if not isinstance(x, tf.data.Dataset):
+            return NO_SAMPLING
+        spec: Any = x.element_spec
+        spec = spec.batch if is_lookahead(x) else spec
+        return source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """As Keras'; a batch of the look-ahead stage counts without its announcement."""
@@ -289,15 +304,23 @@ class PrivateTraining(Doors):
         self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
         self._refuse_thawed_or_frozen()
         if self.is_private:
+            self.feeding = self._source_of(x)
+            if self.feeding.sampling is not None and kwargs.get("class_weight") is not None:
+                raise ValueError(
+                    "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
+                    "with each row's weight by its class."
+                )
             callbacks = settle_for(callbacks)
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
-            return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
+            with in_words():
+                return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         finally:
             try:
                 self.settle()
             finally:
                 self.release.forget_listeners()
+                self.feeding = None
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         """Training data with look-ahead, if it is of a kind that allows it; the optimizer built, if data tells how."""
@@ -313,7 +336,8 @@ class PrivateTraining(Doors):
         """As Keras'; the first call after `compile` refuses a loss that mixes examples."""
         self._coupling = "due" if self._coupling == "unchecked" and self.is_private else self._coupling
         self._refuse_thawed_or_frozen()
-        return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+        with in_words():
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Keras' hook between having data and training on it."""

@@ -34,6 +34,7 @@ from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, pending
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.tables import after
 
 
@@ -61,6 +62,7 @@ class LazyDPSGD(PrivateOptimizer):
     GaussianDpEvent(noise_multiplier=1.1)
     """
 
+    @takes_plan
     def __init__(
         self,
         learning_rate: Any,

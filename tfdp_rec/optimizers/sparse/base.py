@@ -25,6 +25,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.sparse.buckets import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 from tfdp_rec.optimizers.tables import resource
@@ -48,6 +49,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         ValueError: for momentum or weight decay, and as `PrivateOptimizer`.
     """
 
+    @takes_plan
     def __init__(
         self,
         learning_rate: Any,

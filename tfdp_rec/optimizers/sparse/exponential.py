@@ -26,6 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 from tfdp_rec.optimizers.sparse.preselection import Preselection
@@ -56,6 +57,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
         [1.6, 1.1]
     """
 
+    @takes_plan
     def __init__(
         self,
         learning_rate: Any,

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 
@@ -46,6 +47,7 @@ class FEST(SelectingOptimizer):
         [(GaussianDpEvent(noise_multiplier=20.0), 'pre-selection of 3 rows (...)')]
     """
 
+    @takes_plan
     def __init__(
         self,
         learning_rate: Any,

@@ -1,0 +1,98 @@
+"""The plan says everything once, and what it gives away costs what it says."""
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+
+import tfdp_rec
+from tfdp_rec.optimizers import Preselection
+from tfdp_rec.privacy import PoissonSampling
+
+USERS, BATCH, STEPS = 2_000, 50, 30
+
+
+def plan_of(**options):
+    options = {"epsilon": 2.0, "delta": 1e-4, "steps": STEPS, "accountant": "rdp", **options}
+    return tfdp_rec.PrivatePlan(sampling=PoissonSampling(USERS, BATCH, unit="user"), **options)
+
+
+def fetch(indices):
+    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+def model_of(optimizer):
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(optimizer, loss="mse", run_eagerly=True)
+    return model
+
+
+def test_a_plan_is_all_a_training_needs():
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model.fit(plan.batches(fetch), steps_per_epoch=10, epochs=9, verbose=0, callbacks=[plan.budget()])
+    assert STEPS <= int(model.optimizer.iterations) == plan.accountant.steps <= STEPS + 1
+    assert plan.accountant.epsilon() <= 2.0 < plan.accountant.epsilon(plan.accountant.steps + 1)
+    assert f"{plan.accountant.steps} steps of Gaussian noise" in " ".join(plan.accountant.statement().split())
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD])
+def test_an_optimizer_takes_what_it_is_not_given(kind):
+    plan = plan_of(noise_multiplier=1.3, epsilon=None, l2_norm_clip=0.5)
+    optimizer = kind(0.1, plan=plan)
+    assert (optimizer.noise_multiplier, optimizer.expected_batch_size, optimizer.l2_norm_clip) == (1.3, BATCH, 0.5)
+    assert kind(0.1, plan=plan, l2_norm_clip=2.0).l2_norm_clip == 2.0
+    assert optimizer.get_config()["plan"] is None and optimizer.get_config()["noise_multiplier"] == 1.3
+    assert plan.epsilon == plan.accountant.epsilon(STEPS)
+    with pytest.raises(ValueError, match="leave it out"):
+        kind(0.1, plan=plan, expected_batch_size=BATCH + 1)
+
+
+def test_less_noise_than_planned_is_refused_and_more_is_taken():
+    plan = plan_of()
+    tfdp_rec.DPSGD(0.1, plan=plan, noise_multiplier=plan.noise_multiplier * 1.1)
+    with pytest.raises(ValueError, match="costs more than the plan's"):
+        tfdp_rec.DPSGD(0.1, plan=plan, noise_multiplier=plan.noise_multiplier * 0.99)
+
+
+def test_mechanisms_of_more_than_one_gaussian():
+    plan = plan_of()
+    own = {"contribution_clip": 1.0, "threshold": 5.0}
+    with pytest.raises(ValueError, match="with_total_noise"):
+        tfdp_rec.AdaFEST(0.1, plan=plan, contribution_noise_multiplier=5.0, **own)
+    tfdp_rec.AdaFEST.with_total_noise(0.1, noise_multiplier=plan.noise_multiplier, plan=plan, **own)
+    two = plan_of(make_event=lambda s: dp_accounting.ComposedDpEvent([GaussianDpEvent(5.0), GaussianDpEvent(s)]))
+    optimizer = tfdp_rec.AdaFEST(0.1, plan=two, contribution_noise_multiplier=5.0, **own)
+    assert two.accountant.epsilon(STEPS) <= 2.0
+    assert optimizer.noise_multiplier > plan.noise_multiplier
+
+
+def test_eana_has_no_epsilon_to_plan_for():
+    with pytest.raises(ValueError, match="EANA has no epsilon"):
+        tfdp_rec.EANA(0.1, plan=plan_of())
+    plan = plan_of(noise_multiplier=1.0, epsilon=None)
+    model = model_of(tfdp_rec.EANA(0.1, plan=plan))
+    model.fit(plan.batches(fetch), steps_per_epoch=2, verbose=0)
+    assert plan.accountant.epsilon() == np.inf
+
+
+def test_what_is_spent_before_training_is_part_of_the_plan():
+    rows = Preselection({"t": np.arange(4)}, noise_multiplier=20.0)
+    with pytest.raises(ValueError, match="spent="):
+        tfdp_rec.FEST(0.1, plan=plan_of(), preselection=rows)
+    plan = plan_of(spent=[(rows.dp_event(), rows.label)])
+    assert plan.noise_multiplier > plan_of().noise_multiplier
+    tfdp_rec.FEST(0.1, plan=plan, preselection=rows)
+
+
+def test_what_makes_no_plan():
+    with pytest.raises(TypeError, match="either epsilon= or noise_multiplier="):
+        plan_of(noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="steps must be"):
+        plan_of(steps=0)
+    with pytest.raises(ValueError, match="delta"):
+        plan_of(delta=0.1)
+    with pytest.raises(ValueError, match="no finite epsilon"):
+        plan_of(noise_multiplier=0.0, epsilon=None).budget()

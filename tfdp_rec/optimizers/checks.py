@@ -1,0 +1,63 @@
+"""What the mechanisms refuse of a model and of its other optimizer, and a rate as a config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.keras_internals import learning_rate_of
+
+
+def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
+    """An optimizer for the dense variables, by name or config too.
+
+    Raises:
+        ValueError: it expects gradients as they are before the clip.
+    """
+    if optimizer is None:
+        return None
+    optimizer = keras.optimizers.get(optimizer)
+    if hasattr(optimizer, "dp_event") or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            f"dense_optimizer must be an ordinary Keras optimizer, got {type(optimizer).__name__}: the gradients it "
+            "receives are clipped and noised already."
+        )
+    return optimizer
+
+
+def refuse_on_table(variable: keras.Variable, is_table: bool) -> None:
+    """Raises for a table that a mechanism cannot update by row.
+
+    Raises:
+        ValueError: it is no matrix.
+        NotPrivate: something would touch every row at every step.
+    """
+    if is_table and len(variable.shape) != 2:
+        raise ValueError(f"Table '{variable.path}' must have shape [rows, width], got {tuple(variable.shape)}.")
+    if is_table and (variable.constraint is not None or variable.regularizer is not None):
+        raise NotPrivate(
+            f"Table '{variable.path}' has a constraint or regularizer, which would touch every row at every step; use "
+            "the optimizer's weight_decay instead."
+        )
+
+
+def serialized_rate(optimizer: Any) -> Any:
+    """Its learning rate for a config: a number, or a schedule's own config."""
+    rate = learning_rate_of(optimizer)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return keras.optimizers.schedules.serialize(rate)
+    return float(rate.numpy()) if isinstance(rate, keras.Variable) else rate
+
+
+def positive(name: str, value: float, zero: bool = False) -> float:
+    """A setting as a number.
+
+    Raises:
+        ValueError: it is negative, infinite or, unless `zero`, zero.
+    """
+    number = float(value)
+    if not (number > 0 or (zero and number == 0)) or number == float("inf"):
+        raise ValueError(f"{name} must be a {'number of at least 0' if zero else 'positive number'}, got {value}.")
+    return number

@@ -1,0 +1,77 @@
+"""How much noise a budget asks for: searched by RDP, which is quick and never too little, then tightened by PLD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import dp_accounting
+from dp_accounting import DpEvent, GaussianDpEvent
+from scipy import optimize
+
+from tfdp_rec.privacy.accounting import Accountant, checked_count, checked_epsilon, quickest
+from tfdp_rec.privacy.sampling import Sampling
+
+
+def calibrate_noise(
+    target_epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    accountant: str = "pld",
+    make_event: Callable[[float], DpEvent] = GaussianDpEvent,
+    spent: Iterable[tuple[DpEvent, str]] = (),
+    allow_large_delta: bool = False,
+) -> float:
+    """The least noise multiplier, to one part in a thousand, for which `steps` steps cost at most
+    target_epsilon.
+
+    Args:
+      target_epsilon: the budget; never exceeded by the answer.
+      delta: δ.
+      sampling: the sampling scheme.
+      steps: how many steps the noise has to last for.
+      accountant: "pld" or "rdp".
+      make_event: the event of one step from the multiplier, where a step is more than one Gaussian.
+      spent: (event, label) pairs of what else the budget must pay for.
+      allow_large_delta: accept δ above 1 / num_units.
+
+    Raises:
+      ValueError: an argument is out of range, or no noise can meet the budget.
+
+    Example:
+      >>> from tfdp_rec.privacy import PoissonSampling
+      >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024)
+      >>> noise = calibrate_noise(3.0, delta=1e-6, sampling=sampling, steps=2000, accountant="rdp")
+      >>> round(noise, 2)
+      1.00
+    """
+    checked_epsilon(target_epsilon)
+    if checked_count("steps", steps) == 0:
+        raise ValueError("steps must be at least 1, got 0.")
+    others = list(spent)
+
+    def excess(noise: float, by: str) -> float:
+        trial = Accountant(make_event(noise), sampling, delta, by, allow_large_delta)
+        for event, label in others:
+            trial.spend(event, label)
+        return min(trial.epsilon(steps) - target_epsilon, 1e9)
+
+    high = 1.0
+    step = sampling.compose_history([(make_event(high), 1)])
+    quick = quickest(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
+    while excess(high, quick) > 0:  # rdp is quick, and its answer is never too little noise for pld
+        high *= 2
+        if high > 1e6:
+            raise ValueError(
+                f"No noise multiplier up to 10^6 keeps {steps} steps within epsilon = {target_epsilon}: "
+                "raise target_epsilon, or spend less elsewhere."
+            )
+    low = high / 2
+    while excess(low, accountant) <= 0:
+        high, low = low, low / 2
+        if high < 1e-3:
+            return high
+    noise = optimize.brentq(excess, low, high, args=(accountant,), rtol=2e-4)
+    while excess(noise, accountant) > 0:
+        noise *= 1.0005
+    return float(noise)

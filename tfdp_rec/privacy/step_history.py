@@ -1,0 +1,166 @@
+"""The history that a model carries: its steps counted in the step's own graph, before anything of the step is written.
+
+    step -> gate: may one more be made?  -> counted, by origin of the batch -> noise, update
+
+A step that is cut short was counted. Steps are counted by the optimizer and by where the batch came from; an entry is
+closed when the optimizer's settings change. The history is saved with the optimizer's variables, and goes from one
+optimizer to the next when a model is compiled again. `iterations`, which Keras restores by more ways than we know of,
+is the check: steps that it tells of and the history does not make every accountant silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry, History, new_key
+
+_NO_LIMIT = 2**62
+SPENT = "The privacy budget is spent"
+
+
+class StepHistory:
+    """What the steps of one model have spent.
+
+    Args:
+        optimizer: whose steps these are; has `dp_event()`, `iterations` and `noise`.
+    """
+
+    def __init__(self, optimizer: Any):
+        self._closed = History()
+        self._open: dict[Any, _Open] = {}
+        self._parts: list[StepHistory] = []
+        self._optimizer, self._before, self._key = optimizer, 0, new_key()
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._made = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._limit = tf.Variable(_NO_LIMIT, dtype=tf.int64, trainable=False)
+
+    # In a step's graph.
+
+    def count(self, optimizer: Any, source: Source) -> list[Any]:
+        """Operations that count a step; the step waits for them.
+
+        Args:
+            optimizer: that makes the step.
+            source: of its batch.
+        """
+        sentence = (
+            f"Refused batch: {SPENT}: a step more would exceed what PrivacyBudget allows. Train on with a "
+            "PrivacyBudget of a larger target, or of more noise.\n"
+        )
+        gate = tf.debugging.Assert(self._made < self._limit, [sentence])
+        counter = self._counter(optimizer, source)
+        with tf.control_dependencies([gate]):
+            return [
+                self._made.assign_add(1),
+                counter.steps.assign_add(1),
+                counter.begun.assign_add(tf.cast(source.begins, tf.int64)),
+            ]
+
+    def _counter(self, optimizer: Any, source: Source) -> _Open:
+        void = void_of(optimizer, source)
+        name = source.sampling.name if source.sampling else None
+        key = (id(optimizer), name, void)
+        if key not in self._open:
+            with tf.init_scope(), tf.device("CPU:0"):
+                steps, begun = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+            state = source.sampling.get_state() if source.sampling else None
+            self._open[key] = _Open(optimizer, state, void, steps, begun)
+        return self._open[key]
+
+    # Between steps.
+
+    def add(self, optimizer: Any, source: Source, steps: int) -> None:
+        """Counts steps that were made elsewhere, as on a cluster."""
+        counter = self._counter(optimizer, source)
+        counter.steps.assign_add(steps)
+        self._made.assign_add(steps)
+
+    def add_entry(self, entry: Entry) -> None:
+        """Takes over steps that were counted elsewhere."""
+        self._closed.add(entry)
+
+    def take(self, history: History) -> None:
+        """Takes over what was read from a file."""
+        self._closed.merge(history)
+
+    def close(self, optimizer: Any) -> None:
+        """The optimizer's settings are about to change: what was counted is of the old ones."""
+        for counter in self._open.values():
+            if counter.optimizer is optimizer:
+                counter.close(self._closed)
+
+    def snapshot(self) -> History:
+        """All entries as they stand."""
+        found = History()
+        found.merge(self._closed)
+        for counter in self._open.values():
+            counter.write(found)
+        for part in self._parts:
+            found.merge(part.snapshot())
+        for optimizer in {id(c.optimizer): c.optimizer for c in self._open.values() if int(c.steps.numpy())}.values():
+            for event, label in getattr(optimizer, "events_before_training", list)():
+                found.add(Entry(event, 1, DRAWN, label=label), f"{self._key}: {label}")
+        return found
+
+    def hand_over(self, optimizer: Any, own: StepHistory) -> None:
+        """Another optimizer goes on with the model.
+
+        Args:
+            optimizer: the one that goes on.
+            own: its history so far.
+        """
+        self._before = self.snapshot().steps
+        self._parts.append(own)
+        self._optimizer = optimizer
+
+    @property
+    def undescribed(self) -> int:
+        """Steps that the optimizer's own counter tells of, and no entry."""
+        mine = self.snapshot().steps - self._before
+        return max(0, int(self._optimizer.iterations.numpy()) - mine)
+
+    def allow(self, steps: int | None) -> None:
+        """At most so many steps more, whoever makes them; None for any number."""
+        self._limit.assign(_NO_LIMIT if steps is None else int(self._made.numpy()) + steps)
+
+
+@dataclasses.dataclass
+class _Open:
+    """An entry that is still growing."""
+
+    optimizer: Any
+    sampling: dict[str, Any] | None
+    void: str
+    steps: tf.Variable
+    begun: tf.Variable
+    written: tuple[int, int] = (0, 0)
+    key: str = dataclasses.field(default_factory=new_key)
+
+    def write(self, history: History) -> tuple[int, int]:
+        now = int(self.steps.numpy()), int(self.begun.numpy())
+        steps, begun = now[0] - self.written[0], now[1] - self.written[1]
+        if steps:
+            origin = UNPROVEN if self.sampling is None else DRAWN
+            event = self.optimizer.dp_event()
+            history.add(Entry(event, steps, origin, self.sampling, begun, self.void), self.key)
+        return now
+
+    def close(self, history: History) -> None:
+        self.written, self.key = self.write(history), new_key()
+
+
+def void_of(optimizer: Any, source: Source) -> str:
+    """Why a step of this optimizer on such a batch has no guarantee; empty if it has."""
+    reasons = []
+    if source.seeded:
+        reasons.append("the batches were drawn with a seed (leave out seed= in sampling.batches)")
+    noise = getattr(optimizer, "noise", None)
+    if noise is not None and not vars(type(noise)).get("secret", False):
+        reasons.append(f"the noise came from {type(noise).__name__}, which can be computed again (leave out noise=)")
+    return " and ".join(reasons)
+
+

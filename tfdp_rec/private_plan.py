@@ -1,0 +1,179 @@
+"""One place that says what a private training is to cost, and gives everybody else their part of it.
+
+    plan = PrivatePlan(sampling=sampling, epsilon=8.0, delta=1e-6, steps=600)
+
+    optimizer    clip C, noise σ, batch size B     tfdp_rec.LazyDPSGD(0.5, plan=plan)
+    data         batches that prove their draw     plan.batches(fetch)
+    fit          steps=600 and not one more        callbacks=[plan.budget()]
+    statement    ε, δ, unit, sampling, mechanism   plan.accountant.statement()
+
+Given ε, the least σ is searched for: by RDP first, whose answer is never too small, then confirmed and tightened with
+the accountant asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from tfdp_rec.callbacks.privacy_budget import PrivacyBudget
+from tfdp_rec.privacy import Accountant, Sampling, calibrate_noise
+from tfdp_rec.privacy.sampling import fold_gaussians
+
+
+class PrivatePlan:
+    """Binds sampling, δ, steps and either ε or σ.
+
+    Guarantee: an optimizer that takes the plan costs at most `epsilon` after `steps` steps on the sampling's batches,
+    or is refused.
+
+    Args:
+        sampling: how batches are drawn; its `expected_batch_size` is B everywhere.
+        delta: δ.
+        steps: how many the budget has to last for.
+        epsilon: the budget; the noise is found for it when it is first asked for.
+        noise_multiplier: σ, instead of epsilon; the budget is then what `steps` steps cost.
+        l2_norm_clip: C, unless the optimizer is given its own.
+        accountant: "pld", tight, or "rdp", quick.
+        make_event: the event of one step from σ, for a mechanism whose step is more than one Gaussian.
+        spent: (event, label) pairs of what else looks at the data, such as a popularity count.
+        allow_large_delta: as for `Accountant`.
+        asserted: as for `Accountant`.
+
+    Raises:
+        TypeError: not exactly one of epsilon and noise_multiplier.
+        ValueError: a value is out of range, or no noise can meet the budget.
+
+    Example:
+        >>> import tfdp_rec
+        >>> sampling = tfdp_rec.data.PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
+        >>> plan = PrivatePlan(sampling=sampling, epsilon=3.0, delta=1e-6, steps=2000, accountant="rdp")
+        >>> optimizer = tfdp_rec.LazyDPSGD(0.5, plan=plan)
+        >>> round(optimizer.noise_multiplier, 2), optimizer.expected_batch_size, optimizer.l2_norm_clip
+        (1.0, 1024.0, 1.0)
+        >>> plan.accountant.epsilon(steps=2000) <= 3.0
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        sampling: Sampling,
+        delta: float,
+        steps: int,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        l2_norm_clip: float = 1.0,
+        accountant: str = "pld",
+        make_event: Callable[[float], DpEvent] = GaussianDpEvent,
+        spent: Iterable[tuple[DpEvent, str]] = (),
+        allow_large_delta: bool = False,
+        asserted: str = "",
+    ):
+        if (epsilon is None) == (noise_multiplier is None):
+            raise TypeError("Give PrivatePlan either epsilon= or noise_multiplier=: each decides the other.")
+        if int(steps) != steps or steps < 1:
+            raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
+        self.sampling, self.delta, self.steps = sampling, delta, int(steps)
+        self.l2_norm_clip, self.make_event, self.spent = l2_norm_clip, make_event, list(spent)
+        self._target, self._given_noise = epsilon, noise_multiplier
+        self._options: dict[str, Any] = {"accountant": accountant, "allow_large_delta": allow_large_delta}
+        self._asserted = asserted
+        Accountant(make_event(noise_multiplier or 1.0), sampling, delta, **self._options)  # for what that refuses
+
+    @functools.cached_property
+    def noise_multiplier(self) -> float:
+        """σ: as given, or the least that keeps `steps` steps within `epsilon`."""
+        if self._target is None:
+            return float(self._given_noise or 0.0)
+        return calibrate_noise(
+            self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=self.spent,
+            **self._options,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def epsilon(self) -> float:
+        """The budget: as given, or what `steps` steps cost."""
+        return float(self._target) if self._target is not None else self._new_accountant().epsilon(self.steps)
+
+    @functools.cached_property
+    def accountant(self) -> Accountant:
+        """The one accountant of this plan's training."""
+        return self._new_accountant()
+
+    def _new_accountant(self) -> Accountant:
+        event = self.make_event(self.noise_multiplier)
+        accountant = Accountant(event, self.sampling, self.delta, asserted=self._asserted, **self._options)
+        for other, label in self.spent:
+            accountant.spend(other, label)
+        return accountant
+
+    def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
+        """`sampling.batches(fetch, ...)`."""
+        return self.sampling.batches(fetch, **options)
+
+    def budget(self) -> PrivacyBudget:
+        """The callback that counts, and stops `fit` before the budget is overspent.
+
+        Raises:
+            ValueError: `noise_multiplier` gives no finite ε.
+        """
+        if math.isinf(self.epsilon):
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} has no finite epsilon, so that no budget can be kept: fit "
+                "without plan.budget(), or plan with epsilon=."
+            )
+        return PrivacyBudget(self.accountant, self.epsilon)
+
+    # What an optimizer asks.
+
+    def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """An optimizer's settings, with what it was not given taken from the plan.
+
+        Raises:
+            ValueError: another batch size than the sampling's.
+        """
+        batch = self.sampling.expected_batch_size
+        if settings.get("expected_batch_size", batch) != batch:
+            raise ValueError(
+                f"expected_batch_size={settings['expected_batch_size']} is not the plan's {batch}, which is its "
+                "sampling's: leave it out."
+            )
+        own = {"l2_norm_clip": self.l2_norm_clip, "expected_batch_size": batch}
+        if "noise_multiplier" not in settings:
+            own["noise_multiplier"] = self.noise_multiplier
+        return {**own, **settings}
+
+    def accept(self, optimizer: Any) -> None:
+        """Takes an optimizer that was made with the plan.
+
+        Raises:
+            ValueError: a step of it costs more than was planned.
+        """
+        if self._target is not None:
+            self._refuse_dearer(type(optimizer).__name__, optimizer.dp_event())
+        before: list[tuple[DpEvent, str]] = getattr(optimizer, "events_before_training", list)()
+        missing = [label for event, label in before if (event, label) not in self.spent]
+        if missing:
+            raise ValueError(
+                f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
+                "know of: give PrivatePlan(spent=[(event, label), ...]) what preselection.events() gives."
+            )
+        self.accountant.follow(optimizer)
+
+    def _refuse_dearer(self, name: str, event: DpEvent) -> None:
+        planned = self.make_event(self.noise_multiplier)
+        least, found = fold_gaussians(planned), fold_gaussians(event)
+        both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
+        if event == planned or both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9):
+            return
+        raise ValueError(
+            f"A step of {name} costs more than the plan's: {event} for {planned}. For AdaFEST write "
+            "AdaFEST.with_total_noise(rate, noise_multiplier=plan.noise_multiplier, plan=plan, ...); for others give "
+            "PrivatePlan(make_event=...), from noise multiplier to the step's event; EANA has no epsilon: plan with "
+            "noise_multiplier=."
+        )
