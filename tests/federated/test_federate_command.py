@@ -1,7 +1,7 @@
 """`tfdp-rec federate`: arguments and the written app."""
 
+import dataclasses
 import importlib.util
-import json
 import math
 import tomllib
 
@@ -9,6 +9,8 @@ import pytest
 
 from tfdp_rec.cli import federate, main
 from tfdp_rec.datasets.mind.generated import SyntheticNews
+from tfdp_rec.federated import build
+from tfdp_rec.federated.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +25,8 @@ def readers(tmp_path_factory):
     (
         ("--simulate 2", "--data must be a folder"),
         ("--simulate 2 --data {readers} --output model.h5", "--output must end in .npz"),
-        ("--simulate 2 --data {readers} --method best", "--method must be one of"),
-        ("--simulate 2 --data {readers} --encoder bert", "--encoder must be one of"),
+        ("--simulate 2 --data {readers} --method best", "argument --method: invalid choice"),
+        ("--simulate 2 --data {readers} --encoder bert", "argument --encoder: invalid choice"),
         ("--simulate 2 --data {readers} --method published --budget-epsilon 3", "no privacy bound"),
         ("--simulate 2 --data {readers} --budget-epsilon 3", "--budget-epsilon needs --ledgers"),
         ("--simulate 0 --data {readers}", "--simulate must be at least 1|Flower is missing"),
@@ -43,20 +45,26 @@ def test_wrong_arguments_exit_with_two_and_one_line(arguments, complaint, reader
 
 def test_a_missing_flower_is_named(readers, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="tfdp-rec\\[federated\\]"):
-        federate._check({name: value for name, (value, _) in federate._SETTINGS.items()} | {"data": str(readers)})
+    assert main(["federate", "--simulate", "2", "--data", str(readers)]) == 2
+    assert "tfdp-rec[federated]" in capsys.readouterr().err
+
+
+def test_settings_check_themselves_wherever_they_come_from():
+    with pytest.raises(ValueError, match="--encoder must be one of nrms, naml, plm"):
+        Settings(encoder="bert")
+    assert Settings.of_run({"dim": 7, "of another app": 1}) == Settings(dim=7)
 
 
 def test_a_written_app_holds_every_setting_and_its_initial_weights(readers, tmp_path):
-    settings = {name: value for name, (value, _) in federate._SETTINGS.items()}
-    settings |= {"data": str(readers), "output": str(tmp_path / "out.npz"), "secure": True, "dim": 8}
+    settings = Settings(data=str(readers), output=str(tmp_path / "out.npz"), secure=True, dim=8)
     federate.write_app(tmp_path / "app", settings)
     flower = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert set(flower["config"]) == set(settings) and flower["config"]["budget_epsilon"] == math.inf
-    assert federate._written_secure(tmp_path / "app") is True
-    code = (tmp_path / "app" / "private_rec_app.py").read_text()
-    assert all(f"{name} = both" in code for name in ("client_app", "server_app"))
-    compile(code, "private_rec_app.py", "exec")
-    model, _ = federate._world(json.dumps(settings))
-    weights = federate._load(flower["config"]["initial"], model)
+    carried = Settings.of_run(flower["config"])
+    assert carried == dataclasses.replace(settings, initial=carried.initial) and carried.budget_epsilon == math.inf
+    assert flower["components"] == {
+        "serverapp": "tfdp_rec.federated.app.server_app:app",
+        "clientapp": "tfdp_rec.federated.app.client_app:app",
+    }
+    model, _ = build.world(settings)
+    weights = build.load(carried.initial, model)
     assert [w.shape for w in weights] == [tuple(v.shape) for v in model.trainable_variables]

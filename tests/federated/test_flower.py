@@ -15,7 +15,9 @@ pytest.importorskip("flwr", reason="needs tfdp-rec[federated]")
 
 from tfdp_rec.cli import federate  # noqa: E402
 from tfdp_rec.datasets.mind.generated import SyntheticNews  # noqa: E402
+from tfdp_rec.federated import build  # noqa: E402
 from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
+from tfdp_rec.federated.settings import Settings  # noqa: E402
 
 TAU = 1e-5
 SILENT = {"epsilon": math.inf, "label_epsilon": math.inf, "padding": 0.0, "history": 6, "samples": 3, "rounds": 3}
@@ -25,22 +27,21 @@ def settings(tmp_path, **change):
     data = tmp_path / "data"
     if not data.exists():
         SyntheticNews(num_users=6, num_news=60, num_days=3, candidates=5, history_length=6).write(data)
-    defaults = {name: default for name, (default, _) in federate._SETTINGS.items()}
-    return defaults | SILENT | {"data": str(data), "output": str(tmp_path / "out.npz")} | change
+    return Settings(**SILENT | {"data": str(data), "output": str(tmp_path / "out.npz")} | change)
 
 
 def in_process(chosen, partitions):
     """The same rounds by the package's own simulation."""
     from tfdp_rec.federated.simulation import FedAdam, Simulation
 
-    text = json.dumps(chosen | {"output": "in process"})
-    clients = [federate._participant(text, p).data for p in partitions]
-    model, _ = federate._world(text)
-    initial = Path(chosen["output"]).with_suffix(".initial.npz")
-    for variable, value in zip(model.trainable_variables, federate._load(str(initial), model)):
+    here = dataclasses.replace(chosen, output="in process.npz")
+    clients = [build.participant(here, p).data for p in partitions]
+    model, _ = build.world(here)
+    initial = Path(chosen.output).with_suffix(".initial.npz")
+    for variable, value in zip(model.trainable_variables, build.load(str(initial), model)):
         variable.assign(value)
-    simulation = Simulation(federate._update(text), clients, len(clients), FedAdam(chosen["eta"], tau=TAU))
-    simulation.run(chosen["rounds"])
+    simulation = Simulation(build.update(here), clients, len(clients), FedAdam(chosen.eta, tau=TAU))
+    simulation.run(chosen.rounds)
     return {v.path.partition("/")[2]: np.array(v) for v in model.trainable_variables}
 
 
@@ -50,7 +51,7 @@ def assert_same(path, expected, atol, chosen):
     stored = np.load(path)
     assert set(stored) == set(expected)
     for name, value in expected.items():
-        rounding = chosen["rounds"] * chosen["eta"] / TAU * float(np.spacing(np.float32(np.abs(value).max())))
+        rounding = chosen.rounds * chosen.eta / TAU * float(np.spacing(np.float32(np.abs(value).max())))
         np.testing.assert_allclose(stored[name], value, atol=max(atol, rounding), err_msg=name)
 
 
@@ -73,7 +74,7 @@ def test_the_guard_charges_before_it_computes_and_refuses_beyond_the_budget(tmp_
     from tfdp_rec.federated import flower
 
     chosen = settings(tmp_path, epsilon=2.0, label_epsilon=1.0, budget_epsilon=2.5, ledgers=str(tmp_path / "l"))
-    participant = federate._participant(json.dumps(chosen), 0)
+    participant = build.participant(chosen, 0)
     calls = []
 
     def compute(given, context):
@@ -90,7 +91,7 @@ def test_the_guard_charges_before_it_computes_and_refuses_beyond_the_budget(tmp_
 def test_a_budget_that_nobody_counts_is_refused(tmp_path):
     from tfdp_rec.federated import flower
 
-    known = federate._participant(json.dumps(settings(tmp_path)), 0)
+    known = build.participant(settings(tmp_path), 0)
     with pytest.raises(ValueError, match="needs a ledger"):
         flower.Participant(known.update, known.data, None, 3.0)
 
@@ -99,7 +100,7 @@ def test_labels_are_drawn_once_also_over_restarts(tmp_path):
     from tfdp_rec.federated import flower
 
     chosen = settings(tmp_path, epsilon=2.0, label_epsilon=0.01)
-    first = federate._participant(json.dumps(chosen), 0)
+    first = build.participant(chosen, 0)
     seen = []
     for _ in range(3):
         restarted = flower.Participant(first.update, first.data, tmp_path / "one.json", 50.0)
@@ -129,9 +130,9 @@ def test_telemetry_is_off():
 @pytest.mark.parametrize("secure", (False, True))
 def test_flowers_simulation_equals_ours(tmp_path, secure):
     chosen = settings(tmp_path, clients=3, secure=secure)
-    federate.simulate(3, chosen)
+    federate.simulate(chosen)
     # SecAgg+ rounds weights to 2^22 steps of [-8, 8], and Adam divides by small numbers
-    assert_same(chosen["output"], in_process(chosen, range(3)), atol=5e-3 if secure else 2e-5, chosen=chosen)
+    assert_same(chosen.output, in_process(chosen, range(3)), atol=5e-3 if secure else 2e-5, chosen=chosen)
 
 
 def of_run(tmp_path):
@@ -162,12 +163,12 @@ def test_real_processes_survive_a_killed_client_and_equal_the_simulation(tmp_pat
         assert not net.failed(), net.log("run")
         end(nodes[1])
         net.supernode("node2", 0)
-        wait_for(lambda: Path(chosen["output"]).exists() or net.failed(), 400, lambda: net.log("run"))
+        wait_for(lambda: Path(chosen.output).exists() or net.failed(), 400, lambda: net.log("run"))
         assert not net.failed(), net.log("run")
         listening = [name for name in ("superlink", "node0") if "0.0.0.0" in net.log(name)]
         assert of_run(tmp_path)
     assert not listening and not of_run(tmp_path)
-    assert_same(chosen["output"], in_process(chosen, [0]), atol=2e-5, chosen=chosen)
+    assert_same(chosen.output, in_process(chosen, [0]), atol=2e-5, chosen=chosen)
 
 
 def test_processes_end_with_a_killed_starter(tmp_path):

@@ -123,15 +123,14 @@ class Participant:
 Join: TypeAlias = "Callable[[Context], Participant]"
 
 
-def client_app(join: Join, secure: bool = False) -> ClientApp:
+def client_app(join: Join, secure: Callable[[Context], bool] = lambda context: False) -> ClientApp:
     """The client app.
 
     Args:
         join: From a node's context to its participant.
-        secure: Whether SecAgg+ masks what the client sends.
+        secure: From a node's context to whether SecAgg+ masks what the client sends.
     """
     from flwr.client import NumPyClient
-    from flwr.client.mod import secaggplus_mod
     from flwr.clientapp import ClientApp
 
     class Updater(NumPyClient):
@@ -141,11 +140,23 @@ def client_app(join: Join, secure: bool = False) -> ClientApp:
         def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[Any, int, dict[str, Any]]:
             return self.participant.step(parameters), 1, {}
 
-    mods = [guard(join)]
     return ClientApp(
-        client_fn=lambda context: Updater(join(context)).to_client(),
-        mods=[secaggplus_mod, *mods] if secure else mods,
+        client_fn=lambda context: Updater(join(context)).to_client(), mods=[masked(secure), guard(join)]
     )
+
+
+def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Callable], Message]:
+    """SecAgg+'s client mod in the runs that ask for it: only a run's own configuration says so.
+
+    Args:
+        secure: From a node's context to whether its run does.
+    """
+    from flwr.client.mod import secaggplus_mod
+
+    def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        return secaggplus_mod(message, context, call_next) if secure(context) else call_next(message, context)
+
+    return mod
 
 
 def guard(join: Join) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:

@@ -30,35 +30,11 @@ from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models import TwoTower
 from tfdp_rec.movies import report
 from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.movies.settings import Settings
 from tfdp_rec.noise import gaussians
 from tfdp_rec.privacy import Accountant, calibrate_noise
 
-MECHANISMS = mechanisms.names((mechanisms.sgd, *mechanisms.COMMON))
 _KS = (1, 5, 10, 20)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What to train and how; the defaults are the main job's."""
-
-    mechanisms: tuple[str, ...] = MECHANISMS
-    epsilon: float = 8.0
-    delta: float | None = None
-    steps: int = 600
-    batch_size: int = 4096
-    width: int = 32
-    hidden: int = 32
-    learning_rate: float = 25.0
-    sgd_learning_rate: float = 16.0
-    clip: float = 1.0
-    negatives: int = 4000
-    history: int = 20
-    prior_noise: float = 4.0
-    test_users: int = 8000
-    evaluations: int = 6
-    noise_multiplier: float | None = None
-    seed: int = 0
-    top_k: int = 10
 
 
 @dataclasses.dataclass
@@ -175,46 +151,75 @@ class _Curve(keras.callbacks.Callback):
         self.folder.append(record)
 
 
+@dataclasses.dataclass
+class Trained:
+    """What training under one mechanism left behind.
+
+    Attributes:
+        model: released.
+        accountant: of its steps; None where nothing is private.
+        steps: that were made.
+        steps_per_second: None if there were too few to tell.
+        recalls: on the test users.
+    """
+
+    model: TwoTower
+    accountant: Accountant | None
+    steps: int
+    steps_per_second: float | None
+    recalls: dict[str, float]
+
+    @property
+    def epsilon(self) -> float:
+        """Spent in all."""
+        return float("inf") if self.accountant is None else self.accountant.epsilon(self.steps)
+
+    def record(self, mechanism: str, noise_multiplier: float) -> dict[str, Any]:
+        """The line of results.json."""
+        return {
+            "mechanism": mechanism,
+            "recalls": self.recalls,
+            "steps": self.steps,
+            "steps_per_second": self.steps_per_second,
+            "epsilon": self.epsilon,
+            "noise_multiplier": noise_multiplier if self.accountant is not None else None,
+        }
+
+
+def accounting(
+    mechanism: str, optimizer: Any, problem: Problem, settings: Settings
+) -> tuple[Accountant | None, list[keras.callbacks.Callback]]:
+    """The accountant of a training, and the callback that keeps it within its budget."""
+    if mechanism == mechanisms.sgd.name:
+        return None, []
+    accountant = Accountant(optimizer.dp_event(), problem.sampling, problem.delta)
+    for event, label in problem.spent:
+        accountant.spend(event, label)
+    within = [PrivacyBudget(accountant, settings.epsilon)] if mechanisms.named(mechanism).claims_epsilon else []
+    return accountant, within
+
+
 def train_one(
     mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise_multiplier: float, verbose: int
-) -> tuple[TwoTower, dict[str, Any], str | None]:
-    """Trains, accounts and tests under one mechanism.
-
-    Returns:
-        The model, the result record, and the privacy statement if there is one.
-    """
+) -> Trained:
+    """Trains, accounts and tests under one mechanism, in this process."""
     model = new_model(problem, settings)
     model.compile(optimizer=optimizer_for(mechanism, settings, noise_multiplier))
     examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
-    batches = problem.sampling.batches(examples.fetch)
-    callbacks: list[keras.callbacks.Callback] = []
-    accountant = None
-    if model.is_private:
-        accountant = Accountant(model.optimizer.dp_event(), problem.sampling, problem.delta)
-        for event, label in problem.spent:
-            accountant.spend(event, label)
-        if mechanisms.named(mechanism).claims_epsilon:
-            callbacks.append(PrivacyBudget(accountant, settings.epsilon))
+    accountant, callbacks = accounting(mechanism, model.optimizer, problem, settings)
     test = test_batches(problem, settings)
     curve = _Curve(folder, mechanism, test, accountant)
     tensorboard = keras.callbacks.TensorBoard(str(folder / "tensorboard" / mechanism), write_graph=False)
     epochs = min(settings.evaluations, settings.steps)
     model.fit(
-        batches,
+        problem.sampling.batches(examples.fetch),
         steps_per_epoch=settings.steps // epochs,
         epochs=epochs,
         callbacks=[*callbacks, curve, tensorboard],
         verbose=verbose,
     )
-    result = {
-        "mechanism": mechanism,
-        "recalls": model.recall(test),
-        "steps": curve.step,
-        "steps_per_second": curve.timed / curve.seconds if curve.seconds else None,
-        "epsilon": float("inf") if accountant is None else accountant.epsilon(curve.step),
-        "noise_multiplier": noise_multiplier if model.is_private else None,
-    }
-    return model, result, None if accountant is None else accountant.statement(curve.step)
+    speed = curve.timed / curve.seconds if curve.seconds else None
+    return Trained(model, accountant, curve.step, speed, model.recall(test))
 
 
 def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
@@ -229,7 +234,7 @@ def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
     return {"mechanism": report.POPULARITY, "recalls": recalls, **nothing}
 
 
-Train = Callable[[str, Problem, Settings, RunFolder, float, int], tuple[TwoTower, dict[str, Any], str | None]]
+Train = Callable[[str, Problem, Settings, RunFolder, float, int], Trained]
 
 
 def run(
@@ -271,12 +276,12 @@ def run(
     for mechanism in settings.mechanisms:
         if verbose:
             print(f"\n== {report.label(mechanism)}", flush=True)
-        model, result, statement = train(mechanism, problem, settings, folder, noise, verbose)
-        results.append(result)
-        if statement is not None:
-            statements[mechanism] = statement
+        trained = train(mechanism, problem, settings, folder, noise, verbose)
+        results.append(trained.record(mechanism, noise))
+        if trained.accountant is not None:
+            statements[mechanism] = trained.accountant.statement(trained.steps)
         if not released or mechanism == mechanisms.lazy_dp_sgd.name:
-            released = {mechanism: model}
+            released = {mechanism: trained.model}
     folder.write_json("results.json", results)
     ((mechanism, model),) = released.items()
     _release(folder, problem, settings, mechanism, model)

@@ -14,20 +14,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec import mechanisms
-from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.data import NextItemExamples, PoissonSampling
+from tfdp_rec.data import NextItemExamples
 from tfdp_rec.datasets.shared_timelines import SharedTimelines
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
 from tfdp_rec.distribute.connection import connect
-from tfdp_rec.models import TwoTower
-from tfdp_rec.movies.job import Problem, Settings, new_model, optimizer_for, test_batches
+from tfdp_rec.movies.job import Problem, Trained, accounting, new_model, optimizer_for, test_batches
 from tfdp_rec.movies.run_folder import RunFolder
-from tfdp_rec.privacy import Accountant
+from tfdp_rec.movies.settings import Settings
 
 
 class ClusterTraining:
-    """Trains one mechanism after the other on a cluster; stands for `movies.train_one`.
+    """Trains one mechanism after the other on a cluster; stands for `job.train_one`.
 
     Args:
         resolver: of the cluster. The run's folder must be where all workers can read it.
@@ -43,50 +40,33 @@ class ClusterTraining:
 
     def __call__(
         self, mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise: float, verbose: int
-    ) -> tuple[TwoTower, dict[str, Any], str | None]:
-        """Trains, accounts and tests, as `movies.train_one`."""
+    ) -> Trained:
+        """Trains, accounts and tests, as `job.train_one`."""
         examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
         timelines = SharedTimelines(examples, folder / "timelines")
         try:
-            return self._train(mechanism, problem, settings, folder, noise, verbose, timelines)
+            trainer = ParameterServerTrainer(
+                lambda: new_model(problem, settings), lambda: optimizer_for(mechanism, settings, noise),
+                lambda: timelines.batches(problem.sampling), self._resolver, sampling=problem.sampling,
+            )  # fmt: skip
+            return _trained(trainer, mechanism, problem, settings, folder, verbose)
         finally:
             shutil.rmtree(timelines.folder)
 
-    def _train(
-        self, mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise: float, verbose: int,
-        timelines: SharedTimelines,
-    ) -> tuple[TwoTower, dict[str, Any], str | None]:  # fmt: skip
-        sampling = PoissonSampling(len(problem.train), settings.batch_size, unit="user")
-        trainer = ParameterServerTrainer(
-            lambda: new_model(problem, settings), lambda: optimizer_for(mechanism, settings, noise),
-            lambda: timelines.batches(sampling), self._resolver, sampling=sampling,
-        )  # fmt: skip
-        accountant, callbacks = None, []
-        if mechanism != mechanisms.sgd.name:
-            accountant = Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, problem.delta)
-            for event, label in problem.spent:
-                accountant.spend(event, label)
-            if mechanisms.named(mechanism).claims_epsilon:
-                callbacks.append(PrivacyBudget(accountant, settings.epsilon))
-        reports = min(settings.evaluations, settings.steps)
-        curve = _Curve(folder, mechanism, trainer)
-        trainer.fit(
-            settings.steps, [*callbacks, curve], steps_per_report=-(-settings.steps // reports), verbose=verbose
-        )
-        steps = trainer.attempts
-        model = trainer.model()
-        recalls = model.recall(test_batches(problem, settings))
-        epsilon = float("inf") if accountant is None else accountant.epsilon(steps)
-        folder.append({"mechanism": mechanism, "step": steps, "loss": curve.loss, "epsilon": epsilon, **recalls})
-        result = {
-            "mechanism": mechanism,
-            "recalls": recalls,
-            "steps": steps,
-            "steps_per_second": curve.steps_per_second,
-            "epsilon": epsilon,
-            "noise_multiplier": noise if accountant is not None else None,
-        }
-        return model, result, None if accountant is None else accountant.statement(steps)
+
+def _trained(
+    trainer: ParameterServerTrainer, mechanism: str, problem: Problem, settings: Settings, folder: RunFolder,
+    verbose: int,
+) -> Trained:  # fmt: skip
+    accountant, callbacks = accounting(mechanism, trainer.cluster_model.optimizer, problem, settings)
+    curve, reports = _Curve(folder, mechanism, trainer), min(settings.evaluations, settings.steps)
+    trainer.fit(settings.steps, [*callbacks, curve], steps_per_report=-(-settings.steps // reports), verbose=verbose)
+    model, steps = trainer.model(), trainer.attempts
+    recalls = model.recall(test_batches(problem, settings))
+    trained = Trained(model, accountant, steps, curve.steps_per_second, recalls)
+    last = {"mechanism": mechanism, "step": steps, "loss": curve.loss, "epsilon": trained.epsilon}
+    folder.append({**last, **recalls})
+    return trained
 
 
 class _Curve(keras.callbacks.Callback):

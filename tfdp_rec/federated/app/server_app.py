@@ -1,0 +1,23 @@
+"""The server app of a run: FedAdam from the initial weights; the trained ones are written."""
+
+from __future__ import annotations
+
+from tfdp_rec.federated import build, flower
+from tfdp_rec.federated.settings import Settings
+
+
+def training_of(settings: Settings) -> flower.Training:
+    """What the settings ask for."""
+    model, _ = build.world(settings)
+    return flower.Training(
+        weights=build.load(settings.initial, model),
+        rounds=settings.rounds,
+        clients=settings.clients,
+        fraction=settings.fraction,
+        finish=lambda weights: build.save(settings.output, model, weights),
+        eta=settings.eta,
+        secure=settings.secure,
+    )
+
+
+app = flower.server_app(lambda context: training_of(Settings.of_run(context.run_config)))

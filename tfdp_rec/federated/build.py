@@ -1,0 +1,159 @@
+"""Models, local updates and participants of federated news recommendation, put together from settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdp_rec.datasets.mind import files as mind
+from tfdp_rec.federated import flower, local
+from tfdp_rec.federated.calibration import AnalyticGaussian, PublishedGaussian
+from tfdp_rec.federated.cohort import client_of
+from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.mechanism import AttentionMechanism
+from tfdp_rec.federated.settings import Settings
+from tfdp_rec.federated.vector import ClippedVector, VectorMechanism
+from tfdp_rec.files import writing
+from tfdp_rec.models import news
+
+
+def news_model(
+    catalogue: mind.NewsCatalogue, encoder: str, dim: int, num_basis: int, temperature: float, seed: int
+) -> news.NewsRecommender:
+    """An untrained recommender, built.
+
+    Args:
+        catalogue: of the news.
+        encoder: nrms, naml or plm.
+        dim: width of a news vector.
+        num_basis: B.
+        temperature: of the attention.
+        seed: of the weights.
+    """
+    keras.utils.set_random_seed(seed)
+    model = news.NewsRecommender(
+        _news_encoder(catalogue, encoder, dim), news.user_encoder(encoder, dim, 4, 16), num_basis,
+        temperature=temperature,
+    )  # fmt: skip
+    few = {name: value[:2] for name, value in catalogue.features.items()}
+    model({"news": few, "history": np.zeros((1, 2), "int32"), "candidates": np.zeros((1, 2), "int32")})
+    return model
+
+
+def _news_encoder(catalogue: mind.NewsCatalogue, encoder: str, dim: int) -> keras.layers.Layer:
+    words, length = len(catalogue.vocabulary), catalogue.features["title"].shape[1]
+    if encoder == "nrms":
+        return news.NRMSEncoder(words, dim, dim, 4, 16, name="news_encoder")
+    if encoder == "naml":
+        sizes = len(catalogue.categories), len(catalogue.subcategories)
+        return news.NAMLEncoder(words, *sizes, dim, dim, 8, 3, 16, name="news_encoder")
+    return news.PLMEncoder(news.tiny_transformer(words, length, dim), dim, 16, name="news_encoder")
+
+
+def local_update(
+    method: str,
+    model: news.NewsRecommender,
+    features: dict[str, Any],
+    attention: AttentionMechanism,
+    label_epsilon: float,
+    *,
+    negatives: int,
+    history: int,
+    samples: int,
+    noise: ClippedVector | None = None,
+) -> local.LocalUpdate:
+    """What a client computes.
+
+    Args:
+        method: private, private+user, published, or gradient (DP-FedRec: neither attention nor labels are private).
+        model: what is trained.
+        features: of the news.
+        attention: the mechanism of a client's attention.
+        label_epsilon: of one label.
+        negatives: with each label.
+        history: clicks of history.
+        samples: training clicks used.
+        noise: of the gradient (gradient) or of the user encoder's (private+user).
+    """
+    if method == "gradient":
+        attention, label_epsilon = dataclasses.replace(attention, epsilon=math.inf, padding=0.0), math.inf
+    permute = PublishedLabelPermutation if method == "published" else LabelPermutation
+    common = (model, features, attention, permute(label_epsilon, negatives), history, samples)
+    if method == "published":
+        return local.PublishedUpdate(*common)
+    if method == "gradient":
+        if noise is None:
+            raise ValueError("method gradient needs noise: the mechanism of the gradient.")
+        return local.GradientUpdate(*common, noise=noise)
+    return local.PrivateUpdate(*common, user_gradient=noise if method == "private+user" else None)
+
+
+@functools.cache
+def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
+    """A run's model and data, once a process."""
+    data = mind.read(settings.data, title_length=8, body_length=16)
+    s = settings
+    return news_model(data.catalogue, s.encoder, s.dim, s.num_basis, s.temperature, s.seed), data
+
+
+@functools.cache
+def update(settings: Settings) -> local.LocalUpdate:
+    """A run's local update, once a process."""
+    s, (model, data) = settings, world(settings)
+    calibration = PublishedGaussian() if s.method == "published" else AnalyticGaussian()
+    attention = AttentionMechanism(
+        s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu", calibration=calibration
+    )
+    return local_update(
+        s.method, model, data.catalogue.features, attention, s.label_epsilon, negatives=s.negatives, history=s.history,
+        samples=s.samples, noise=VectorMechanism(s.l2_norm_clip, s.epsilon, s.delta),
+    )  # fmt: skip
+
+
+@functools.cache
+def participant(settings: Settings, partition: int) -> flower.Participant:
+    """The client that holds the clicks of one user of the data, once a process."""
+    users = sorted(world(settings)[1].by_user().items())
+    _, impressions = users[partition % len(users)]
+    ledger = Path(settings.ledgers) / f"client-{partition}.json" if settings.ledgers else None
+    if ledger is not None:
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+    data = client_of(impressions)
+    return flower.Participant(update(settings), data, ledger, settings.budget_epsilon, settings.delta)
+
+
+def with_initial(settings: Settings) -> Settings:
+    """The settings, with a file of initial weights written if none was given.
+
+    Keras draws initial weights from a state that all threads share, so a server app that drew its own would not
+    repeat them.
+    """
+    if settings.initial:
+        return settings
+    path = str(Path(settings.output).with_suffix(".initial.npz"))
+    model, _ = world(settings)
+    save(path, model, [np.array(variable) for variable in model.trainable_variables])
+    return dataclasses.replace(settings, initial=path)
+
+
+def load(path: str, model: keras.Model) -> list[np.ndarray]:
+    """The trainable weights in a file, in the model's order."""
+    stored = np.load(path)
+    return [stored[name] for name in _names(model)]
+
+
+def save(path: str, model: keras.Model, weights: list[np.ndarray]) -> None:
+    """Writes trainable weights, whole or not at all."""
+    with writing(path, "wb") as file:
+        np.savez(file, **dict(zip(_names(model), weights)))  # type: ignore[arg-type]
+
+
+def _names(model: keras.Model) -> list[str]:
+    """Of the trainable variables, without the model's own name, which differs from run to run."""
+    return [variable.path.partition("/")[2] for variable in model.trainable_variables]
