@@ -53,6 +53,7 @@ def option(
     choices: Sequence[str] | None = None,
     metavar: str | tuple[str, ...] | None = None,
     group: str = "",
+    several: str = "+",
 ) -> Any:
     """A field of a settings dataclass that can be given on the command line.
 
@@ -63,8 +64,9 @@ def option(
         choices: the values there are.
         metavar: what stands for the value in the help.
         group: the heading of the help that it stands under.
+        several: how many values a field of several takes: "+", at least one, or "*".
     """
-    known = {"words": words, "check": check, "choices": choices, "metavar": metavar, "group": group}
+    known = {"words": words, "check": check, "choices": choices, "metavar": metavar, "group": group, "several": several}
     return dataclasses.field(default=default, metadata={"option": known})
 
 
@@ -96,7 +98,7 @@ def _add(group: Any, field: dataclasses.Field, hint: Any, known: dict[str, Any])
         more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
     else:
         more = {"type": kind, "choices": known["choices"], "metavar": known["metavar"]}
-        more |= {"nargs": "*" if several and field.default == () else "+"} if several else {}
+        more |= {"nargs": known["several"]} if several else {}
     group.add_argument(flag(field.name), default=None, help=words.replace("%", "%%"), **more)
 
 

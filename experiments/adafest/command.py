@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
+
+from experiments.adafest.settings import Grid, Sizes, defaults
+from tfdp_rec.settings import add_options, chosen
 
 HELP = """\
   python -m experiments.adafest --quick                    clicks at epsilon 1: ten minutes on two cores
@@ -29,49 +30,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", choices=["clicks", "text"], default="clicks", help="default: %(default)s")
     parser.add_argument("--data", metavar="PATH", help="Criteo file or folder of day files; left out, generated logs")
     parser.add_argument("--out", metavar="FOLDER", help="default: runs/study-adafest, runs/study-adafest-text")
-    parser.add_argument("--epsilons", nargs="+", type=float, metavar="EPSILON", help="default: 1 3 8")
-    parser.add_argument("--mechanisms", nargs="+", metavar="NAME", help="of the frontier and of tuning; default: all")
-    parser.add_argument("--thresholds", nargs="+", type=float, metavar="Z", help="AdaFEST's, in deviations of noise")
-    parser.add_argument("--seeds", type=int, help="trainings of each point; default: 1")
-    parser.add_argument("--steps", type=int, help="of each training")
-    parser.add_argument("--examples", type=int, help="to train on")
-    parser.add_argument("--batch-size", type=int, help="expected examples in a step")
-    parser.add_argument("--learning-rate", type=float, metavar="ETA", help="of the tables")
-    parser.add_argument("--dense-learning-rate", type=float, metavar="ETA", help="of Adam, for all else")
-    parser.add_argument("--table-rates", nargs="+", type=float, metavar="ETA", help="that tuning tries")
-    parser.add_argument("--dense-rates", nargs="+", type=float, metavar="ETA", help="that tuning tries")
-    parser.add_argument("--hidden", nargs="+", type=int, metavar="WIDTH", help="default: 64 64; the paper: 598 x 4")
+    add_options(parser, Sizes)
+    add_options(parser, Grid)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: frontier, stream (of clicks), speed")
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains what is missing, then writes results.json, the plots and report.md."""
+    wanted, (sizes, grid) = parts(args), settings(args)
     from experiments.adafest import report as pages
     from experiments.adafest.speed import step_times
-    from experiments.adafest.trainings import Study
+    from experiments.adafest.trainings import Trainings
+    from experiments.study import Study
 
-    sizes, grid = settings(args)
     problem = make_problem(args.task, args.data, sizes)
-    folder = Path(args.out or f"runs/study-adafest{'-text' if args.task == 'text' else ''}")
-    study = Study(sizes, problem, folder / "cells", lambda line: print(line, flush=True))
-    results: dict[str, Any] = {"sizes": dataclasses.asdict(sizes), "grid": dataclasses.asdict(grid)}
-    results["data"] = args.data or "generated"
+    folder = args.out or f"runs/study-adafest{'-text' if args.task == 'text' else ''}"
+    config = {**dataclasses.asdict(sizes), "task": args.task, "data": args.data}
+    study = Study(folder, config, say=lambda line: None)
+    trainings = Trainings(sizes, problem, study, lambda line: print(line, flush=True))
     works: dict[str, Any] = {
-        "frontier": lambda: study.frontier(grid),
-        "stream": study.stream,
-        "speed": lambda: step_times(study, SPEED_ROUNDS),
-        "tuning": lambda: study.tuning(grid),
+        "frontier": lambda: trainings.frontier(grid),
+        "stream": trainings.stream,
+        "speed": lambda: step_times(trainings, SPEED_ROUNDS),
+        "tuning": lambda: trainings.tuning(grid),
     }
-    for part in parts(args):
-        results[part] = works[part]()
-    (folder / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    if "frontier" in results:
-        pages.plot_frontier(results["frontier"], problem.metric, folder / "frontier.png")
-    if "stream" in results:
-        pages.plot_stream(results["stream"], problem.metric, folder / "stream.png")
-    page = pages.report(results, problem.metric)
-    (folder / "report.md").write_text(page, encoding="utf-8")
-    print(f"{page}\n{folder / 'report.md'}")
+    results: dict[str, Any] = {"sizes": dataclasses.asdict(sizes), "grid": dataclasses.asdict(grid)}
+    results |= {"data": args.data or "generated"} | {part: works[part]() for part in wanted}
+    study.write("results.json", results)
+    for part, plot in {"frontier": pages.plot_frontier, "stream": pages.plot_stream}.items():
+        if part in results:
+            plot(results[part], problem.metric, study.folder / f"{part}.png")
+    study.report(pages.report(results, problem.metric))
     return 0
 
 
@@ -87,43 +76,10 @@ def parts(args: argparse.Namespace) -> list[str]:
     return args.parts or usual
 
 
-def settings(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The sizes of a training and the grid of trainings that were asked for.
-
-    Raises:
-        ValueError: a number or mechanism that cannot be.
-    """
-    from experiments.adafest.trainings import Grid, Sizes
-
-    sizes, grid = Sizes(), Grid()
-    if args.task == "text":
-        sizes = dataclasses.replace(sizes, **TEXT_SIZES)
-    if args.quick:
-        small: dict[str, Any] = {"examples": 100_000, "test_examples": 40_000, "batch_size": 1000, "steps": 100}
-        sizes = dataclasses.replace(sizes, **(TEXT_QUICK if args.task == "text" else small | {"days": 3}))
-        grid = dataclasses.replace(grid, epsilons=(1.0,), rows=grid.rows[:2], draws=grid.draws[:2])
-    return _given(sizes, args), _given(grid, args)
-
-
-TEXT_SIZES: dict[str, Any] = {"examples": 200_000, "test_examples": 20_000, "batch_size": 2000, "steps": 200}
-TEXT_QUICK: dict[str, Any] = {"examples": 60_000, "test_examples": 10_000, "batch_size": 1000, "steps": 60}
-
-
-def _given(defaults: Any, args: argparse.Namespace) -> Any:
-    """`defaults` with the fields that were given on the command line."""
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(defaults):
-        value = getattr(args, field.name, None)
-        if value is not None:
-            changes[field.name] = tuple(value) if isinstance(value, list) else value
-    for name in ("steps", "examples", "batch_size", "learning_rate", "dense_learning_rate", "seeds"):
-        if name in changes and not changes[name] > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be positive, got {changes[name]}.")
-    known = getattr(defaults, "mechanisms", ())
-    unknown = [name for name in changes.get("mechanisms", ()) if name not in known]
-    if unknown:
-        raise ValueError(f"--mechanisms must be of {', '.join(known)}; got {', '.join(unknown)}.")
-    return dataclasses.replace(defaults, **changes)
+def settings(args: argparse.Namespace) -> tuple[Sizes, Grid]:
+    """The sizes of a training and the grid of trainings that were asked for."""
+    sizes, grid = defaults(args.task, args.quick)
+    return chosen(args, sizes), chosen(args, grid)
 
 
 def make_problem(task: str, data: str | None, sizes: Any) -> Any:

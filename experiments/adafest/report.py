@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.adafest.trainings import CONFINED, FROZEN, times
+from experiments import tables
+from experiments.adafest.settings import CONFINED, FROZEN
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 
 LOSSES = (0.005, 0.01, 0.03)
 Result = Mapping[str, Any]
+
+
+def times(reduction: float | None) -> str:
+    """A gradient size reduction in words; None stands for a training that updates no table at all."""
+    return "no table" if reduction is None or math.isinf(reduction) else f"{reduction:.3g}"
 
 
 def merged(results: Sequence[Result], *keys: str) -> list[dict[str, Any]]:
@@ -63,15 +69,8 @@ def report(results: Mapping[str, Any], metric: str) -> str:
 def _frontier(results: Sequence[Result], metric: str) -> Iterable[str]:
     rows = merged(results, "epsilon", "mechanism", "setting")
     reference = {row["epsilon"]: row for row in rows if row["mechanism"] == dp_sgd.label}
-    yield f"| epsilon | mechanism | setting | {metric} | against DPSGD | reduction | truth on its rows |"
-    yield "|---" * 7 + "|"
-    for row in rows:
-        base, truth = reference.get(row["epsilon"]), row.get("score_of_truth_on_rows")
-        bound = "" if truth is None else f"{truth:.4f}"
-        yield (
-            f"| {row['epsilon']:g} | {row['mechanism']} | {row['setting']:g} | {_spread(row)} "
-            f"| {_difference(row, base)} | {times(row['reduction'])} | {bound} |"
-        )
+    heading = ["epsilon", "mechanism", "setting", metric, "against DPSGD", "reduction", "truth on its rows"]
+    yield from tables.markdown(heading, [_point(row, reference.get(row["epsilon"])) for row in rows])
     if not reference:
         return
     yield ""
@@ -82,6 +81,14 @@ def _frontier(results: Sequence[Result], metric: str) -> Iterable[str]:
         if mechanism not in (dp_sgd.label, FROZEN):
             found = " / ".join(format(b[epsilon, mechanism], ".3g") for b in best)
             yield f"- epsilon {epsilon:g}, {mechanism}: {found}"
+
+
+def _point(row: Result, base: Result | None) -> list[str]:
+    truth = row.get("score_of_truth_on_rows")
+    return [
+        f"{row['epsilon']:g}", row["mechanism"], f"{row['setting']:g}", _spread(row), _difference(row, base),
+        times(row["reduction"]), "" if truth is None else f"{truth:.4f}",
+    ]  # fmt: skip
 
 
 def _spread(row: Result) -> str:
@@ -107,37 +114,35 @@ def _tuning(results: Sequence[Result], metric: str) -> Iterable[str]:
     rows = merged(rated, "epsilon", "mechanism", "rates")
     yield f"{metric} on validation examples:"
     yield ""
-    yield "| epsilon | mechanism | table rate | dense rate | score |"
-    yield "|---" * 5 + "|"
-    for row in rows:
-        rate, dense = row["rates"]
-        yield f"| {row['epsilon']:g} | {row['mechanism']} | {rate:g} | {dense:g} | {_spread(row)} |"
+    yield from tables.markdown(
+        ["epsilon", "mechanism", "table rate", "dense rate", "score"],
+        [[f"{row['epsilon']:g}", row["mechanism"], *map("{:g}".format, row["rates"]), _spread(row)] for row in rows],
+    )
 
 
 def _stream(results: Sequence[Result], metric: str) -> Iterable[str]:
-    yield f"| way | {metric} by day | second half | reduction |"
-    yield "|---" * 4 + "|"
+    rows = []
     for way in results:
         days = " ".join(f"{value:.4f}" for value in way["score_by_day"])
-        yield f"| {way['way']} | {days} | {way['score']:.4f} | {times(way['reduction'])} |"
+        rows.append([way["way"], days, f"{way['score']:.4f}", times(way["reduction"])])
+    return tables.markdown(["way", f"{metric} by day", "second half", "reduction"], rows)
 
 
 def _speed(results: Sequence[Result], metric: str) -> Iterable[str]:
-    yield "| way | ms a step | lowest tenth | steps a second | of SGD's time | processor ms |"
-    yield "|---" * 6 + "|"
-    for row in results:
-        yield (
-            f"| {row['way']} | {row['ms']:.1f} | {row['ms_lowest_tenth']:.1f} | {row['steps_per_second']:.1f} "
-            f"| {row['ratio_to_sgd']:.2f} | {row['processor_ms']:.1f} |"
-        )
+    figures = {
+        "ms": ".1f", "ms_lowest_tenth": ".1f", "steps_per_second": ".1f", "ratio_to_sgd": ".2f", "processor_ms": ".1f",
+    }  # fmt: skip
+    heading = ["way", "ms a step", "lowest tenth", "steps a second", "of SGD's time", "processor ms"]
+    rows = [[row["way"], *(format(row[key], form) for key, form in figures.items())] for row in results]
+    return tables.markdown(heading, rows)
 
 
 def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:
     """The score against reduction, one panel an epsilon; bars are standard deviations over seeds."""
-    plt, rows = _pyplot(), merged(results, "epsilon", "mechanism", "setting")
+    rows = merged(results, "epsilon", "mechanism", "setting")
     epsilons = sorted({row["epsilon"] for row in rows})
-    figure, panels = plt.subplots(1, len(epsilons), figsize=(4.6 * len(epsilons), 3.8), sharey=True, squeeze=False)
-    for panel, epsilon in zip(panels[0], epsilons):
+    figure, axes = tables.panels(len(epsilons), 4.6, 3.8, sharey=True)
+    for panel, epsilon in zip(axes, epsilons):
         here = [row for row in rows if row["epsilon"] == epsilon]
         for mechanism in (ada_fest.label, CONFINED, fest.label, exponential.label):
             points = [row for row in here if row["mechanism"] == mechanism and row["reduction"]]
@@ -152,35 +157,15 @@ def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:
             for row in (row for row in here if row["mechanism"] == mechanism):
                 panel.axhline(row["score"], color="black", linestyle=style, linewidth=1, label=mechanism)
         panel.set(xscale="log", xlabel="gradient size reduction", title=f"ε = {epsilon:g}")
-    panels[0][0].set_ylabel(metric)
-    panels[0][0].legend(fontsize=8)
-    _save(plt, figure, path)
+    axes[0].set_ylabel(metric)
+    tables.save(figure, path)
 
 
 def plot_stream(results: Sequence[Result], metric: str, path: Path) -> None:
     """The score on the next day, by day."""
-    plt = _pyplot()
-    figure, panel = plt.subplots(figsize=(6, 3.8))
+    figure, (panel,) = tables.panels(1, 6, 3.8)
+    days = range(len(results[0]["score_by_day"]))
     for way in results:
-        label = f"{way['way']} ({times(way['reduction'])})"
-        panel.plot(range(len(way["score_by_day"])), way["score_by_day"], marker="o", label=label)
-    panel.set(
-        xticks=range(len(results[0]["score_by_day"])), xlabel="trained up to day", ylabel=f"{metric} on the next day"
-    )
-    panel.legend(fontsize=8)
-    _save(plt, figure, path)
-
-
-def _save(plt: Any, figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+        panel.plot(days, way["score_by_day"], marker="o", label=f"{way['way']} ({times(way['reduction'])})")
+    panel.set(xticks=days, xlabel="trained up to day", ylabel=f"{metric} on the next day")
+    tables.save(figure, path)

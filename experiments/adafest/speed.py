@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from experiments.adafest.trainings import CHOICE_NOISE, CHOSEN_ROWS, CONFINED, Study
+from experiments.adafest.settings import CONFINED
+from experiments.adafest.trainings import CHOICE_NOISE, CHOSEN_ROWS, Trainings
 from experiments.bench.timing import rounds
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, eana, exponential, fest, lazy_dp_sgd
 from tfdp_rec.optimizers import Preselection
@@ -26,14 +27,14 @@ WAYS = {
 }  # fmt: skip
 
 
-def step_times(study: Study, repeats: int) -> list[dict[str, Any]]:
+def step_times(trainings: Trainings, repeats: int) -> list[dict[str, Any]]:
     """Milliseconds of a step of every way to train, and its ratio to Keras' SGD in the same round.
 
     Args:
-        study: its model, examples, batch size and learning rates.
+        trainings: their model, examples, batch size and learning rates.
         repeats: rounds that count.
     """
-    runs = {way: _stepper(study, way, setting) for way, setting in WAYS.items()}
+    runs = {way: _stepper(trainings, way, setting) for way, setting in WAYS.items()}
     measured = rounds(runs, repeats)
     walls = {way: np.array([wall for wall, _ in times]) for way, times in measured.items()}
     return [
@@ -49,12 +50,12 @@ def step_times(study: Study, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def _stepper(study: Study, way: str, setting: float) -> Callable[[], Any]:
+def _stepper(trainings: Trainings, way: str, setting: float) -> Callable[[], Any]:
     """A function that makes one training step."""
-    sizes, model = study.sizes, study.model()
-    examples = study.problem.source.examples(10 * sizes.batch_size)
+    sizes, model = trainings.sizes, trainings.model()
+    examples = trainings.problem.source.examples(10 * sizes.batch_size)
     batches = tf.data.Dataset.from_tensor_slices(examples.fetch(slice(None))).batch(sizes.batch_size).cache().repeat()
-    model.compile(_optimizer(study, model, way, setting, examples), loss=study.problem.loss)
+    model.compile(_optimizer(trainings, model, way, setting, examples), loss=trainings.problem.loss)
     if model.is_private:
         model.prepare(batches.element_spec)
         batches = lookahead(batches, model)
@@ -63,9 +64,9 @@ def _stepper(study: Study, way: str, setting: float) -> Callable[[], Any]:
     return lambda: [np.asarray(value) for value in tf.nest.flatten(step(iterator))]
 
 
-def _optimizer(study: Study, model: Any, way: str, setting: float, examples: Any) -> keras.optimizers.Optimizer:
+def _optimizer(trainings: Trainings, model: Any, way: str, setting: float, examples: Any) -> keras.optimizers.Optimizer:
     """SGD for the tables and for the dense variables: Adam would cost the same under all of them."""
-    sizes = study.sizes
+    sizes = trainings.sizes
     if way == "SGD":
         return keras.optimizers.SGD(sizes.learning_rate)
     common: dict[str, Any] = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": sizes.batch_size}
@@ -75,6 +76,6 @@ def _optimizer(study: Study, model: Any, way: str, setting: float, examples: Any
     chosen = None
     if way in (fest.label, CONFINED):
         chosen = Preselection.from_frequencies(
-            study.frequencies(model, examples), CHOSEN_ROWS, noise_multiplier=CHOICE_NOISE
+            trainings.frequencies(model, examples), CHOSEN_ROWS, noise_multiplier=CHOICE_NOISE
         )
-    return study.optimizer(way, setting, 1.0, chosen, dense_optimizer=None)
+    return trainings.optimizer(way, setting, 1.0, chosen, dense_optimizer=None)

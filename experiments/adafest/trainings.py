@@ -13,66 +13,33 @@ neither trained on nor in any other table.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from experiments.adafest.problems import Examples, Problem
+from experiments.adafest.report import times
+from experiments.adafest.settings import CONFINED, FROZEN, Grid, Sizes
+from experiments.study import Study, train
 from tfdp_rec.data import PoissonSampling, criteo
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
-from tfdp_rec.files import writing
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.sparse.draws import gumbel_epsilon, split_noise_multiplier
-from tfdp_rec.privacy import Accountant, calibrate_noise
+from tfdp_rec.privacy import calibrate_noise
 
-FROZEN, CONFINED = "frozen", "AdaFEST+"  # no table is updated; AdaFEST among rows that were chosen before training
 SELECTION_FRACTION = 0.1
 CHOICE_NOISE = 10.0  # noise multiplier of FEST's one look at the frequencies
 CHOSEN_ROWS = 1000  # of each table, by the choice that AdaFEST+ and the stream's FEST start from
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """What one training depends on; `days` and `day_epsilon` are the stream's."""
-
-    examples: int = 400_000
-    test_examples: int = 40_000
-    batch_size: int = 2000
-    steps: int = 200
-    hidden: tuple[int, ...] = (64, 64)
-    learning_rate: float = 20.0
-    dense_learning_rate: float = 1e-2
-    delta: float = 1e-6
-    days: int = 6
-    day_epsilon: float = 3.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """Which trainings the study makes. Thresholds are in standard deviations of the votes' noise."""
-
-    epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
-    mechanisms: tuple[str, ...] = (dp_sgd.label, FROZEN, ada_fest.label, fest.label, CONFINED, exponential.label)
-    thresholds: tuple[float, ...] = (3.0, 4.5, 10.0, 15.0, 25.0, 35.0)
-    rows: tuple[int, ...] = (100, 1000, 10_000)
-    draws: tuple[int, ...] = (30, 300, 3000)
-    seeds: int = 1
-    tuned_threshold: float = 15.0
-    table_rates: tuple[float, ...] = (10.0, 20.0, 40.0)
-    dense_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
+class Point:
     """One training: a mechanism, how sparse it is told to be, a budget, and which of several alike it is."""
 
     mechanism: str
@@ -86,14 +53,14 @@ class Cell:
         return f"{self.mechanism.replace('+', 'plus')}-{self.setting:g}-epsilon{self.epsilon:g}-seed{self.seed}"
 
 
-def cells(grid: Grid) -> list[Cell]:
+def cells(grid: Grid) -> list[Point]:
     """All trainings of the frontier, all settings once before any is repeated."""
     settings: dict[str, Sequence[float]] = {
         dp_sgd.label: (0,), FROZEN: (0,), ada_fest.label: grid.thresholds, fest.label: grid.rows,
         CONFINED: (1.5, *grid.thresholds[:-1]), exponential.label: grid.draws,
     }  # fmt: skip
     return [
-        Cell(mechanism, setting, epsilon, seed)
+        Point(mechanism, setting, epsilon, seed)
         for seed in range(grid.seeds)
         for epsilon in grid.epsilons
         for mechanism in grid.mechanisms
@@ -101,40 +68,22 @@ def cells(grid: Grid) -> list[Cell]:
     ]
 
 
-def times(reduction: float | None) -> str:
-    """A gradient size reduction in words; None stands for a training that updates no table at all."""
-    return "no table" if reduction is None or math.isinf(reduction) else f"{reduction:.3g}"
-
-
-class Study:
+class Trainings:
     """Data, model and budget that all trainings share.
 
     Args:
         sizes: of every training.
         problem: what is learnt.
-        folder: results, one file a training: what is there is not trained again.
+        study: where results are kept: what is there is not trained again.
         say: called with a line of progress.
     """
 
-    def __init__(self, sizes: Sizes, problem: Problem, folder: Path, say: Callable[[str], None]):
-        self.sizes, self.problem, self.folder, self.say = sizes, problem, folder, say
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, sizes: Sizes, problem: Problem, study: Study, say: Callable[[str], None] = print):
+        self.sizes, self.problem, self.study, self.say = sizes, problem, study, say
 
-    def remembered(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result of an earlier run with the same sizes, or of the work now."""
-        path = self.folder / f"{name}.json"
-        sizes = json.loads(json.dumps(dataclasses.asdict(self.sizes)))
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["sizes"] != sizes:
-                raise ValueError(f"{path} is from a study of other sizes; give another --out, or the same arguments")
-            return found
-        result = {**work(), "sizes": sizes}
-        keras.backend.clear_session()  # or the graphs of all trainings stay in memory
-        gc.collect()
-        with writing(path) as file:
-            json.dump(result, file, indent=1)
-        return result
+    def cell(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A cell's result, with the sizes it has."""
+        return self.study.cell(name, lambda: {**work(), "sizes": dataclasses.asdict(self.sizes)})
 
     def model(self, seed: int = 0) -> Any:
         """The untrained model; the same weights for the same seed."""
@@ -171,7 +120,7 @@ class Study:
         """The mechanism, with a whole step's noise multiplier.
 
         Args:
-            mechanism: as in `Cell`.
+            mechanism: as in `Point`.
             setting: AdaFEST's threshold in standard deviations of the count's noise; the number of draws of
                 exponential selection; else unused.
             noise: of the whole step.
@@ -202,15 +151,12 @@ class Study:
     def train(self, model: Any, optimizer: PrivateOptimizer, examples: Examples) -> dict[str, Any]:
         """Trains, and says what it cost and how sparse it was."""
         sizes, sampling = self.sizes, PoissonSampling(len(examples), self.sizes.batch_size)
-        model.compile(optimizer, loss=self.problem.loss)
-        model.fit(sampling.batches(examples.fetch), steps_per_epoch=sizes.steps, verbose=0)
-        accountant = Accountant(optimizer.dp_event(), sampling, sizes.delta, "rdp")
-        for event, label in getattr(optimizer, "events_before_training", list)():
-            accountant.spend(event, label)
+        batches = sampling.batches(examples.fetch)
+        trained = train(model, optimizer, batches, sizes.steps, sampling, sizes.delta, loss=self.problem.loss)
         values = self.problem.values(model)
         updated = getattr(optimizer, "updated_values", values * sizes.steps) / sizes.steps
         return {
-            "epsilon_spent": accountant.epsilon(sizes.steps),
+            "epsilon_spent": trained.epsilon,
             "values_per_step": updated,
             "reduction": values / updated if updated else None,
         }
@@ -224,11 +170,11 @@ class Study:
 
     def frontier(self, grid: Grid) -> list[dict[str, Any]]:
         """The score against gradient size reduction, for every mechanism, setting, budget and seed."""
-        train = self.problem.source.examples(self.sizes.examples)
+        known = self.problem.source.examples(self.sizes.examples)
         test = self.problem.source.examples(self.sizes.test_examples, part="test")
         results = []
         for cell in cells(grid):
-            result = self.remembered(cell.name, lambda: self._run(cell, train, test))  # noqa: B023
+            result = self.cell(cell.name, lambda: self._run(cell, known, test))  # noqa: B023
             self.say(
                 f"epsilon {cell.epsilon:g}  {cell.mechanism:12s} {cell.setting:7g}  seed {cell.seed}  "
                 f"{self.problem.metric} {result['score']:.4f}  reduction {times(result['reduction'])}"
@@ -236,37 +182,37 @@ class Study:
             results.append(result)
         return results
 
-    def _run(self, cell: Cell, train: Any, test: Any) -> dict[str, Any]:
+    def _run(self, cell: Point, known: Any, test: Any) -> dict[str, Any]:
         model, chosen, spent = self.model(cell.seed), None, []
         if cell.mechanism == FROZEN:
             chosen = self.nothing_chosen(model)
         elif cell.mechanism in (fest.label, CONFINED):
             rows = int(cell.setting) if cell.mechanism == fest.label else CHOSEN_ROWS
-            chosen = Preselection.from_frequencies(self.frequencies(model, train), rows, noise_multiplier=CHOICE_NOISE)
+            chosen = Preselection.from_frequencies(self.frequencies(model, known), rows, noise_multiplier=CHOICE_NOISE)
             spent = [(chosen.dp_event(), chosen.label)]
-        noise = self.noise(cell.epsilon, len(train), spent)
+        noise = self.noise(cell.epsilon, len(known), spent)
         optimizer = self.optimizer(cell.mechanism, cell.setting, noise, chosen, self.adam())
         found: dict[str, Any] = {**dataclasses.asdict(cell), "noise_multiplier": noise}
-        found |= self.train(model, optimizer, train)
+        found |= self.train(model, optimizer, known)
         found["score"] = self.score(model, test)
         if isinstance(optimizer, AdaFEST) and isinstance(self.problem.source, SyntheticCriteo) and chosen is None:
             votes = optimizer.threshold * math.sqrt(criteo.NUM_CATEGORICAL)
-            found["score_of_truth_on_rows"] = self._truth_on(train, test, votes / self.sizes.batch_size)
+            found["score_of_truth_on_rows"] = self.truth_on(known, test, votes / self.sizes.batch_size)
         return found
 
-    def _truth_on(self, train: Any, test: Any, share: float) -> float:
+    def truth_on(self, examples: Any, test: Any, share: float) -> float:
         """AUC of the planted logits if only rows that this share of examples reads had an effect."""
         logs, known = self.problem.source, []
         assert isinstance(logs, SyntheticCriteo)
-        for column, counts in zip(test.categorical.T, criteo.bucket_frequencies(train, logs.buckets)):
-            known.append(counts[column] >= share * len(train))
+        for column, counts in zip(test.categorical.T, criteo.bucket_frequencies(examples, logs.buckets)):
+            known.append(counts[column] >= share * len(examples))
         return auc(test.labels, logs.logits(test, known=np.stack(known, axis=1)))
 
     # The learning rates.
 
     def tuning(self, grid: Grid) -> list[dict[str, Any]]:
         """Scores of DP-SGD and AdaFEST on validation examples, for every pair of learning rates."""
-        train = self.problem.source.examples(self.sizes.examples)
+        known = self.problem.source.examples(self.sizes.examples)
         validation = self.problem.source.examples(self.sizes.test_examples, part="validation")
         settings = {dp_sgd.label: 0.0, ada_fest.label: grid.tuned_threshold}
         mechanisms = [name for name in settings if name in grid.mechanisms]
@@ -275,10 +221,10 @@ class Study:
             range(grid.seeds), grid.epsilons, mechanisms, grid.table_rates, grid.dense_rates
         ):
             sizes = dataclasses.replace(self.sizes, learning_rate=rate, dense_learning_rate=dense)
-            other = Study(sizes, self.problem, self.folder / "tuning", self.say)
-            cell = Cell(mechanism, settings[mechanism], epsilon, seed)
-            name = f"{cell.name}-rates-{rate:g}-{dense:g}"
-            result = other.remembered(name, lambda: other._run(cell, train, validation))  # noqa: B023
+            other = Trainings(sizes, self.problem, self.study, self.say)
+            cell = Point(mechanism, settings[mechanism], epsilon, seed)
+            name = f"tuning-{cell.name}-rates-{rate:g}-{dense:g}"
+            result = other.cell(name, lambda: other._run(cell, known, validation))  # noqa: B023
             self.say(
                 f"epsilon {epsilon:g}  {mechanism:8s} rates {rate:g}, {dense:g}  seed {seed}  "
                 f"{self.problem.metric} {result['score']:.4f}"
@@ -293,7 +239,7 @@ class Study:
         ways = [dp_sgd.label, FROZEN, ada_fest.label, "FEST-first-day", "FEST-all-days", "FEST-streaming"]
         results = []
         for way in ways:
-            result = self.remembered(f"stream-{way}", lambda: self._follow(way))  # noqa: B023
+            result = self.cell(f"stream-{way}", lambda: self._follow(way))  # noqa: B023
             self.say(
                 f"stream  {way:16s} {self.problem.metric} {result['score']:.4f}  "
                 f"reduction {times(result['reduction'])}"

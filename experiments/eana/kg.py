@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import time
 from typing import Any
 
+from experiments import tables
 from experiments.eana import command
 from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd
+from tfdp_rec.settings import POSITIVE, chosen, option
 
 HELP = """\
   python -m experiments.eana kg --quick                          ten minutes on two cores
@@ -26,11 +27,11 @@ and bigrams.txt, one public term a line). Speed is measured at every vocabulary 
 class Sizes(command.Sizes):
     """Sizes of the study; the defaults are the paper's as far as one machine holds them."""
 
-    width: int = 32
+    width: int = option(32, "of the embeddings", POSITIVE)
     per_repeat: int = 1000
     negatives: int = 1000
     individuals: int = 1_000_000
-    vocabulary: int = 100_000
+    vocabulary: int = option(100_000, "entities, unigrams and bigrams each", POSITIVE)
     topics: int = 200
     max_repeats: int = 1000
     test_individuals: int = 8000
@@ -51,22 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study kg`."""
     parser.add_argument("--data", metavar="FILE", help="timelines, .jsonl or .parquet; left out, generated ones")
     parser.add_argument("--vocabularies", metavar="FOLDER", help="public term lists, with --data")
-    parser.add_argument("--vocabulary", type=int, metavar="N", help="entities, unigrams and bigrams each")
     parser.add_argument(
         "--speed", nargs="*", type=int, default=SPEED_VOCABULARIES, metavar="N",
         help="vocabularies for Table 3; default: 100000 5000000",
     )  # fmt: skip
-    command.add_arguments(parser, out="runs/study-kg")
+    command.add_arguments(parser, Sizes, out="runs/study-kg")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = command.sizes_of(args, Sizes(), QUICK)
+    sizes = chosen(args, QUICK if args.quick else Sizes())
     if bool(args.data) != bool(args.vocabularies):
         raise ValueError("--data and --vocabularies go together: a list read off the data would be a release.")
 
-    def measure_speed(folder: Any) -> tuple[dict[str, Any], str]:
-        speeds = {f"{count:,}": speed_of(folder, sizes, count) for count in args.speed}
+    def measure_speed(study: Any) -> tuple[dict[str, Any], str]:
+        speeds = {f"{count:,}": speed_of(study, sizes, count) for count in args.speed}
         return speeds, speed_page(sizes, speeds)
 
     title = "KG entities (EANA, section 4.2)"
@@ -84,7 +84,7 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
     """
     import numpy as np
 
-    from experiments.eana import comparison
+    from experiments.eana import cells
     from tfdp_rec.audit import REPEATS, Canaries, Uniform
     from tfdp_rec.data import PoissonSampling
     from tfdp_rec.datasets.kg.files import FEATURES, split_individuals
@@ -102,13 +102,13 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
     labels = rows["entities"] - 1
 
     def training(indices: np.ndarray) -> dict[str, Any]:
-        negatives = comparison.shuffled_ids(labels, min(sizes.negatives, labels))
+        negatives = cells.shuffled_ids(labels, min(sizes.negatives, labels))
         return {**source.fetch(train[indices]), "negatives": negatives}
 
     fetch, units = canaries.insert(training, len(train))
     tested = source.fetch(test[: sizes.test_individuals], seed=0)
     shared = np.random.default_rng(0).choice(labels, min(4096, labels), replace=False) + 1
-    return comparison.Task(
+    return cells.Task(
         name="kg",
         make_model=lambda seed: KGEntity(rows, rows["entities"], sizes.width, source.context_length, num_blocks=1),
         fetch=fetch,
@@ -157,22 +157,16 @@ def measure(model: Any, features: dict[str, Any], batch_size: int = 500) -> dict
     return recalls | {f"precision@{k}": recalls[f"recall@{k}"] / k for k in (1, 5, 10, 20)}
 
 
-def speed_of(folder: Any, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
-    """Steps a second of every mechanism at one vocabulary (Table 3), kept in the study's folder.
+def speed_of(study: Any, sizes: Sizes, vocabulary: int) -> dict[str, Any]:
+    """Steps a second of every mechanism at one vocabulary (Table 3), a cell of the study.
 
     Args:
-        folder: a `StudyFolder`.
+        study: a `Study`.
         sizes: batch, steps and `speed_width`.
         vocabulary: rows of each of the four tables.
     """
-    import json
-
-    path = folder.path / f"speed_{vocabulary}_{sizes.speed_width}.json"
-    if not path.exists():
-        print(f"speed at {vocabulary:,} rows a table, width {sizes.speed_width}", flush=True)
-        measured = {name: time_mechanism(name, sizes, vocabulary) for name in SPEED_WAYS}
-        folder.write(path.name, measured)
-    return json.loads(path.read_text())
+    ways = lambda: {name: time_mechanism(name, sizes, vocabulary) for name in SPEED_WAYS}  # noqa: E731
+    return study.cell(f"speed_{vocabulary}_{sizes.speed_width}", ways)
 
 
 def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]:
@@ -192,7 +186,8 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     import numpy as np
     import tensorflow as tf
 
-    from experiments.eana import comparison
+    from experiments.eana import cells
+    from experiments.study import Clock
     from tfdp_rec.datasets.kg.files import FEATURES
     from tfdp_rec.datasets.kg.generated import SyntheticKG
     from tfdp_rec.models import KGEntity
@@ -203,16 +198,6 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     if name == "sparse SGD":
         for table in (*model.tables.values(), model.positions):
             table.call = functools.partial(_gathered, table)
-    private = comparison.MECHANISMS.get(name)
-    optimizer = keras.optimizers.SGD(sizes.learning_rate)
-    if private is not None:
-        optimizer = private.optimizer(
-            sizes.learning_rate,
-            l2_norm_clip=sizes.clip,
-            noise_multiplier=0.01 * sizes.batch_size,
-            expected_batch_size=sizes.batch_size,
-        )
-    model.compile(optimizer=optimizer)
     rng, steps = np.random.default_rng(0), 3 + max(3, sizes.speed_steps // (10 if name == dp_sgd.label else 1))
     made = [
         {
@@ -223,10 +208,15 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     ]
     signature = {key: tf.TensorSpec([None, *values.shape[1:]], values.dtype) for key, values in made[0].items()}
     batches = tf.data.Dataset.from_generator(lambda: iter(made), output_signature=signature)
-    ends: list[float] = []
-    tick = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
-    model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[tick], shuffle=False)
-    seconds = float(np.median(np.diff(ends)[2:]))
+    batch, private = sizes.batch_size, cells.MECHANISMS.get(name)
+    optimizer = keras.optimizers.SGD(sizes.learning_rate)
+    if private is not None:
+        settings: dict[str, Any] = {"l2_norm_clip": sizes.clip, "noise_multiplier": 0.01 * batch, "expected_batch_size": batch}
+        optimizer = private.optimizer(sizes.learning_rate, **settings)
+    clock = Clock()
+    model.compile(optimizer)
+    model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[clock], shuffle=False)
+    seconds = clock.median_seconds(warm_up=3)
     del model, optimizer
     keras.backend.clear_session()
     gc.collect()
@@ -244,10 +234,9 @@ def speed_page(sizes: Sizes, speeds: dict[str, dict[str, dict[str, float]]]) -> 
     """Table 3 as Markdown."""
     if not speeds:
         return ""
-    lines = [f"\n## Table 3: steps a second, width {sizes.speed_width}, batches of {sizes.batch_size}\n"]
-    lines += ["| mechanism | " + " | ".join(f"{count} rows a table" for count in speeds) + " |"]
-    lines += ["|---" * (1 + len(speeds)) + "|"]
-    for name in SPEED_WAYS:
-        values = " | ".join(f"{speed[name]['steps_per_second']:.2f}" for speed in speeds.values())
-        lines.append(f"| {name} | {values} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [name, *(f"{speed[name]['steps_per_second']:.2f}" for speed in speeds.values())] for name in SPEED_WAYS
+    ]
+    lines = tables.markdown(["mechanism", *(f"{count} rows a table" for count in speeds)], rows)
+    title = f"## Table 3: steps a second, width {sizes.speed_width}, batches of {sizes.batch_size}"
+    return "\n".join(["", title, "", *lines, ""])

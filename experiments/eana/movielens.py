@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from experiments.eana import command
+from tfdp_rec.settings import chosen
 
 HELP = """\
   python -m experiments.eana movielens --quick                  ten minutes on two cores
@@ -37,12 +38,12 @@ QUICK = Sizes(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study movielens`."""
     parser.add_argument("--data", metavar="FOLDER", help="MovieLens files; left out, generated timelines like them")
-    command.add_arguments(parser, out="runs/study-movielens")
+    command.add_arguments(parser, Sizes, out="runs/study-movielens")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = command.sizes_of(args, Sizes(), QUICK)
+    sizes = chosen(args, QUICK if args.quick else Sizes())
     title = "Next movie (EANA, section 4.1)"
     return command.run(args, sizes, lambda: make_task(sizes, args.data), title, ["Figure 4", "Figure 5"])
 
@@ -56,7 +57,7 @@ def make_task(sizes: Sizes, data: str | None) -> Any:
     """
     import numpy as np
 
-    from experiments.eana import comparison
+    from experiments.eana import cells
     from tfdp_rec.audit import Canaries, Uniform
     from tfdp_rec.data import NextItemExamples, PoissonSampling, movielens, synthetic
     from tfdp_rec.models import TwoTower
@@ -77,8 +78,8 @@ def make_task(sizes: Sizes, data: str | None) -> Any:
     fetch, units = canaries.insert(examples.fetch, len(examples))
     everything = {"negatives": np.arange(1, movies + 1, dtype=np.int32)}
     tested = NextItemExamples(timelines, test[: sizes.test_users], negatives=0).fixed()
-    held_out = comparison.held_out(tested, everything)
-    return comparison.Task(
+    held_out = cells.held_out(tested, everything)
+    return cells.Task(
         name="movielens",
         make_model=lambda seed: TwoTower(timelines.movie_ids, width=sizes.width, hidden=0),
         fetch=fetch,

@@ -7,16 +7,17 @@ import types
 import numpy as np
 import pytest
 
-from experiments.adafest import command, problems, speed, trainings
+from experiments.adafest import command, problems, settings, speed, trainings
 from experiments.adafest.__main__ import main
 from experiments.adafest.report import best_reductions, merged, report
+from experiments.study import Study
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
 from tfdp_rec.datasets.text.generated import SyntheticText
 
-TINY = trainings.Sizes(
+TINY = settings.Sizes(
     examples=4000, test_examples=500, batch_size=200, steps=3, hidden=(8,), delta=1e-5, days=2
 )  # fmt: skip
-GRID = trainings.Grid(
+GRID = settings.Grid(
     epsilons=(8.0,), thresholds=(3.0, 6.0), rows=(5,), draws=(10,), tuned_threshold=6.0, table_rates=(1.0, 2.0),
     dense_rates=(0.01,),
 )  # fmt: skip
@@ -25,9 +26,14 @@ CLICKS = problems.clicks(LOGS, TINY.hidden)
 TEXT = problems.sentences(SyntheticText(vocabulary_size=500, max_length=8), width=4)
 
 
+def made(sizes, problem, folder):
+    quiet = Study(folder, dataclasses.asdict(sizes), say=lambda line: None)
+    return trainings.Trainings(sizes, problem, quiet, lambda line: None)
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return trainings.Study(TINY, CLICKS, tmp_path_factory.mktemp("cells"), lambda line: None)
+    return made(TINY, CLICKS, tmp_path_factory.mktemp("cells"))
 
 
 @pytest.mark.slow
@@ -43,7 +49,7 @@ def test_every_training_spends_the_same_epsilon_and_is_remembered(study):
     widths = study.model().embedding_widths
     assert by["FEST", 5]["values_per_step"] == sum(w * min(5, s) for s, w in zip(LOGS.buckets, widths))
     assert study.frontier(GRID) == results
-    assert len(list(study.folder.glob("*.json"))) == len(results)
+    assert len(list(study.study.folder.glob("cells/*.json"))) == len(results)
 
 
 @pytest.mark.slow
@@ -64,7 +70,7 @@ def test_tuning_tries_all_rates_on_examples_of_its_own(study):
 
 @pytest.mark.slow
 def test_sentences_are_learnt(tmp_path):
-    study = trainings.Study(TINY, TEXT, tmp_path, lambda line: None)
+    study = made(TINY, TEXT, tmp_path)
     grid = dataclasses.replace(GRID, mechanisms=("AdaFEST", "FEST", "exponential"), thresholds=(6.0,))
     results = study.frontier(grid)
     assert all(r["epsilon_spent"] == pytest.approx(8.0, rel=5e-3) for r in results)
@@ -80,19 +86,10 @@ def test_every_way_to_train_is_timed(study):
     assert all(row["ms"] >= row["ms_lowest_tenth"] > 0 for row in rows.values())
 
 
-def test_another_size_is_not_mistaken_for_this_one(study, tmp_path):
-    one = trainings.Study(TINY, CLICKS, tmp_path, lambda line: None)
-    one.remembered("x", lambda: {"score": 0.5})
-    other = trainings.Study(dataclasses.replace(TINY, steps=4), CLICKS, tmp_path, lambda line: None)
-    with pytest.raises(ValueError, match="other sizes"):
-        other.remembered("x", lambda: {"score": 0.6})
-    assert one.remembered("x", lambda: {"score": 0.6})["score"] == 0.5
-
-
 def test_truth_on_rows_lies_between_the_numbers_alone_and_the_truth(study):
     train, test = LOGS.examples(4000), LOGS.examples(4000, part="test")
     shares = [0.0, 0.1, 0.5, 1.1]
-    found = [study._truth_on(train, test, share) for share in shares]
+    found = [study.truth_on(train, test, share) for share in shares]
     assert found == sorted(found, reverse=True) and found[-1] < found[0] - 0.02
 
 
@@ -158,8 +155,7 @@ def test_wrong_arguments_are_answered_in_one_line(wrong, words, tmp_path, capsys
 
 @pytest.mark.slow
 def test_the_command_writes_its_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainings, "Sizes", lambda: TINY)
-    monkeypatch.setattr(trainings, "Grid", lambda: GRID)
+    monkeypatch.setattr("experiments.adafest.command.defaults", lambda task, quick: (TINY, GRID))
     command = ["--steps", "2", "--out", str(tmp_path), "--parts", "frontier"]
     assert main([*command, "--mechanisms", "DPSGD"]) == 0
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}

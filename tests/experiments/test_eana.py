@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from experiments.eana import comparison, kg, movielens
+from experiments.eana import cells, kg, movielens
 from experiments.eana.__main__ import main
+from experiments.study import spent
 
 MOVIES = movielens.Sizes(users=300, movies=120, width=4, batch_size=16, steps=12, per_repeat=1, references=64,
                          negatives=20, test_users=40, events_each=25)  # fmt: skip
@@ -84,18 +85,17 @@ def test_kg_reads_files_with_public_vocabularies(tiny, tmp_path):
 
 def test_noise_of_a_budget_spends_it_and_no_more():
     task = movielens.make_task(MOVIES, None)
-    (cell,) = comparison.cells_of(task, ["DPSGD"], [], epsilon=2.0, seeds=1)
+    (cell,) = cells.cells_of(task, ["DPSGD"], [], epsilon=2.0, seeds=1)
     assert cell.label == "ε = 2" and cell.name == "DPSGD-epsilon2-0"
-    model = task.make_model(0)
-    model.compile(optimizer=comparison._optimizer(task, cell))
-    assert 1.9 < comparison._epsilon(task, model) <= 2.0
+    optimizer = cells.optimizer_of(task, cell)
+    assert 1.9 < spent(optimizer, task.sampling, task.delta, task.steps) <= 2.0
 
 
 def test_cells_of_all_seeds_and_noises():
     task = dataclasses.replace(movielens.make_task(MOVIES, None))
-    cells = comparison.cells_of(task, ["SGD", "EANA"], [0.001, 0.01], epsilon=0, seeds=2)
-    assert [cell.title for cell in cells] == ["SGD", "EANA, 0.001", "EANA, 0.01"] * 2
-    assert len({cell.name for cell in cells}) == 6
+    found = cells.cells_of(task, ["SGD", "EANA"], [0.001, 0.01], epsilon=0, seeds=2)
+    assert [cell.title for cell in found] == ["SGD", "EANA, 0.001", "EANA, 0.01"] * 2
+    assert len({cell.name for cell in found}) == 6
 
 
 @pytest.mark.parametrize("arguments, words", [
