@@ -211,8 +211,9 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     batch, private = sizes.batch_size, cells.MECHANISMS.get(name)
     optimizer = keras.optimizers.SGD(sizes.learning_rate)
     if private is not None:
-        settings: dict[str, Any] = {"l2_norm_clip": sizes.clip, "noise_multiplier": 0.01 * batch, "expected_batch_size": batch}
-        optimizer = private.optimizer(sizes.learning_rate, **settings)
+        optimizer = private.optimizer(
+            sizes.learning_rate, l2_norm_clip=sizes.clip, noise_multiplier=0.01 * batch, expected_batch_size=batch
+        )
     clock = Clock()
     model.compile(optimizer)
     model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[clock], shuffle=False)

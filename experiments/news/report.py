@@ -8,12 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
+from experiments import tables
 from experiments.news.ranking import METRICS
 from experiments.news.trainings import VARIED
 from tfdp_rec.federated import AttentionMechanism, PublishedLaplace, PureLaplace
@@ -34,24 +31,22 @@ Results = dict[str, dict[str, Any]]
 
 
 def write(folder: Path, results: Results, encoders: Sequence[str]) -> str:
-    """Write tables, figures and report.md into the folder; the report's text.
+    """Write tables and figures into the folder; the report's text.
 
     Args:
         folder: Of the study.
         results: By cell name.
         encoders: In the order of the tables.
     """
-    tables = {"table_1": table(results, encoders, "train"), "table_2": table(results, encoders, "served")}
-    for name, rows in tables.items():
+    found = {"table_1": table(results, encoders, "train"), "table_2": table(results, encoders, "served")}
+    for name, rows in found.items():
         (folder / f"{name}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     figures = [figure_4(folder, results), figure_5(folder, results), figure_6(folder, results, encoders[0]),
                figure_7(folder, results, encoders[0])]  # fmt: skip
     parts = ["# Federated news", "", NOTE, "", "## Table 1: training (no noise in serving)", ""]
-    parts += [*markdown(tables["table_1"]), "", "## Table 2: serving at epsilon 10 per answer", ""]
-    parts += [*markdown(tables["table_2"]), "", *(f"![{name}]({name})" for name in figures if name), ""]
-    page = "\n".join(parts)
-    (folder / "report.md").write_text(page, encoding="utf-8")
-    return page
+    parts += [*markdown(found["table_1"]), "", "## Table 2: serving at epsilon 10 per answer", ""]
+    parts += [*markdown(found["table_2"]), "", *(f"![{name}]({name})" for name in figures if name), ""]
+    return "\n".join(parts)
 
 
 NOTE = (
@@ -96,24 +91,18 @@ def table(results: Results, encoders: Sequence[str], how: str) -> list[dict[str,
 
 def markdown(rows: Iterable[dict[str, Any]]) -> list[str]:
     """A table's rows as Markdown."""
-    lines = ["| encoder | method | AUC | MRR | nDCG@5 | nDCG@10 | no history | all rounds |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for row in rows:
-        numbers = " | ".join(_spread(row[m], row[f"{m} std"], row["seeds"]) for m in METRICS)
-        spent = "∞" if row["all rounds"] is None else f"{row['all rounds']:.0f}"
-        lines.append(f"| {row['encoder']} | {row['method']} | {numbers} | {row['no history']:.1f} | {spent} |")
-    return lines
+    heading = ["encoder", "method", *METRICS, "no history", "all rounds"]
+    return tables.markdown(heading, [_row(row) for row in rows])
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    numbers = [_spread(row[m], row[f"{m} std"], row["seeds"]) for m in METRICS]
+    spent = "∞" if row["all rounds"] is None else f"{row['all rounds']:.0f}"
+    return [row["encoder"], row["method"], *numbers, f"{row['no history']:.1f}", spent]
 
 
 def _spread(mean: float, deviation: float, seeds: int) -> str:
     return f"{mean:.1f}" + (f" ± {deviation:.1f}" if seeds > 1 else "")
-
-
-def _save(folder: Path, name: str, figure: Any) -> str:
-    figure.tight_layout()
-    figure.savefig(folder / name, dpi=100)
-    plt.close(figure)
-    return name
 
 
 def _mean(found: list[dict[str, Any]], *keys: str) -> float:
@@ -132,7 +121,7 @@ def figure_4(folder: Path, results: Results) -> str | None:
     """AUC against the serving epsilon."""
     if not _with(results, "by serving epsilon", "fedrec"):
         return None
-    figure, axes = plt.subplots(figsize=(6, 4))
+    figure, (axes,) = tables.panels(1, 6, 4)
     for method in COLOURS:
         found = _with(results, "by serving epsilon", method)
         epsilons = list(found[0]["by serving epsilon"])
@@ -140,8 +129,7 @@ def figure_4(folder: Path, results: Results) -> str | None:
         axes.semilogx([float(e) for e in epsilons], values, "o-", color=COLOURS[method], label=TITLES[method])
         axes.axhline(_mean(found, "train", "AUC"), color=COLOURS[method], linestyle=":", linewidth=1)
     axes.set(xlabel="ε of one answer", ylabel="AUC", title="Serving (dotted: without noise in serving)")
-    axes.legend(fontsize=7)
-    return _save(folder, "figure_4.png", figure)
+    return tables.save(figure, folder / "figure_4.png")
 
 
 def figure_5(folder: Path, results: Results) -> str | None:
@@ -149,7 +137,7 @@ def figure_5(folder: Path, results: Results) -> str | None:
     found = _with(results, "by padding", "corrected+public")
     if not found:
         return None
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
+    figure, (left, right) = tables.panels(2, 4.5, 4)
     probabilities = np.linspace(0, 0.9, 19)
     for colour, epsilon in zip(("C0", "C1", "C2"), (0.1, 1.0, 10.0)):
         for calibration, line in ((PureLaplace(), "-"), (PublishedLaplace(), "--")):
@@ -163,9 +151,7 @@ def figure_5(folder: Path, results: Results) -> str | None:
         right.plot([float(key.split()[1]) for key in keys], values, "o-", color=colour, label=f"ε = {epsilon:g}")
     left.set(xlabel="padding p", ylabel="scale of the Laplace noise", title="Noise (dashed: as published)")
     right.set(xlabel="padding p", ylabel="AUC", title="Serving, corrected + public")
-    left.legend(fontsize=7)
-    right.legend(fontsize=7)
-    return _save(folder, "figure_5.png", figure)
+    return tables.save(figure, folder / "figure_5.png")
 
 
 def figure_6(folder: Path, results: Results, encoder: str) -> str | None:
@@ -179,7 +165,7 @@ def figure_7(folder: Path, results: Results, encoder: str) -> str | None:
 
 
 def _lines(folder: Path, results: Results, encoder: str, vary: str, name: str, label: str) -> str | None:
-    figure, axes = plt.subplots(figsize=(6, 4))
+    figure, (axes,) = tables.panels(1, 6, 4)
     methods = VARIED
     points = sorted({r[vary] for r in results.values() if r["method"] in methods[1:] and r["encoder"] == encoder})
     for method in methods if vary == "epsilon" else methods[1:]:
@@ -191,5 +177,4 @@ def _lines(folder: Path, results: Results, encoder: str, vary: str, name: str, l
             axes.plot(*zip(*shown), "o-", color=COLOURS[method], label=TITLES[method])
     axes.set_xticks(range(len(points)), ["∞" if p == float("inf") else f"{p:g}" for p in points])
     axes.set(xlabel=label, ylabel="AUC", title=f"Training, {encoder.upper()} (no noise in serving)")
-    axes.legend(fontsize=7)
-    return _save(folder, name, figure)
+    return tables.save(figure, folder / name)

@@ -8,7 +8,6 @@ because DP-FedRec does better with them.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -18,9 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from rich.progress import Progress
 
 from experiments.news import ranking
+from experiments.news.settings import METHODS, Sizes
 from tfdp_rec.data import mind
 from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import (
@@ -28,9 +27,9 @@ from tfdp_rec.federated import (
     AttentionMechanism,
     LabelPermutation,
     PublishedGaussian,
-    PublishedLabelPermutation,
     PublishedLaplace,
     PureLaplace,
+    build,
     cohort,
     local,
 )
@@ -38,8 +37,7 @@ from tfdp_rec.federated.mechanism import Activation
 from tfdp_rec.federated.public import pseudo_readers
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import ClippedVector, PureVectorMechanism, VectorMechanism
-from tfdp_rec.files import writing
-from tfdp_rec.models import news
+from tfdp_rec.files import replacing
 from tfdp_rec.noise import words
 
 DELTA = 1e-5
@@ -49,7 +47,6 @@ CENTRAL_RATE, PATIENCE = 0.01, 3
 PADDING = 0.2
 SERVING_EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0)
 PADDINGS = (0.0, 0.2, 0.5, 0.8)
-SHAPING = ("users", "news", "dim", "rounds", "cohort", "consented")
 VARIED = ("dp-fedrec", "published", "corrected+public")
 CALIBRATIONS = {"laplace": (PublishedLaplace, PureLaplace), "gaussian": (PublishedGaussian, AnalyticGaussian)}
 
@@ -60,7 +57,7 @@ class Cell:
 
     Args:
         encoder: nrms, naml or plm.
-        method: of `command.METHODS`.
+        method: of `METHODS`.
         epsilon: Per round and click.
         num_basis: B.
         noise: laplace or gaussian.
@@ -85,110 +82,67 @@ class Cell:
         return 0.0 if self.noise == "laplace" else DELTA
 
 
-def cells_of(encoders: Sequence[str], sizes: Any) -> list[Cell]:
+def cells_of(sizes: Sizes) -> list[Cell]:
     """Every method with every encoder, some with Gaussian noise too; then epsilon and B with the first encoder."""
-    from experiments.news.command import METHODS
-
     cells = []
     for seed in range(sizes.seeds):
-        cells += [Cell(encoder, method, seed=seed) for encoder in encoders for method in METHODS]
-        cells += [Cell(encoder, method, noise="gaussian", seed=seed) for encoder in encoders for method in VARIED]
-    first = encoders[0]
+        cells += [Cell(encoder, method, seed=seed) for encoder in sizes.encoders for method in METHODS]
+        cells += [Cell(e, method, noise="gaussian", seed=seed) for e in sizes.encoders for method in VARIED]
+    first = sizes.encoders[0]
     cells += [Cell(first, method, epsilon) for method in VARIED for epsilon in sizes.epsilons]
     cells += [Cell(first, method, num_basis=b) for method in VARIED[1:] for b in sizes.bases]
     return [c for c in cells if not (c.method == "dp-fedrec" and math.isinf(c.epsilon))]
 
 
-class Study:
-    """A folder of finished cells, and the data they share.
+class Trainings:
+    """The readers that all cells share, and how a cell is trained and measured.
 
     Args:
-        folder: Where results go.
-        sizes: Of the study.
-        data: Folder of MIND files, or None to generate readers.
+        sizes: of the study.
+        data: folder of MIND files, or None to generate readers.
+        folder: where generated readers are kept.
     """
 
-    def __init__(self, folder: str | Path, sizes: Any, data: str | None) -> None:
-        self.folder, self.sizes = Path(folder), sizes
-        (self.folder / "cells").mkdir(parents=True, exist_ok=True)
-        # what shapes a cell; seeds and points of figures may be added later
-        config = {name: getattr(sizes, name) for name in SHAPING} | {"data": data}
-        known = self.folder / "config.json"
-        if known.exists() and json.loads(known.read_text())["data"] != data:
-            raise ValueError(f"{folder} holds a study of other data; choose another --out")
-        if known.exists() and json.loads(known.read_text()) != config:
-            raise ValueError(f"{folder} holds a study of other sizes; choose another --out")
-        known.write_text(json.dumps(config))
-        self.data = self._read(data)
+    def __init__(self, sizes: Sizes, data: str | None, folder: Path) -> None:
+        self.sizes, self.data = sizes, self._read(data, folder / "readers")
         users = [shown for shown in self.data.by_user().values() if len(shown) > 1 and shown[-1].clicks]
         self.clients = [cohort.client_of(shown[:-1]) for shown in users]
         self.tests = [shown[-1] for shown in users]
         self.validation = [shown[-2] for shown in users]
 
-    def _read(self, data: str | None) -> mind.NewsDataset:
+    def _read(self, data: str | None, folder: Path) -> mind.NewsDataset:
         if data is not None:
             return mind.read(data)
-        folder = self.folder / "readers"
         if not folder.exists():
-            SyntheticNews(num_users=self.sizes.users, num_news=self.sizes.news).write(folder)
+            with replacing(folder) as made:
+                SyntheticNews(num_users=self.sizes.users, num_news=self.sizes.news).write(made)
         return mind.read(folder, title_length=8, body_length=16)
-
-    def run(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-        """Train and measure the cells that are not there yet; all results by name."""
-        results = {}
-        with Progress() as progress:
-            task = progress.add_task("news", total=len(cells))
-            for cell in cells:
-                progress.update(task, description=cell.name)
-                path = self.folder / "cells" / f"{cell.name}.json"
-                if not path.exists():
-                    result = json.dumps(dataclasses.asdict(cell) | self.measure(cell), indent=1)
-                    with writing(path) as file:
-                        file.write(result)
-                results[cell.name] = json.loads(path.read_text())
-                progress.advance(task)
-        return results
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Train a cell and measure it."""
         start = time.monotonic()
         model = self.make_model(cell)
         spent = self.train(cell, model)
-        ranking = Ranking(model, self.data, self.tests, direct=is_direct(cell))
-        result: dict[str, Any] = {"client_epsilon": spent, "train": ranking.plain(), "seconds": 0.0}
-        result["no history"] = ranking.without_history()
-        result["served"] = ranking.served(serving_of(cell, 10.0, PADDING))
+        ranked = Ranked(model, self.data, self.tests, direct=is_direct(cell))
+        result: dict[str, Any] = {**dataclasses.asdict(cell), "client_epsilon": spent, "train": ranked.plain()}
+        result["no history"] = ranked.without_history()
+        result["served"] = ranked.served(serving_of(cell, 10.0, PADDING))
         if cell == Cell("nrms", cell.method):
             result["by serving epsilon"] = {
-                f"{epsilon:g}": ranking.served(serving_of(cell, epsilon, PADDING)) for epsilon in SERVING_EPSILONS
+                f"{epsilon:g}": ranked.served(serving_of(cell, epsilon, PADDING)) for epsilon in SERVING_EPSILONS
             }
             result["by padding"] = {
-                f"{epsilon:g} {padding:g}": ranking.served(serving_of(cell, epsilon, padding))
+                f"{epsilon:g} {padding:g}": ranked.served(serving_of(cell, epsilon, padding))
                 for epsilon in (0.1, 1.0, 10.0)
                 for padding in PADDINGS
             }
-        result["seconds"] = time.monotonic() - start
-        keras.backend.clear_session()
-        return result
+        return {**result, "seconds": time.monotonic() - start}
 
     def make_model(self, cell: Cell) -> Any:
         """An untrained model."""
-        keras.utils.set_random_seed(cell.seed)
-        catalogue, dim = self.data.catalogue, self.sizes.dim
-        words, length = len(catalogue.vocabulary), catalogue.features["title"].shape[1]
-        encoder: Any
-        if cell.encoder == "nrms":
-            encoder = news.NRMSEncoder(words, dim, dim, 4, 16)
-        elif cell.encoder == "naml":
-            sizes = len(catalogue.categories), len(catalogue.subcategories)
-            encoder = news.NAMLEncoder(words, *sizes, dim, dim, 8, 3, 16)
-        else:
-            encoder = news.PLMEncoder(news.tiny_transformer(words, length, dim), dim, 16)
-        users = news.user_encoder(cell.encoder, dim, 4, 16)
-        model = news.NewsRecommender(encoder, users, cell.num_basis, temperature=TEMPERATURE)
-        few = {name: value[:2] for name, value in catalogue.features.items()}
-        model({"news": few, "history": np.ones((1, HISTORY), "int32"), "candidates": np.ones((1, 2), "int32")})
-        return model
+        return build.news_model(
+            self.data.catalogue, cell.encoder, self.sizes.dim, cell.num_basis, TEMPERATURE, cell.seed
+        )
 
     def train(self, cell: Cell, model: Any) -> float | None:
         """Train a model as the cell says; what the busiest client spent in all (None: no bound)."""
@@ -227,37 +181,35 @@ class Study:
         First without noise, so that the basis vectors part; then with the noise of the private rounds, so that
         the attention learns to stand out of it. (Noise from the start left all weights equal for one seed.)
         """
-        exact = LabelPermutation(math.inf, NEGATIVES)
         silent = int(0.4 * self.sizes.rounds)
-        noisy = self._mechanism(cell)
+        noisy = attention_of(cell, cell.epsilon, PADDING, "relu")
         plain = dataclasses.replace(noisy, epsilon=math.inf, padding=0.0)
         for mechanism, rounds in ((plain, silent), (noisy, self.sizes.rounds - silent)):
+            exact = LabelPermutation(math.inf, NEGATIVES)
             update = local.PublishedUpdate(model, self.data.catalogue.features, mechanism, exact, HISTORY, SAMPLES)
             self._simulation(cell, update, clients, 0.01).run(rounds)
 
-    def _mechanism(self, cell: Cell) -> AttentionMechanism:
-        return attention_of(cell, cell.epsilon, PADDING, "relu")
-
     def update_of(self, cell: Cell, model: Any) -> local.LocalUpdate:
         """The local update of a federated cell."""
-        features = self.data.catalogue.features
-        exact = LabelPermutation(math.inf, NEGATIVES)
-        off = AttentionMechanism(cell.num_basis, math.inf, activation="relu")
-        if cell.method in ("fedrec", "dp-fedrec"):
-            noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
-            return local.GradientUpdate(model, features, off, exact, HISTORY, SAMPLES, noise=noise)
-        mechanism = self._mechanism(cell)
+        noise: ClippedVector | None = None
+        method = "private"
         if cell.method == "published":
-            labels: Any = PublishedLabelPermutation(cell.epsilon, NEGATIVES)
-            return local.PublishedUpdate(model, features, mechanism, labels, HISTORY, SAMPLES)
-        labels = LabelPermutation(cell.epsilon, NEGATIVES)
-        user = VectorMechanism(0.05, cell.epsilon, DELTA) if cell.method == "corrected+user" else None
-        return local.PrivateUpdate(model, features, mechanism, labels, HISTORY, SAMPLES, user_gradient=user)
+            method = "published"
+        elif cell.method == "corrected+user":
+            method, noise = "private+user", VectorMechanism(0.05, cell.epsilon, DELTA)
+        elif cell.method in ("fedrec", "dp-fedrec"):
+            method = "gradient"
+            noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
+        return build.local_update(
+            method, model, self.data.catalogue.features,
+            attention_of(cell, cell.epsilon, PADDING, "relu"), cell.epsilon, negatives=NEGATIVES, history=HISTORY,
+            samples=SAMPLES, noise=noise,
+        )  # fmt: skip
 
     def _centralized(self, cell: Cell, model: Any) -> None:
         """Adam on pooled clicks, stopped early by a tenth of the readers, whose last training click is held out."""
         held = [i for i in range(0, len(self.clients), 10) if self.validation[i].clicks]
-        ranking = [self.validation[i] for i in held]
+        shown = [self.validation[i] for i in held]
         clients = [client for i, client in enumerate(self.clients) if i not in set(held)]
         update = self.update_of(dataclasses.replace(cell, method="fedrec"), model)
         adam = keras.optimizers.Adam(CENTRAL_RATE)
@@ -269,7 +221,7 @@ class Study:
                 chosen = order.choice(len(clients), min(self.sizes.cohort, len(clients)), replace=False)
                 gradients, _ = update.gradients(update.draw([clients[i] for i in chosen], source))
                 adam.apply([tf.constant(g) for g in gradients], model.trainable_variables)
-            found = Ranking(model, self.data, ranking, direct=True).plain()["AUC"]
+            found = Ranked(model, self.data, shown, direct=True).plain()["AUC"]
             checks = 0 if found > best else checks + 1
             if found > best:
                 best, weights = found, model.get_weights()
@@ -302,7 +254,7 @@ def serving_of(cell: Cell, epsilon: float, padding: float) -> AttentionMechanism
     return attention_of(cell, epsilon, padding, "softplus")
 
 
-class Ranking:
+class Ranked:
     """A trained model on everybody's last impression.
 
     Args:

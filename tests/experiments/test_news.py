@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from experiments.news import command, trainings
+from experiments.news import command, settings, trainings
 from experiments.news.__main__ import main
 
 
 @pytest.mark.slow
 def test_the_study_runs_end_to_end_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "QUICK", command.Sizes(users=60, news=80, dim=8, rounds=3, cohort=8, seeds=1))
+    monkeypatch.setattr(command, "QUICK", settings.Sizes(users=60, news=80, dim=8, rounds=3, cohort=8, seeds=1))
     folder = tmp_path / "study"
     arguments = ["--quick", "--out", str(folder), "--encoders", "nrms"]
     assert main(arguments) == 0
@@ -24,9 +24,9 @@ def test_the_study_runs_end_to_end_and_goes_on_where_it_stopped(tmp_path, capsys
     assert bound["DP-FedRec"] >= 10 and bound["DP-FedRec, Gaussian"] >= 10
     for number in range(4, 8):
         assert (folder / f"figure_{number}.png").stat().st_size > 5000
-    monkeypatch.setattr(trainings.Study, "measure", lambda *arguments: pytest.fail("a finished cell ran again"))
+    monkeypatch.setattr(trainings.Trainings, "measure", lambda *arguments: pytest.fail("a finished cell ran again"))
     assert main(arguments) == 0
     capsys.readouterr()
     assert main([*arguments, "--rounds", "4"]) == 2
-    assert "other sizes" in capsys.readouterr().err
+    assert "other settings (rounds)" in capsys.readouterr().err
     assert main([*arguments, "--rounds", "0"]) == 2
