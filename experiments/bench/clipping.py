@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from experiments.bench import timing
 
 HELP = """\
   python -m experiments.bench clipping dlrm                          26 tables of 10,000 x 128, batch 2,048
@@ -93,23 +94,21 @@ def by_rows(repeats: int, batch_size: int) -> dict[str, dict[str, float]]:
 
 
 def _ratios(steps: dict[str, Callable[[], Any]], reference: str, repeats: int) -> dict[str, dict[str, float]]:
-    from experiments.bench.timing import rounds
-
-    times = rounds(steps, repeats)
-    return {name: _summary(own, times[reference]) for name, own in times.items()}
+    times = timing.rounds(steps, repeats)
+    return {name: summed_up(own, times[reference]) for name, own in times.items()}
 
 
-def _summary(own: list[tuple[float, float]], reference: list[tuple[float, float]]) -> dict[str, float]:
+def summed_up(own: list[tuple[float, float]], reference: list[tuple[float, float]]) -> dict[str, float]:
     """The processor's ratio stands beside the clock's: other work on the machine hardly touches it."""
-    wall, processor = (list(v) for v in zip(*own))
-    wall_ratio, processor_ratio = zip(*((a / c, b / d) for (a, b), (c, d) in zip(own, reference)))
+    found = timing.summary(own)
+    wall, processor = (timing.ratio(*times)[0] for times in zip(zip(*own), zip(*reference)))
     return {
-        "median ms": statistics.median(wall),
-        "lowest ms": min(wall),
-        "highest ms": max(wall),
-        "ratio": statistics.median(wall_ratio),
-        "CPU ms": statistics.median(processor),
-        "CPU ratio": statistics.median(processor_ratio),
+        "median ms": found.median,
+        "lowest ms": found.lowest,
+        "highest ms": found.highest,
+        "ratio": wall,
+        "CPU ms": found.processor,
+        "CPU ratio": processor,
     }
 
 

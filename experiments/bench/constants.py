@@ -21,7 +21,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import tensorflow as tf  # noqa: E402
 
-from experiments.bench.contestants import Contestant, Spec  # noqa: E402
+from experiments.bench.cases import Case  # noqa: E402
+from experiments.bench.contestants import Contestant  # noqa: E402
+from experiments.bench.timing import processor_ns  # noqa: E402
 from tfdp_rec.distribute import LocalCluster  # noqa: E402
 from tfdp_rec.noise import EntropyNoise  # noqa: E402
 from tfdp_rec.optimizers.tables import scatter  # noqa: E402
@@ -81,7 +83,7 @@ def _whole_tables() -> dict[str, float]:
     """A value of DPSGD's step and of LazyDPSGD's settling, through the optimizers themselves."""
     found = {}
     for name, mechanism in (("dense", "dp-sgd-f"), ("settle", "lazy")):
-        contestant = Contestant(Spec(mechanism, "one-table", (ROWS,), 8, width=WIDTH))
+        contestant = Contestant(mechanism, Case("", "one-table", (ROWS,), 8, width=WIDTH))
         times = []
         for _ in range(3):
             began = time.process_time_ns()
@@ -125,15 +127,6 @@ def _scheduled(coordinator: Any, processes: list[int], values: int | None, repea
         coordinator.schedule(step)
     coordinator.join()
     return (processor_ns(processes) - began) / repeats
-
-
-def processor_ns(processes: list[int]) -> int:
-    """Processor time that processes have used so far, all threads and both modes."""
-    ticks = 0
-    for process in processes:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def _core_ns(act: Callable[[], Any]) -> float:

@@ -7,18 +7,17 @@ drift hits all alike. A ratio is taken within a round; what is reported is the m
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from experiments.bench.contestants import Spec
+from experiments.bench import timing
+from experiments.bench.cases import USUAL, Case
+from experiments.bench.race import machine, race
+from experiments.bench.workers import Worker
 
 HELP = """\
   python -m experiments.bench lazydp sizes --megabytes 96 960        time against table size (figure 13a)
@@ -31,28 +30,8 @@ HELP = """\
 """
 
 REFERENCE = "sparse-sgd"
-USUAL = ("keras-sgd", "sparse-sgd", "dp-sgd-f", "eana", "lazy")
 MLPERF_TABLES, MLPERF_WIDTH, RMC_WIDTH = 26, 128, 32
 MOVIES = 27_279
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One workload, and who runs it."""
-
-    label: str
-    workload: str
-    table_sizes: tuple[int, ...]
-    batch_size: int = 2048
-    pooling: int = 1
-    pattern: str = "uniform"
-    contestants: tuple[str, ...] = USUAL
-
-    def spec(self, name: str) -> Spec:
-        """What one contestant is to build."""
-        from experiments.bench.contestants import Spec
-
-        return Spec(name, self.workload, self.table_sizes, self.batch_size, self.pooling, self.pattern)
 
 
 def mlperf(megabytes: float, label: str = "", **changes: Any) -> Case:
@@ -156,36 +135,23 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(case: Case, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Each contestant's figures; with `apart`, one after the other."""
-    specs = [case.spec(name) for name in case.contestants]
-    turns = [[spec] for spec in specs] if args.apart else [specs]
-    found: dict[str, dict[str, Any]] = {}
-    for together in turns:
-        found |= _race(together, args)
+
+    def ready(worker: Worker, figures: dict[str, Any]) -> int:
+        worker.ask(steps=args.warm_up)
+        return args.steps
+
+    def finish(worker: Worker) -> dict[str, Any]:
+        return worker.ask(call="memory")["answer"] | _extras(worker, args.experiment)
+
+    module = "experiments.bench.measures"
+    found = race(case.contestants, case, module, args.rounds, ready=ready, finish=finish, apart=args.apart)
     reference = found.get(REFERENCE)
     for figures in found.values():
-        figures |= _summary(figures["rounds"], reference["rounds"] if reference else None, args.apart)
+        figures |= summed_up(figures["rounds"], reference["rounds"] if reference else None, args.apart)
     return found
 
 
-def _race(specs: Sequence[Spec], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    from experiments.bench.workers import Worker
-
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(Worker(spec)) for spec in specs]
-        found: dict[str, dict[str, Any]] = {}
-        for worker in workers:  # one after the other, so that none builds while another steps
-            found[worker.name] = {"start_seconds": worker.begin()["seconds"], "rounds": []}
-            worker.ask(steps=args.warm_up)
-        for _ in range(args.rounds):
-            for worker in workers:
-                found[worker.name]["rounds"].append(worker.ask(steps=args.steps)["times"])
-        for worker in workers:
-            found[worker.name] |= worker.ask(call="memory")["answer"]
-            found[worker.name] |= _extras(worker, args.experiment)
-    return found
-
-
-def _extras(worker: Any, experiment: str) -> dict[str, Any]:
+def _extras(worker: Worker, experiment: str) -> dict[str, Any]:
     if experiment == "breakdown":
         return {"breakdown": worker.ask(call="breakdown")["answer"]}
     if experiment == "big-table" and worker.name.startswith("lazy"):
@@ -199,7 +165,8 @@ def _extras(worker: Any, experiment: str) -> dict[str, Any]:
 Rounds = list[list[list[float]]]
 
 
-def _summary(rounds: Rounds, reference: Rounds | None, apart: bool) -> dict[str, Any]:
+def summed_up(rounds: Rounds, reference: Rounds | None, apart: bool) -> dict[str, Any]:
+    """Medians and spread of a contestant's turns, and ratios to the reference's."""
     wall = sorted(step[0] for turn in rounds for step in turn)
     processor = statistics.median(step[1] for turn in rounds for step in turn)
     tenth = len(wall) // 10
@@ -210,10 +177,8 @@ def _summary(rounds: Rounds, reference: Rounds | None, apart: bool) -> dict[str,
         return summary
     for name, which in (("ratio", 0), ("processor_ratio", 1)):
         own, other = ([statistics.median(s[which] for s in turn) for turn in r] for r in (rounds, reference))
-        if apart:  # nothing was alternated: only the whole can be compared
-            own, other = [statistics.median(own)], [statistics.median(other)]
-        ratios = [a / b for a, b in zip(own, other)]
-        summary |= {name: statistics.median(ratios), f"{name}_range": [min(ratios), max(ratios)]}
+        middle, least, most = timing.ratio(own, other, apart)
+        summary |= {name: middle, f"{name}_range": [least, most]}
     return summary
 
 
@@ -254,20 +219,3 @@ def _settling(figures: Mapping[str, Any]) -> str:
         f"settling {figures['settle']['seconds']:.2f} s, {rate / 1e6:.0f} M values/s; the machine draws and writes "
         f"{limit / 1e6:.0f} M/s: {rate / limit:.0%}"
     )
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    import keras
-    import tensorflow as tf
-
-    model = next((x.split(":")[1].strip() for x in _lines("/proc/cpuinfo") if x.startswith("model name")), "")
-    memory = next((x.split(":")[1].strip() for x in _lines("/proc/meminfo") if x.startswith("MemTotal")), "")
-    return {
-        "processor": model, "cores": os.cpu_count(), "memory": memory, "python": platform.python_version(),
-        "tensorflow": tf.__version__, "keras": keras.__version__, "load": os.getloadavg(),
-    }  # fmt: skip
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []

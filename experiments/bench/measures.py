@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from experiments.bench.contestants import Contestant, Spec
+from experiments.bench.cases import Case
+from experiments.bench.contestants import Contestant
 from experiments.bench.workers import peak_megabytes
 from tfdp_rec.clipping import engine
 from tfdp_rec.clipping.recorder import recording
@@ -26,16 +27,16 @@ from tfdp_rec.training.lookahead import LookAhead
 REPEATS = 15
 
 
-def build(fields: dict[str, Any]) -> Contestant:
-    """The contestant that a specification in JSON describes."""
-    return Contestant(Spec(**{**fields, "table_sizes": tuple(fields["table_sizes"])}))
+def build(name: str, case: dict[str, Any]) -> Contestant:
+    """A contestant of the case that JSON describes."""
+    return Contestant(name, Case(**{**case, "table_sizes": tuple(case["table_sizes"])}))
 
 
 def settle(contestant: Contestant) -> dict[str, float]:
     """Seconds to pay what all rows owe, the first time (with tracing) and once more after another step."""
     optimizer = contestant.model.optimizer
     if not isinstance(optimizer, LazyDPSGD):
-        raise ValueError(f"'{contestant.spec.name}' has nothing to settle.")
+        raise ValueError(f"'{contestant.name}' has nothing to settle.")
     seconds = []
     for _ in range(2):
         contestant.step()
@@ -58,7 +59,7 @@ def memory(contestant: Contestant) -> dict[str, float]:
 
 def machine(contestant: Contestant) -> dict[str, float]:
     """Values a second that this process can draw, and write to rows of a large table."""
-    width, rows = contestant.spec.width, 1 << 17
+    width, rows = contestant.case.width, 1 << 17
     noise, step = EntropyNoise(), tf.constant(0, tf.int64)
     table = tf.Variable(tf.zeros([16 * rows, width]))
     values = tf.ones([rows, width])

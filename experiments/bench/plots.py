@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import tables
+
 REFERENCE = "sparse-sgd"
 
 
@@ -17,13 +19,8 @@ def plot(experiment: str, found: Sequence[Mapping[str, Any]], path: Path) -> Non
         found: cases and their contestants' figures, as `bench lazydp --json` writes them.
         path: where to; the suffix tells the format.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = list(dict.fromkeys(name for case in found for name in case["contestants"]))
-    figure, axes = pyplot.subplots(figsize=(1.5 + 1.8 * len(found), 4), layout="constrained")
+    figure, (axes,) = tables.panels(1, 1.5 + 1.8 * len(found))
     width, unit = 0.8 / len(names), _reference_ms(found[0])
     for number, name in enumerate(names):
         bars = [(place, *_height(case, name, unit)) for place, case in enumerate(found) if name in case["contestants"]]
@@ -35,9 +32,7 @@ def plot(experiment: str, found: Sequence[Mapping[str, Any]], path: Path) -> Non
     axes.set_yscale("log")
     axes.set_ylabel(f"time a step / {REFERENCE}, {found[0]['case']['label']}")
     axes.set_title(f"bench lazydp {experiment}")
-    axes.legend()
-    figure.savefig(path)
-    pyplot.close(figure)
+    tables.save(figure, path)
 
 
 def _reference_ms(case: Mapping[str, Any]) -> float:
@@ -62,13 +57,8 @@ def plot_servers(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         found: cases, as `bench ps --json` writes them.
         path: where to; the suffix tells the format.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = list(dict.fromkeys(name for case in found for name in case["mechanisms"]))
-    figure, (rates, traffic) = pyplot.subplots(1, 2, figsize=(4 + 2.2 * len(found), 4), layout="constrained")
+    figure, (rates, traffic) = tables.panels(2, 2 + 1.1 * len(found))
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         for place, case in enumerate(found):
@@ -85,7 +75,5 @@ def plot_servers(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xticks(range(len(found)), [f"{case['label']}\n× {case['case']['dim']}" for case in found])
         axes.set_title(title)
     rates.set_yscale("log")
-    traffic.legend()
     figure.suptitle("bench ps: loopback, all processes on one machine")
-    figure.savefig(path)
-    pyplot.close(figure)
+    tables.save(figure, path)

@@ -10,19 +10,18 @@ Reference: Ning et al., "EANA", RecSys 2022, Table 3.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfdp_rec import mechanisms
+from experiments.bench import timing
+from experiments.bench.cases import SERVED, SERVED_TABLES, ServedCase
+from experiments.bench.race import free_bytes, machine, race
+from experiments.bench.workers import Worker
 from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd, sgd
-
-if TYPE_CHECKING:
-    from experiments.bench.ps_contestants import PSSpec
 
 HELP = """\
   python -m experiments.bench ps                                      the shapes and sizes of the EANA paper's Table 3
@@ -33,8 +32,6 @@ HELP = """\
 Starts its own clusters on loopback and ends every process it started.
 """
 
-TABLES = {"two-tower": 2, "kg": 4}
-NAMES = mechanisms.names([sgd, *(mechanism for mechanism in mechanisms.MECHANISMS if mechanism.served)])
 PAPER: dict[str, dict[str, float]] = {  # steps a second
     "two-tower 27,278": {sgd.name: 363, dp_sgd.name: 78, eana.name: 223},
     "kg 100,000": {sgd.name: 236, dp_sgd.name: 37, eana.name: 175},
@@ -47,43 +44,15 @@ RATIOS = tuple(
 _FEWEST_STEPS = 2  # of each worker, in a turn
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model's shape and size."""
-
-    model: str
-    rows: int
-    dim: int
-    batch: int = 64
-    workers: int = 2
-    servers: int = 2
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        return f"{self.model} {self.rows:,}"
-
-    @property
-    def table_bytes(self) -> int:
-        """Of all tables of one contestant."""
-        return TABLES[self.model] * self.rows * self.dim * 4
-
-    def spec(self, name: str) -> PSSpec:
-        """What one contestant is to build."""
-        from experiments.bench.ps_contestants import PSSpec
-
-        return PSSpec(name, **dataclasses.asdict(self))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `bench ps`."""
     parser.add_argument("--rows", type=int, nargs="+", help="of each table; left out: the paper's three cases")
     parser.add_argument("--dim", type=int, default=64, help="values a row (default: %(default)s)")
-    parser.add_argument("--model", choices=TABLES, action="append", help="with --rows; default: both")
+    parser.add_argument("--model", choices=SERVED_TABLES, action="append", help="with --rows; default: both")
     parser.add_argument("--batch", type=int, default=64, help="examples a step (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--mechanism", choices=NAMES, action="append", help="may be repeated; default: all")
+    parser.add_argument("--mechanism", choices=SERVED, action="append", help="may be repeated; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each mechanism (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn, about (default: %(default)s)")
     parser.add_argument("--apart", action="store_true", help="one mechanism in memory at a time; no alternation")
@@ -97,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) <= 0:
             raise ValueError(f"--{name} must be positive, got {getattr(args, name)}.")
     found = []
-    names = tuple(dict.fromkeys(args.mechanism or NAMES))
+    names = tuple(dict.fromkeys(args.mechanism or SERVED))
     cases = cases_of(args)
     for case in cases:
         _refuse_too_large(case, 1 if args.apart else len(names))
@@ -109,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cases_of(args: argparse.Namespace) -> list[Case]:
+def cases_of(args: argparse.Namespace) -> list[ServedCase]:
     """What the command line asks for.
 
     Raises:
@@ -119,16 +88,16 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     if args.rows is None:
         if args.model:
             raise ValueError("--model goes with --rows; left out, both mean the paper's three cases.")
-        return [Case("two-tower", 27_278, **shared), Case("kg", 100_000, **shared), Case("kg", 5_000_000, **shared)]
+        paper = (("two-tower", 27_278), ("kg", 100_000), ("kg", 5_000_000))
+        return [ServedCase(model, rows, **shared) for model, rows in paper]
     if min(args.rows) < 1:
         raise ValueError(f"--rows must be positive, got {min(args.rows)}.")
-    return [Case(model, rows, **shared) for model in args.model or TABLES for rows in args.rows]
+    return [ServedCase(model, rows, **shared) for model in args.model or SERVED_TABLES for rows in args.rows]
 
 
-def _refuse_too_large(case: Case, together: int) -> None:
+def _refuse_too_large(case: ServedCase, together: int) -> None:
     """Before anything starts: a machine that swaps measures nothing, and one that runs out kills others' work."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    free = free_bytes()
     needed = together * (1.3 * case.table_bytes + 1.2e9)
     if free is not None and needed > free:
         raise ValueError(
@@ -137,66 +106,51 @@ def _refuse_too_large(case: Case, together: int) -> None:
         )
 
 
-def measure(case: Case, names: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
+def measure(case: ServedCase, names: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     """Each mechanism's figures in one case, and the ratios between them."""
     from rich.progress import Progress
 
-    mechanisms: dict[str, Any] = {}
     with Progress(transient=True) as progress:
-        task = progress.add_task(case.label, total=len(names) * (args.rounds + 2))
-        for together in [[name] for name in names] if args.apart else [list(names)]:
-            mechanisms |= _race([case.spec(name) for name in together], args, lambda: progress.advance(task))
-    for figures in mechanisms.values():
-        figures["steps_per_second"] = statistics.median(1e3 / turn["ms"] for turn in figures["rounds"])
-        figures["processor_ms"] = statistics.median(turn["processor_ms"] for turn in figures["rounds"])
-        figures["bytes"] = sum(figures["traffic"].values())
-    pairs = [(one, other) for one, other in RATIOS if one in mechanisms and other in mechanisms]
-    ratios = {f"{one} / {other}": _ratio(mechanisms[one], mechanisms[other], args.apart) for one, other in pairs}
-    return {"mechanisms": mechanisms, "ratios": ratios, "apart": args.apart}
+        task = progress.add_task(case.label, total=len(names) * args.rounds)
+        found = race(
+            names, case, "experiments.bench.ps_contestants", args.rounds, apart=args.apart,
+            ready=lambda worker, figures: _turn(worker, figures, case, args.seconds),
+            finish=lambda worker: {"megabytes": worker.ask(call="memory")["answer"]},
+            done=lambda: progress.advance(task),
+        )  # fmt: skip
+    for figures in found.values():
+        steps = figures.pop("steps")
+        turns = [{"steps": steps, "ms": ms, "processor_ms": own} for ((ms, own),) in figures["rounds"]]
+        figures |= {
+            "rounds": turns, "bytes": sum(figures["traffic"].values()),
+            "steps_per_second": statistics.median(1e3 / turn["ms"] for turn in turns),
+            "processor_ms": statistics.median(turn["processor_ms"] for turn in turns),
+        }  # fmt: skip
+    pairs = [(one, other) for one, other in RATIOS if one in found and other in found]
+    ratios = {f"{one} / {other}": compared(found[one], found[other], args.apart) for one, other in pairs}
+    return {"mechanisms": found, "ratios": ratios, "apart": args.apart}
 
 
-def _race(specs: Sequence[PSSpec], args: argparse.Namespace, done: Any) -> dict[str, dict[str, Any]]:
-    from experiments.bench.workers import Worker
-
-    module = "experiments.bench.ps_contestants"
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(Worker(spec, module)) for spec in specs]
-        found: dict[str, dict[str, Any]] = {}
-        turns = {}
-        for worker, spec in zip(workers, specs):  # one after the other, so that none builds while another steps
-            found[worker.name] = {"start_seconds": worker.begin()["seconds"], "rounds": []}
-            found[worker.name]["traffic"] = worker.ask(call="traffic")["answer"]
-            ms = found[worker.name]["traffic"].pop("ms")
-            turns[worker.name] = max(_FEWEST_STEPS * spec.workers, round(1e3 * args.seconds / ms))
-            done()
-        for _ in range(args.rounds):
-            for worker in workers:
-                ((ms, processor),) = worker.ask(steps=turns[worker.name])["times"]
-                turn = {"steps": turns[worker.name], "ms": ms, "processor_ms": processor}
-                found[worker.name]["rounds"].append(turn)
-                done()
-        for worker in workers:
-            found[worker.name]["megabytes"] = worker.ask(call="memory")["answer"]
-            done()
-        return found
+def _turn(worker: Worker, figures: dict[str, Any], case: ServedCase, seconds: float) -> int:
+    """Counts what a step sends, and says how many steps make a turn of so many seconds."""
+    traffic = worker.ask(call="traffic")["answer"]
+    steps = max(_FEWEST_STEPS * case.workers, round(1e3 * seconds / traffic.pop("ms")))
+    figures |= {"traffic": traffic, "steps": steps}
+    return steps
 
 
-def _ratio(one: Mapping[str, Any], other: Mapping[str, Any], apart: bool) -> dict[str, float]:
+def compared(one: Mapping[str, Any], other: Mapping[str, Any], apart: bool) -> dict[str, float]:
     """How many steps the one makes while the other makes one; processor time the other way round."""
-    pairs = list(zip(one["rounds"], other["rounds"]))
-    ratios = [b["ms"] / a["ms"] for a, b in pairs]
-    if apart:  # nothing was alternated: only the whole can be compared
-        ratios = [one["steps_per_second"] / other["steps_per_second"]]
-    return {
-        "median": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
-        "processor": other["processor_ms"] / one["processor_ms"],
-    }  # fmt: skip
+    own, others = ([turn["ms"] for turn in figures["rounds"]] for figures in (one, other))
+    median, least, most = timing.ratio(others, own, apart)
+    processor = other["processor_ms"] / one["processor_ms"]
+    return {"median": median, "least": least, "most": most, "processor": processor}
 
 
-def table(case: Case, measured: Mapping[str, Any]) -> str:
+def table(case: ServedCase, measured: Mapping[str, Any]) -> str:
     """The figures of a case, for people."""
     lines = [
-        f"\n{case.label} rows × {case.dim} in each of {TABLES[case.model]} tables, batch {case.batch}, "
+        f"\n{case.label} rows × {case.dim} in each of {SERVED_TABLES[case.model]} tables, batch {case.batch}, "
         f"{case.workers} workers, {case.servers} servers",
         f"{'':<11}{'steps/s':>9}{'range':>18}{'cpu ms/step':>13}{'kB/step to servers':>20}{'to workers':>12}"
         f"{'to chief':>10}{'server MB':>11}{'paper':>7}",
@@ -221,8 +175,6 @@ def table(case: Case, measured: Mapping[str, Any]) -> str:
 
 
 def _write(found: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
-    from experiments.bench.lazydp import machine
-
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "paper": PAPER, "cases": found}, indent=1))
     if args.plot:

@@ -13,7 +13,6 @@ activities of three features, a table each and one of labels. Ids are Zipf(0.8) 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -23,9 +22,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from experiments.bench import models
 from experiments.bench.access_patterns import AccessPattern, table_ids
-from experiments.bench.constants import processor_ns
-from experiments.bench.contestants import LEARNING_RATE, TwoTowerLayers
+from experiments.bench.cases import ServedCase
+from experiments.bench.models import LEARNING_RATE
+from experiments.bench.timing import processor_ns
 from experiments.bench.wire import Wire
 from tfdp_rec import mechanisms
 from tfdp_rec.data import PoissonSampling
@@ -33,66 +34,32 @@ from tfdp_rec.datasets.kg.files import FEATURES
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
 from tfdp_rec.mechanisms import sgd
 from tfdp_rec.models import KGEntity
-from tfdp_rec.training.model import PrivateTraining
 
-MECHANISMS = mechanisms.names([sgd, *(mechanism for mechanism in mechanisms.MECHANISMS if mechanism.served)])
 HISTORY, NEGATIVES, UNITS = 20, 500, 1_000_000
 
 
-@dataclasses.dataclass(frozen=True)
-class PSSpec:
-    """One contestant.
-
-    Attributes:
-        name: one of `MECHANISMS`.
-        model: `two-tower` or `kg`.
-        rows: of each table.
-        dim: values a row.
-        batch: examples a step.
-        workers: of the cluster.
-        servers: parameter servers.
-    """
-
-    name: str
-    model: str
-    rows: int
-    dim: int
-    batch: int = 64
-    workers: int = 2
-    servers: int = 2
-
-    def __post_init__(self) -> None:
-        if self.name not in MECHANISMS or self.model not in MODELS:
-            known = f"{', '.join(MECHANISMS)} on {', '.join(MODELS)}"
-            raise ValueError(f"there are {known}; got {self.name} on {self.model}.")
+def _two_tower(case: ServedCase) -> keras.Model:
+    return models.private(models.TwoTowerLayers, rows=case.rows, width=case.dim, hidden=case.dim)
 
 
-class TwoTowerModel(TwoTowerLayers, PrivateTraining, keras.Model):  # type: ignore[misc]
-    """The two-tower benchmark model, trainable privately."""
-
-
-def _two_tower(spec: PSSpec) -> keras.Model:
-    return TwoTowerModel(spec.rows, spec.dim, spec.dim)
-
-
-def _kg(spec: PSSpec) -> keras.Model:
-    tables = dict.fromkeys(FEATURES, spec.rows)
-    return KGEntity(tables, spec.rows, spec.dim, HISTORY, num_blocks=1, num_heads=4, hidden=spec.dim)
+def _kg(case: ServedCase) -> keras.Model:
+    tables = dict.fromkeys(FEATURES, case.rows)
+    return KGEntity(tables, case.rows, case.dim, HISTORY, num_blocks=1, num_heads=4, hidden=case.dim)
 
 
 MODELS = {"two-tower": _two_tower, "kg": _kg}
 
 
-def _batch(spec: PSSpec, units: tf.Tensor) -> Any:
+def _batch(case: ServedCase, units: tf.Tensor) -> Any:
     """The batch of some units: its ids are a function of who they are."""
 
     def ids(which: int, shape: list[Any], law: AccessPattern) -> tf.Tensor:
         seed = tf.stack([tf.constant(which, tf.int64), tf.reduce_sum(units)])
-        return tf.reshape(table_ids(law, [spec.rows], shape[0], shape[1], seed), shape)
+        return tf.reshape(table_ids(law, [case.rows], shape[0], shape[1], seed), shape)
 
     size, law = tf.shape(units)[0], AccessPattern(exponent=0.8)
     label, negatives = ids(0, [size, 1], law)[:, 0], ids(1, [NEGATIVES, 1], AccessPattern())[:, 0]
-    if spec.model == "two-tower":
+    if case.model == "two-tower":
         inputs = {"context": ids(2, [size, HISTORY], law), "label": label, "negatives": negatives}
         return inputs, tf.zeros([size], tf.int32)
     features = {f: ids(2 + i, [size, HISTORY], law)[:, :, None] for i, f in enumerate(FEATURES)}
@@ -103,27 +70,28 @@ class PSContestant:
     """A trainer and its cluster, which ends with this process.
 
     Args:
-        spec: what to train on what.
+        name: of the mechanism.
+        case: what to train.
     """
 
-    def __init__(self, spec: PSSpec):
-        self.spec = spec
-        self.cluster = LocalCluster(spec.workers, spec.servers).__enter__()
+    def __init__(self, name: str, case: ServedCase):
+        self.name, self.case = name, case
+        self.cluster = LocalCluster(case.workers, case.servers).__enter__()
         self.processes = {"coordinator": [os.getpid()]} | {
             job: [self.cluster.pid(name) or 0 for name in self.cluster.names if name.startswith(job)]
             for job in ("worker", "ps")
         }
-        sampling = PoissonSampling(UNITS, spec.batch)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if spec.model == "two-tower" else None
+        sampling = PoissonSampling(UNITS, case.batch)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if case.model == "two-tower" else None
         self.trainer = ParameterServerTrainer(
-            lambda: MODELS[spec.model](spec), lambda: _optimizer(spec),
-            lambda: sampling.graph_batches(lambda units: _batch(spec, units)),
+            lambda: MODELS[case.model](case), lambda: _optimizer(name, case),
+            lambda: sampling.graph_batches(lambda units: _batch(case, units)),
             self.cluster.resolver(), sampling=sampling, loss=loss,
         )  # fmt: skip
 
     def step(self) -> None:
         """A step on every worker, more or less: which worker takes one is not ours to say."""
-        self.run(self.spec.workers)
+        self.run(self.case.workers)
 
     def run(self, steps: int) -> None:
         """So many steps by all workers together."""
@@ -139,9 +107,9 @@ class PSContestant:
 
     def traffic(self) -> dict[str, float]:
         """Bytes a step that arrive at each role, and the milliseconds of a step; more steps where these are fast."""
-        wire, steps = Wire(self.processes), 2 * self.spec.workers
+        wire, steps = Wire(self.processes), 2 * self.case.workers
         ((ms, _),) = self.timed(steps)
-        steps = max(steps, min(50 * self.spec.workers, int(3000 / ms)))
+        steps = max(steps, min(50 * self.case.workers, int(3000 / ms)))
         before = wire.counts()
         ((ms, _),) = self.timed(steps)
         return {**{role: count / steps for role, count in wire.since(before).items()}, "ms": ms}
@@ -151,11 +119,11 @@ class PSContestant:
         return {role: max(map(_megabytes, pids)) for role, pids in self.processes.items()}
 
 
-def _optimizer(spec: PSSpec) -> keras.optimizers.Optimizer:
-    if spec.name == sgd.name:
+def _optimizer(name: str, case: ServedCase) -> keras.optimizers.Optimizer:
+    if name == sgd.name:
         return keras.optimizers.SGD(LEARNING_RATE)
-    return mechanisms.named(spec.name).optimizer(
-        LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=spec.batch
+    return mechanisms.named(name).optimizer(
+        LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=case.batch
     )
 
 
@@ -164,9 +132,9 @@ def _megabytes(process: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def build(fields: Mapping[str, Any]) -> PSContestant:
-    """The contestant that a specification in JSON describes."""
-    return PSContestant(PSSpec(**fields))
+def build(name: str, case: Mapping[str, Any]) -> PSContestant:
+    """A contestant of the case that JSON describes."""
+    return PSContestant(name, ServedCase(**case))
 
 
 CALLS: dict[str, Callable[[PSContestant], Any]] = {

@@ -2,11 +2,11 @@
 
 A worker reads one command a line and answers with one line of JSON:
 
-    {"spec": …}     builds the contestant          -> {"seconds": until its first step was done}
-    {"steps": n}    n timed steps after one more   -> {"times": [[wall ms, processor ms], …]}
-    {"call": name}  one of `CALLS`                 -> its answer
+    {"name": …, "case": …}  builds the contestant  -> {"seconds": until its first step was done}
+    {"steps": n}            n timed steps after one more   -> {"times": [[wall ms, processor ms], …]}
+    {"call": name}          one of `CALLS`         -> its answer
 
-What a contestant is, a module says: `build(spec's fields)` makes one, and `CALLS` are what it can be asked.
+What a contestant is, a module says: `build(name, the case's fields)` makes one, and `CALLS` are what it can be asked.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class Worker:
     """A process with one contestant; a context manager, since it must be ended.
 
     Args:
-        spec: what to build, a dataclass with a `name`.
+        name: of the contestant.
+        case: what it is to do, a dataclass.
         contestants: the module that says how.
     """
 
-    def __init__(self, spec: Any, contestants: str = "experiments.bench.measures"):
+    def __init__(self, name: str, case: Any, contestants: str = "experiments.bench.measures"):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-W", "ignore", "-m", "experiments.bench.workers", contestants]
@@ -44,12 +45,11 @@ class Worker:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._messages, text=True, env=environment
         )
-        self.name = spec.name
-        self._spec = dataclasses.asdict(spec)
+        self.name, self._case = name, dataclasses.asdict(case)
 
     def begin(self) -> dict[str, Any]:
         """Builds the contestant and makes its first step."""
-        return self.ask(spec=self._spec)
+        return self.ask(name=self.name, case=self._case)
 
     def ask(self, **command: Any) -> dict[str, Any]:
         """Sends a command and waits for the answer.
@@ -82,13 +82,13 @@ def _answers(commands: Iterator[str], contestants: Any) -> Iterator[dict[str, An
     contestant: Any = None
     for line in commands:
         command = json.loads(line)
-        if "spec" in command:
+        if "case" in command:
             began = time.perf_counter()
-            contestant = contestants.build(command["spec"])
+            contestant = contestants.build(command["name"], command["case"])
             contestant.step()
             yield {"seconds": time.perf_counter() - began}
         elif contestant is None:
-            raise ValueError("The first command must be a spec.")
+            raise ValueError("The first command must name a case.")
         elif "steps" in command:
             yield {"times": contestant.timed(command["steps"])}
         else:

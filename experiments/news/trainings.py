@@ -104,7 +104,8 @@ class Trainings:
     """
 
     def __init__(self, sizes: Sizes, data: str | None, folder: Path) -> None:
-        self.sizes, self.data = sizes, self._read(data, folder / "readers")
+        self.sizes = sizes
+        self.data = self._read(data, folder / "readers")
         users = [shown for shown in self.data.by_user().values() if len(shown) > 1 and shown[-1].clicks]
         self.clients = [cohort.client_of(shown[:-1]) for shown in users]
         self.tests = [shown[-1] for shown in users]

@@ -148,7 +148,11 @@ def test_arguments_become_sizes_and_a_grid():
     (["--mechanisms", "SGD"], "--mechanisms"),
 ])  # fmt: skip
 def test_wrong_arguments_are_answered_in_one_line(wrong, words, tmp_path, capsys):
-    assert main([*wrong, "--out", str(tmp_path)]) == 2
+    try:
+        code = main([*wrong, "--out", str(tmp_path)])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
 

@@ -27,5 +27,5 @@ def test_wrong_contestants(capsys):
 
 def test_a_ratio_is_taken_within_a_round():
     own, reference = [(20.0, 2.0), (40.0, 4.0), (90.0, 3.0)], [(10.0, 1.0), (20.0, 4.0), (30.0, 1.0)]
-    found = clipping._summary(own, reference)
+    found = clipping.summed_up(own, reference)
     assert found["ratio"] == 2.0 and found["CPU ratio"] == 2.0 and found["median ms"] == 40.0

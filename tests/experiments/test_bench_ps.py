@@ -12,6 +12,7 @@ import pytest
 
 from experiments.bench import ps
 from experiments.bench.__main__ import main
+from experiments.bench.cases import ServedCase
 from experiments.bench.plots import plot_servers
 
 
@@ -46,20 +47,20 @@ def test_rows_times_models():
 
 def test_ratios_are_taken_within_a_round():
     fast, slow = figures(1.0, 10.0, 100.0), figures(2.0, 40.0, 300.0)
-    ratio = ps._ratio(fast, slow, apart=False)
+    ratio = ps.compared(fast, slow, apart=False)
     assert (ratio["least"], ratio["median"], ratio["most"]) == (2.0, 3.0, 4.0)
-    assert ps._ratio(fast, slow, apart=True)["median"] == 4.0  # medians of the whole: 10 against 40
+    assert ps.compared(fast, slow, apart=True)["median"] == 4.0  # medians of the whole: 10 against 40
     assert ratio["processor"] == 4.0
 
 
 def test_the_table_says_what_was_measured_and_what_the_paper_has():
     measured = {
         "mechanisms": {"eana": figures(10.0), "dpsgd": figures(80.0)},
-        "ratios": {"eana / dpsgd": ps._ratio(figures(10.0), figures(80.0), False)},
+        "ratios": {"eana / dpsgd": ps.compared(figures(10.0), figures(80.0), False)},
     }
-    text = ps.table(ps.Case("kg", 100_000, 64), measured)
+    text = ps.table(ServedCase("kg", 100_000, 64), measured)
     assert "eana / dpsgd: 8.00" in text and "paper 4.73" in text and "100.00" in text
-    assert "paper 4" not in ps.table(ps.Case("kg", 7, 64), measured)
+    assert "paper 4" not in ps.table(ServedCase("kg", 7, 64), measured)
 
 
 def test_a_plot_of_cases_that_lack_a_mechanism(tmp_path):
