@@ -2,6 +2,10 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +75,20 @@ def test_the_rule_forbids_what_it_should(importer, imported):
 def test_the_product_knows_nothing_of_the_experiments():
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
     assert not [str(path) for path, text in texts.items() if re.search(r"^ *(from|import) experiments", text, re.M)]
+
+
+def test_the_wheel_holds_the_product_alone(tmp_path):
+    pytest.importorskip("setuptools")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("tfdp_rec", "experiments", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = "from setuptools import build_meta; build_meta.build_wheel('out')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.suffix in (".py", ".typed")}
 
 
 @pytest.mark.parametrize("name", ["models", "callbacks"])
