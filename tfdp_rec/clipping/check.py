@@ -23,6 +23,7 @@ from tfdp_rec.clipping.batches import batch_size, map_examples, tensors
 from tfdp_rec.clipping.engine import shared_inputs
 from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.clipping.rules import NotPrivate
+from tfdp_rec.keras_internals import random_states
 
 Loss = Callable[[Any], tf.Tensor]
 
@@ -70,7 +71,7 @@ class _Run:
 
     def __init__(self, model: keras.Model, l2_norm_clip: float):
         self.model, self.clip = model, tf.constant(l2_norm_clip)
-        self.seeds = [g.state for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", [])]
+        self.seeds = random_states(model)
         self.start = [tf.identity(s.value) for s in self.seeds]
 
     def rewind(self) -> None:

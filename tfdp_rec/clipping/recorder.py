@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.rules import Call, NotPrivate
+from tfdp_rec.keras_internals import added_losses, layers_within, parts
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
@@ -41,7 +42,7 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
     """
     found: dict[int, tuple[keras.layers.Layer, rules.Rule]] = {}
 
-    for layer in model._flatten_layers():
+    for layer in layers_within(model):
         why = rules.refusal(layer)
         if why is not None:
             raise NotPrivate(f"Layer '{layer.name}' ({type(layer).__name__}) {why}.")
@@ -55,7 +56,7 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
         if rule is not None:
             found[id(layer)] = (layer, rule)
             return
-        for child in layer._layers:
+        for child in parts(layer):
             visit(child)
 
     visit(model)
@@ -66,7 +67,7 @@ def _universal_or_refuse(layer: keras.layers.Layer) -> rules.Rule:
     names = ", ".join(v.path for v in _own_weights(layer))
     if isinstance(layer, keras.Model):
         raise NotPrivate(f"Model '{layer.name}' owns weights itself ({names}); put them into a layer of their own.")
-    if any(isinstance(part, keras.layers.Embedding) for part in layer._flatten_layers()):
+    if any(isinstance(part, keras.layers.Embedding) for part in layers_within(layer)):
         raise NotPrivate(
             f"Layer '{layer.name}' owns weights ({names}) beside an Embedding, so each example's gradient would have "
             "the table's shape; put the weights into a layer of their own."
@@ -203,8 +204,8 @@ def refuse_duplicate_paths(model: keras.Model) -> None:
 
 def refuse_added_losses(model: keras.Model) -> None:
     """`add_loss` and activity regularisers depend on the batch but are in no example's loss: refused."""
-    for layer in model._flatten_layers():
-        if getattr(layer, "activity_regularizer", None) is not None or getattr(layer, "_losses", None):
+    for layer in layers_within(model):
+        if getattr(layer, "activity_regularizer", None) is not None or added_losses(layer):
             raise NotPrivate(
                 f"Layer '{layer.name}' adds a loss of its own (add_loss or activity_regularizer), which clipping by "
                 "example does not cover; make it part of per_example_loss."

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
-from tfdp_rec.keras_internals import resource
+from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
 
 
 class NotPrivate(ValueError):
@@ -175,7 +175,7 @@ class DenseRule(ActivatedRule):
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         (g,), x = gradients, call.input
-        yield call.layer._kernel, factors.Outer(_positions(x), _positions(g), lambda matrix: matrix)
+        yield kernel_of(call.layer), factors.Outer(_positions(x), _positions(g), lambda matrix: matrix)
         if call.layer.bias is not None:
             yield call.layer.bias, _bias(g, tuple(call.layer.bias.shape))
 
@@ -197,7 +197,7 @@ class EinsumDenseRule(ActivatedRule):
         new = [a for a in w_axes if a in z_axes and a not in x_axes]
         kept = [a for a in x_axes[1:] if a in z_axes]
         if len(contracted) + len(new) == len(w_axes) and len(contracted) + len(kept) + 1 == len(x_axes):
-            yield layer._kernel, self._outer(layer, x, g, (x_axes, w_axes, z_axes), (batch, kept, contracted, new))
+            yield kernel_of(layer), self._outer(layer, x, g, (x_axes, w_axes, z_axes), (batch, kept, contracted, new))
         else:
             formed = tf.einsum(f"{x_axes},{z_axes}->{batch}{w_axes}", factors._wide(x), factors._wide(g))
             yield layer._kernel, factors.PerExample(formed)
@@ -216,7 +216,7 @@ class EinsumDenseRule(ActivatedRule):
     @staticmethod
     def _outer(layer: Any, x: Any, g: Any, terms: Any, groups: Any) -> Any:
         (x_axes, w_axes, z_axes), (batch, kept, contracted, new) = terms, groups
-        sizes = dict(zip(w_axes, layer._kernel.shape))
+        sizes = dict(zip(w_axes, kernel_of(layer).shape))
 
         def flat(tensor: tf.Tensor, axes: str, last: list[str]) -> tf.Tensor:
             order = [axes.index(a) for a in [batch, *kept, *last]]
@@ -252,8 +252,8 @@ class Conv1DRule(ActivatedRule):
         places = tf.range(steps)[:, None] * stride + tf.range(size)[None, :] * dilation
         windows = tf.gather(padded, places, axis=1)
         flat = tf.reshape(windows, [tf.shape(x)[0], steps, size * x.shape[2]])
-        kernel_shape = tuple(layer._kernel.shape)
-        yield layer._kernel, factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
+        kernel_shape = tuple(kernel_of(layer).shape)
+        yield kernel_of(layer), factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
         if layer.bias is not None:
             yield layer.bias, _bias(g, tuple(layer.bias.shape))
 
@@ -301,13 +301,13 @@ class EmbeddingRule(Rule):
         return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        (g,), ids, table = gradients, self._ids(call), call.layer._embeddings
+        (g,), ids, table = gradients, self._ids(call), embeddings_of(call.layer)
         if ids.shape.rank == 1:
             ids, g = ids[:, None], g[:, None, :]
         yield table, factors.Rows(_positions(ids[..., None])[..., 0], _positions(g), table.shape)
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
-        return {call.layer._embeddings.path: self._ids(call)}
+        return {embeddings_of(call.layer).path: self._ids(call)}
 
 
 class ReversibleEmbeddingRule(EmbeddingRule):
@@ -333,7 +333,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
             yield from super().factors(call, gradients)
         else:
             yield (
-                call.layer._embeddings,
+                embeddings_of(call.layer),
                 factors.Outer(_positions(gradients[0]), _positions(call.input), lambda matrix: matrix),
             )
 
@@ -351,14 +351,14 @@ class UniversalRule(Rule):
 
     @staticmethod
     def _refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
-        parts = list(layer._flatten_layers())
+        parts = list(layers_within(layer))
         for part in parts:
             if any(_is_positive(getattr(part, name, None)) for name in _RANDOM):
                 raise NotPrivate(
                     f"Layer '{layer.name}' has dropout inside, so running it again for its gradient would draw another "
                     "mask; put a Dropout layer before or after it."
                 )
-        state = [v.path for part in parts for v in part._non_trainable_variables if "float" in v.dtype]
+        state = [v.path for part in parts for v in own_state(part) if "float" in v.dtype]
         if state or any(getattr(part, "stateful", False) for part in parts):
             raise NotPrivate(
                 f"Layer '{layer.name}' keeps state between batches ({', '.join(state) or 'stateful=True'}), which "
