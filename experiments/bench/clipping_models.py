@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
+from experiments.bench.baselines import compare_by
 from experiments.bench.contestants import GatheredEmbedding
 from tfdp_rec.models.dlrm import DLRMLayers
 from tfdp_rec.noise import NoiseSource, Request
@@ -34,7 +34,8 @@ class ClippedSGD(tfdp_rec.DPSGD):
 
     def step_tables(self, step: Any) -> None:
         for table in self.tables.values():
-            table.inject(functools.partial(step.mean, table), step.learning_rate)
+            move = step.mean(table, -step.learning_rate)
+            table.step(move.indices, move.values, step.learning_rate)
 
 
 class OneTable:
@@ -127,7 +128,8 @@ def stepper(workload: str, name: str, batch_size: int, rows: int) -> Callable[[]
             LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=batch_size, noise=Silence()
         )
         forms = name in ("reweighted", "per_example")
-        model.compile(optimizer, loss, clipping_strategy=name, microbatch_size=MICROBATCH if forms else None)
+        model.compile(optimizer, loss)
+        compare_by(model, name, MICROBATCH if forms else None)
     else:
         model.compile(keras.optimizers.SGD(LEARNING_RATE), loss, jit_compile=False)
     data = tf.data.Dataset.from_tensors(batch).repeat()

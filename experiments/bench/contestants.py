@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from experiments.bench.access_patterns import AccessPattern, click_batches, table_ids
+from experiments.bench.baselines import compare_by
 from tfdp_rec import mechanisms
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.models.dlrm import DLRMLayers, rmc_arguments
@@ -175,10 +176,9 @@ def _model_and_data(spec: Spec) -> tuple[keras.Model, tf.data.Dataset]:
     if spec.name not in MECHANISMS:
         model.compile(keras.optimizers.SGD(LEARNING_RATE), loss=loss, jit_compile=False)
         return model, data.prefetch(2)
-    model.compile(
-        _optimizer(spec), loss=loss, clipping_strategy=STRATEGIES.get(spec.name, "bookkeeping"),
-        microbatch_size=MICROBATCH if spec.name in FORMS_GRADIENTS else None,
-    )  # fmt: skip
+    model.compile(_optimizer(spec), loss=loss)
+    if spec.name in STRATEGIES:
+        compare_by(model, STRATEGIES[spec.name], MICROBATCH if spec.name in FORMS_GRADIENTS else None)
     model.prepare(data.element_spec)
     return model, lookahead(data, model)
 

@@ -6,7 +6,6 @@ the lazy update (de-duplication, marks, sampling, writing) are timed by themselv
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -108,7 +107,7 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
         return [[f.__dict__.get("g") for f in several] for several in collected()[0].values()]
 
     def norms() -> Any:
-        return engine.total_norms(collected()[0])
+        return engine.measure(collected()[0])[0]
 
     def weighted() -> Any:
         found, losses = collected()
@@ -134,13 +133,9 @@ def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[
             t.write(distinct[p], t.read(distinct[p])[0] - values[p], None) for p, t in tables.items()
         ],
         "gradient to rows": lambda: [
-            t.inject(functools.partial(_given, gradient[p]), tf.constant(0.0)) for p, t in tables.items()
+            t.step(gradient[p].indices, gradient[p].values, tf.constant(0.0)) for p, t in tables.items()
         ],
     }
-
-
-def _given(slices: tf.IndexedSlices, times: Any) -> tf.IndexedSlices:
-    return slices
 
 
 def _seconds(act: Callable[[], Any]) -> float:

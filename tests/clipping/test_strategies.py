@@ -6,7 +6,12 @@ import tensorflow as tf
 from helpers import assert_matches_oracle, dense_gradients, double_precision
 from zoo import SIZE, ZOO, built, examples
 
-from tfdp_rec.clipping import STRATEGIES, clipped_sum
+from experiments.bench.baselines import STRATEGIES, clipped_sum_by
+from tfdp_rec.clipping import clipped_sum
+
+
+def by(strategy):
+    return lambda *args, **options: clipped_sum_by(strategy, *args, **options)
 
 
 def slow_unless(quick, values):
@@ -27,7 +32,7 @@ def float64():
 @pytest.mark.parametrize("name, strategy", slow_unless(QUICK, [(n, s) for n in ZOO for s in STRATEGIES]))
 def test_every_strategy_is_the_oracle(name, strategy):
     model, batch = built(name)
-    assert_matches_oracle(model, batch, clip=1.5, strategy=strategy)
+    assert_matches_oracle(model, batch, clip=1.5, take=by(strategy))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def test_every_strategy_is_the_oracle(name, strategy):
 )
 def test_parts_of_any_size_add_up_also_when_the_last_is_short(name, strategy, part):
     model, batch = built(name)
-    assert_matches_oracle(model, batch, clip=1.5, strategy=strategy, microbatch_size=part)
+    assert_matches_oracle(model, batch, clip=1.5, take=by(strategy), microbatch_size=part)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +54,9 @@ def test_parts_of_any_size_add_up_also_when_the_last_is_short(name, strategy, pa
 def test_batches_of_no_and_of_one_example(strategy, part):
     model, batch = built("two_tower")
     one = examples(batch, slice(0, 1), model.shared_inputs)
-    assert_matches_oracle(model, one, clip=0.1, strategy=strategy, microbatch_size=part)
+    assert_matches_oracle(model, one, clip=0.1, take=by(strategy), microbatch_size=part)
     none = examples(batch, slice(0, 0), model.shared_inputs)
-    found = clipped_sum(model, none, 0.1, strategy=strategy, microbatch_size=part, training=False)
+    found = by(strategy)(model, none, 0.1, microbatch_size=part)
     assert found.norms.shape == [0] and found.losses.shape == [0]
     assert all(not np.any(g) for g in dense_gradients(model, found).values())
 
@@ -70,7 +75,7 @@ def test_one_traced_function_serves_batches_of_every_size(strategy):
 
     @tf.function(input_signature=[spec], autograph=False)
     def traced(data):
-        found = clipped_sum(model, data, 1.5, strategy=strategy, training=False)
+        found = by(strategy)(model, data, 1.5)
         return {path: tf.convert_to_tensor(g) for path, g in found.gradients.items()}, found.norms
 
     for size in (0, 1, 3, SIZE):

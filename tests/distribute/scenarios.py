@@ -264,19 +264,19 @@ def budget(cluster):
     return {"attempts": trainer.attempts, "most": most, "counted": accountant.steps, "epsilon": history["epsilon"][-1]}
 
 
-_loss, _land, _inject, _read = worker_step._loss, ParameterServer._land, Table.inject, ParameterServer._read
+_loss, _land, _step, _read = worker_step._loss, ParameterServer._land, Table.step, ParameterServer._read
 
 
 def _without_lock(self, body):
     return sections.on_server(self.device, body)
 
 
-def _slow_inject(self, gradient, learning_rate, rounds=30):
+def _slow_step(self, ids, move, learning_rate, rounds=30):
     """Some milliseconds between a step's tick and its gradient, so that what can go wrong between them does."""
     square = tf.fill([200, 200], 1e-3)
     spun = tf.while_loop(lambda i, s: i < rounds, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
     with tf.control_dependencies(list(spun)):
-        return _inject(self, gradient, learning_rate)
+        return _step(self, ids, move, learning_rate)
 
 
 def _reads():
@@ -291,7 +291,7 @@ def _counted_read(self, rows):
     return found
 
 
-def _inject_after_a_read(self, gradient, learning_rate, rounds=2000):
+def _step_after_a_read(self, ids, move, learning_rate, rounds=2000):
     """Between a step's tick and its gradient, waits for a read; two that wait for each other give up in time."""
     before, square = tf.raw_ops.QueueSizeV2(handle=_reads()), tf.fill([200, 200], 1e-3)
 
@@ -300,7 +300,7 @@ def _inject_after_a_read(self, gradient, learning_rate, rounds=2000):
 
     waited = tf.while_loop(lambda i, size, _: (i < rounds) & (size == before), wait, (0, before, square))
     with tf.control_dependencies(list(waited)):
-        return _inject(self, gradient, learning_rate)
+        return _step(self, ids, move, learning_rate)
 
 
 def _tick_if_touched(self, gradients, settings, regularization):
@@ -310,20 +310,20 @@ def _tick_if_touched(self, gradients, settings, regularization):
 
 def two_workers(steps="60"):
     """Invariants of reads and of the release; then with something broken."""
-    Table.inject, steps = _slow_inject, int(steps)
+    Table.step, steps = _slow_step, int(steps)
     with LocalCluster(2, 2) as cluster:
         found = {name: reads(cluster, name, steps) for name in ("lazy", "lazy, momentum")}
         found["sparse"], found["budget"] = sparse(cluster, steps), budget(cluster)
         ParameterServer._land = _tick_if_touched
         found["tick if touched"] = sparse(cluster, steps)
         ParameterServer._land, sections.Lock.section = _land, _without_lock
-        ParameterServer._read, Table.inject = _counted_read, _inject_after_a_read
+        ParameterServer._read, Table.step = _counted_read, _step_after_a_read
         return found | {"no lock": reads(cluster, "lazy", 20)}
 
 
 def two_workers_every_mechanism(steps):
     """The invariant of reads for each mechanism."""
-    Table.inject = _slow_inject
+    Table.step = _slow_step
     with LocalCluster(2, 2) as cluster:
         return {name: reads(cluster, name, int(steps)) for name in LINEAR}
 
@@ -350,7 +350,7 @@ def absent():
 
 def killed_within_sections(kills):
     """Workers killed while servers are in sections, where these take up most of a step."""
-    Table.inject = functools.partialmethod(_slow_inject, rounds=500)
+    Table.step = functools.partialmethod(_slow_step, rounds=500)
     chance, ended = random.Random(1), []
     with LocalCluster(2, 2) as cluster:
         trainer = linear_trainer(cluster, "lazy", 2)

@@ -9,11 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import strategies
 from tfdp_rec.clipping.batches import hide_batch_axis, tensors
 from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
 from tfdp_rec.clipping.check import check
-from tfdp_rec.clipping.engine import ClippedSum, Reads, shared_inputs
+from tfdp_rec.clipping.engine import ClippedSum, Clipping, shared_inputs
+from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
+from tfdp_rec.clipping.parts import in_parts
 from tfdp_rec.clipping.recorder import BeforeRead, no_settling
 from tfdp_rec.clipping.rules import (
     Call,
@@ -30,12 +31,13 @@ from tfdp_rec.clipping.rules import (
     refuse,
     register,
 )
-from tfdp_rec.clipping.strategies import STRATEGIES
 
 __all__ = [
-    "STRATEGIES", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Conv1DRule", "DenseRule",
-    "EinsumDenseRule", "EmbeddingRule", "Hooks", "LayerNormalizationRule", "NotPrivate", "Reads",
-    "ReversibleEmbeddingRule", "Rule", "UniversalRule", "check", "clipped_sum", "refuse", "register",
+    "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",
+    "EinsumDenseRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "NotPrivate", "Outer",
+    "PerExample",
+    "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "UniversalRule", "check", "clipped_sum", "in_parts",
+    "refuse", "register",
 ]  # fmt: skip
 
 
@@ -56,13 +58,13 @@ def clipped_sum(
         model: a built `PrivateModel` or model with `PrivateTraining`: anything with `per_example_loss`.
         batch: as the training data gives it.
         l2_norm_clip: C.
-        strategy: one of `STRATEGIES`; all give the same sum.
-        microbatch_size: examples at a time, to bound memory; the sum is the same.
+        strategy: "bookkeeping", the one whose sensitivity is proved; others, for comparison, are in
+        `experiments/bench/baselines.py`. microbatch_size: examples at a time, to bound memory; the sum is the same.
         training: passed to `per_example_loss`.
 
     Raises:
         NotPrivate: for a model whose per-example gradients cannot be bounded.
-        ValueError: for an unknown strategy or a clip that is not positive.
+        ValueError: for another strategy or a clip that is not positive.
 
     Example:
 
@@ -77,20 +79,24 @@ def clipped_sum(
     """
     if not l2_norm_clip > 0:
         raise ValueError(f"l2_norm_clip must be positive, got {l2_norm_clip}.")
+    if strategy != "bookkeeping":
+        raise ValueError(
+            f"strategy must be 'bookkeeping', got {strategy!r}: for others, which bound nothing for data made to break "
+            "them, see experiments/bench/baselines.py."
+        )
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
-    chosen = strategies.strategy_named(strategy)
-    clip = tf.constant(float(l2_norm_clip))
     loss = lambda data: model.per_example_loss(data, training=training)  # noqa: E731
+    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), _guard(model))
 
     def run(batch: Any) -> ClippedSum:
         batch = hide_batch_axis(batch, shared_inputs(model))
         if microbatch_size is None:
-            return chosen(model, loss, batch, clip, _guard(model))
-        return strategies.in_parts(chosen, microbatch_size, model, loss, batch, clip, _guard(model))
+            return clipping.sum(batch)
+        return in_parts(clipping, batch, microbatch_size)
 
     ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()  # before anything of the step
-    return dataclasses.replace(_as_function(run, tensors(batch)), ticket=ticket)
+    return dataclasses.replace(as_function(run, tensors(batch)), ticket=ticket)
 
 
 def _guard(model: keras.Model) -> BeforeRead:
@@ -98,7 +104,7 @@ def _guard(model: keras.Model) -> BeforeRead:
     return getattr(getattr(model, "release", None), "before_read", no_settling)
 
 
-def _as_function(run: Callable[[Any], ClippedSum], batch: Any) -> ClippedSum:
+def as_function(run: Callable[[Any], ClippedSum], batch: Any) -> ClippedSum:
     """`run(batch)` in a graph, as in training: there, an axis of known length is seen not to be the batch's."""
     if not tf.executing_eagerly():
         return run(batch)

@@ -106,6 +106,7 @@ class CandidateScoresRule(rules.Rule):
     def run(self, call: rules.Call, original: Callable[..., Any], hooks: rules.Hooks) -> Any:
         query, positives, negatives = self._inputs(call)
         layer: Any = call.layer
+        positives, negatives = (rules.of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
         for path, ids in self.tables(call).items():
             assert path == layer.embeddings.path
             hooks.before_read(layer.embeddings, ids)

@@ -4,6 +4,10 @@ Removing or adding one example changes the sum by at most C, its sensitivity, wh
 carries that number with it: whoever adds noise scales it by the sensitivity found here and computes none of their own.
 
 An example whose gradient is not finite has weight zero: it counts as an example of gradient zero.
+
+That is for real numbers. In floating point a sum's rounding errors change when one example is taken out, so
+examples are clipped to C / (1 + `SLACK`), and the sum is made so exactly (`sums.py`) that what is computed with and
+without an example differs by at most C: for all inputs, whatever the others are (docs/privacy-floating-point.md).
 """
 
 from __future__ import annotations
@@ -15,22 +19,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import factors
+from tfdp_rec.clipping import factors, sums
+from tfdp_rec.clipping.arithmetic import refuse_coarse_products
 from tfdp_rec.clipping.batches import batch_size
+from tfdp_rec.clipping.factors import Reads
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, NotPrivate
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
 
-@dataclasses.dataclass
-class Reads:
-    """Which examples read which rows of one table: `example[i]` read row `ids[i]`; `shared` rows all of them read."""
-
-    example: tf.Tensor
-    ids: tf.Tensor
-    shared: tf.Tensor
-
+SLACK = 1 / 32
+"""The share of the clip that rounding may take. More of it makes large batches faster: see `sums.Depth`."""
+MOST_EXAMPLES = 1 << 17  # of a batch or of its parts: a float32 sum of more could not be written down within the slack
+_OF_WEIGHTS = 2.0**-12  # of it, what the roundings of weights, and of contributions by them, may take
 
 Factors = dict[str, list[factors.Factor]]
 
@@ -41,13 +43,14 @@ class Weighted(Mapping[str, Gradient]):
     Args:
         collected: variable path -> the factors of its per-example gradients.
         weights: w, `[batch]`.
+        depth: how exactly they must be added up.
     """
 
-    def __init__(self, collected: Factors, weights: tf.Tensor):
-        self._collected, self._weights = collected, weights
+    def __init__(self, collected: Factors, weights: tf.Tensor, depth: sums.Depth):
+        self._collected, self._weights, self._depth = collected, weights, depth
 
     def __getitem__(self, path: str) -> Gradient:
-        return factors.weighted_sum(self._collected[path], self._weights)
+        return factors.weighted_sum(self._collected[path], self._weights, self._depth)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._collected)
@@ -57,7 +60,8 @@ class Weighted(Mapping[str, Gradient]):
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
-        return factors.weighted_sum(self._collected[path], tf.cast(scale, self._weights.dtype) * self._weights)
+        scaled = tf.cast(scale, self._weights.dtype) * self._weights
+        return factors.weighted_sum(self._collected[path], scaled, self._depth)
 
 
 @dataclasses.dataclass
@@ -65,8 +69,8 @@ class ClippedSum:
     """The clipped sum of a batch, and what must travel with it.
 
     Attributes:
-        gradients: variable path -> Σ_b w_b g_b, `tf.IndexedSlices` for tables (an id may stand in several places).
-        norms: ‖g_b‖ over all variables together, `[batch]`. Private: computed from the examples.
+        gradients: variable path -> Σ_b w_b g_b, `tf.IndexedSlices` for tables, an id standing once.
+        norms: ‖g_b‖ over all variables together, rounded up, `[batch]`. Private: computed from the examples.
         sensitivity: how far one example can move `gradients`: C.
         losses: the examples' losses, `[batch]`. Private.
         reads: table path -> which example read which rows. Private.
@@ -81,19 +85,20 @@ class ClippedSum:
     ticket: Any = None
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
-        """`gradients[path]` times a scalar, in float32."""
+        """`gradients[path]` times a scalar, in float32; an id stands once, also in sums that others made."""
         if isinstance(self.gradients, Weighted):
             return _float32(self.gradients.scaled(path, scale))
-        found = _float32(self.gradients[path])
-        factor = tf.cast(scale, tf.float32)
+        found, factor = _float32(self.gradients[path]), tf.cast(scale, tf.float32)
         if isinstance(found, tf.IndexedSlices):
-            return tf.IndexedSlices(factor * found.values, found.indices, found.dense_shape)
+            once = factors.join([found])
+            return tf.IndexedSlices(factor * once.values, once.indices, found.dense_shape)
         return factor * found
 
 
 def _float32(gradient: Gradient) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, tf.float32), gradient.indices, gradient.dense_shape)
+        values, ids = tf.cast(gradient.values, tf.float32), tf.cast(gradient.indices, tf.int64)
+        return tf.IndexedSlices(values, ids, gradient.dense_shape)
     return tf.cast(gradient, tf.float32)
 
 
@@ -136,12 +141,15 @@ def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 
 
-def total_norms(collected: Factors) -> tf.Tensor:
-    """Each example's gradient norm over all variables; rounding below zero counts as zero, NaN stays NaN."""
-    squares = [factors.squared_norm(several) for several in collected.values()]
-    kind = tf.float64 if any(s.dtype == tf.float64 for s in squares) else tf.float32
-    total = tf.add_n([tf.cast(s, kind) for s in squares])
-    return tf.sqrt(tf.where(total < 0, tf.zeros_like(total), total))
+def measure(collected: Factors) -> tuple[tf.Tensor, tf.Tensor]:
+    """(norms, reaches): each example's gradient norm over all variables, rounded up, and the size of its parts."""
+    several = [factors.measure(own) for own in collected.values()]
+    kind = tf.float64 if any(norm.dtype == tf.float64 for norm, _ in several) else tf.float32
+    norms, reaches = (tf.stack([tf.cast(v, kind) for v in each], axis=1) for each in zip(*several))
+    total = factors.length(norms)
+    if all(len(own) == 1 and own[0].whole for own in collected.values()):
+        return total, total
+    return total, factors.length(reaches)
 
 
 def reads_of(collected: Factors) -> dict[str, Reads]:
@@ -154,39 +162,71 @@ def reads_of(collected: Factors) -> dict[str, Reads]:
 
 
 def _reads(several: list[factors.Factor]) -> Reads:
-    example = [tf.zeros([0], tf.int64)]
-    ids, shared = list(example), list(example)
-    for factor in several:
-        if isinstance(factor, factors.Rows):
-            count = tf.shape(factor.ids, tf.int64)
-            example.append(tf.repeat(tf.range(count[0]), count[1]))
-            ids.append(tf.reshape(factor.ids, [-1]))
-        elif isinstance(factor, factors.Scores):
-            shared.append(factor.ids)
-    return Reads(tf.concat(example, 0), tf.concat(ids, 0), tf.concat(shared, 0))
+    return Reads(*(tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in several))))
 
 
-def bookkeeping(
-    model: keras.Model,
-    loss: Callable[[Any], tf.Tensor],
-    batch: Any,
-    l2_norm_clip: tf.Tensor,
-    before_read: BeforeRead = no_settling,
-) -> ClippedSum:
-    """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call."""
-    size = batch_size(batch, shared_inputs(model))
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        with recording(model, tape, size, before_read) as recorder:
-            losses = checked_losses(loss(batch), size)
-    refuse_unrecorded(model, recorder.calls)
-    return clip(collect(recorder, tape, losses), losses, l2_norm_clip)
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """What a clipped sum is of: everything but the batch.
+
+    Attributes:
+        model: a built model.
+        loss: a batch -> each example's loss, `[batch]`.
+        l2_norm_clip: C.
+        before_read: called with a table and the ids about to be read from it.
+    """
+
+    model: keras.Model
+    loss: Callable[[Any], tf.Tensor]
+    l2_norm_clip: tf.Tensor
+    before_read: BeforeRead = no_settling
+
+    def batch_size(self, batch: Any) -> tf.Tensor:
+        """How many examples a batch holds."""
+        return batch_size(batch, shared_inputs(self.model))
+
+    def sum(self, batch: Any, parts: tf.Tensor | int = 1) -> ClippedSum:
+        """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call.
+
+        Args:
+            batch: of tensors.
+            parts: how many such sums will be added up.
+        """
+        refuse_coarse_products()
+        size = self.batch_size(batch)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            with recording(self.model, tape, size, self.before_read) as recorder:
+                losses = checked_losses(self.loss(batch), size)
+        refuse_unrecorded(self.model, recorder.calls)
+        return clip(collect(recorder, tape, losses), losses, self.l2_norm_clip, parts)
 
 
-def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor) -> ClippedSum:
-    """The clipped sum of factored per-example gradients."""
-    norms = total_norms(collected)
-    weights = clip_weights(norms, tf.cast(l2_norm_clip, norms.dtype))
-    return ClippedSum(Weighted(collected, weights), norms, l2_norm_clip, losses, reads_of(collected))
+def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, parts: tf.Tensor | int = 1) -> ClippedSum:
+    """The clipped sum of factored per-example gradients.
+
+    Args:
+        collected: variable path -> factors.
+        losses: `[batch]`.
+        l2_norm_clip: C.
+        parts: how many such sums will be added up, which share the slack.
+    """
+    norms, reaches = measure(collected)
+    with tf.control_dependencies(_not_too_many(norms)):
+        norms = tf.identity(norms)
+    bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
+    weights = clip_weights(norms, bound)
+    reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
+    kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
+    slack = (SLACK - _OF_WEIGHTS) / len(kinds) ** 0.5 / tf.cast(parts, norms.dtype)
+    depth = sums.Depth.within(slack, reach, tf.size(norms))
+    return ClippedSum(Weighted(collected, weights, depth), norms, l2_norm_clip, losses, reads_of(collected))
+
+
+def _not_too_many(norms: tf.Tensor) -> list[Any]:
+    same = tf.debugging.assert_less_equal(
+        tf.size(norms), MOST_EXAMPLES, f"At most {MOST_EXAMPLES:,} examples can be clipped at once; set microbatch_size"
+    )
+    return [] if same is None else [same]
 
 
 def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:

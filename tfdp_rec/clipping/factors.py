@@ -4,20 +4,27 @@ One example's gradient of a variable is kept as the few tensors it is made of. W
 an example, and b the example:
 
 =============  =============================================  ============================================
-factor         gradient of example b                          squared norm
+factor         gradient of example b                          norm
 =============  =============================================  ============================================
-`PerExample`   v_b, formed                                    ‖v_b‖²
-`Outer`        Σ_t x_bt g_btᵀ                                 Σ_{t,s} (x_bt·x_bs)(g_bt·g_bs)
-`Rows`         Σ_t e(id_bt) g_btᵀ, e(i) the i-th unit vector  Σ over distinct ids i of ‖Σ_{t: id_bt = i} g_bt‖²
-`Scores`       Σ_s d_bs e(id_s) q_bᵀ, ids shared              ‖q_b‖² Σ over distinct ids of (Σ_{s: id_s = i} d_bs)²
+`PerExample`   v_b, formed                                    ‖v_b‖
+`Outer`        Σ_t x_bt g_btᵀ                                 √ Σ_{t,s} (x_bt·x_bs)(g_bt·g_bs)
+`Rows`         Σ_t e(id_bt) g_btᵀ, e(i) the i-th unit vector  √ Σ over distinct ids i of ‖Σ_{t: id_bt = i} g_bt‖²
+`Scores`       Σ_s d_bs e(id_s) q_bᵀ, ids shared              ‖q_b‖ √ Σ over distinct ids of (Σ_{s: id_s = i} d_bs)²
 =============  =============================================  ============================================
 
 A variable that several calls read has several factors. Factors of one kind are concatenated over T (or added),
 which makes shared layers exact; factors of different kinds add twice their inner product (tied tables).
 
-A norm that comes out too small is a clip that holds too little. Where a squared norm is a sum of terms of both signs
-(Gram matrices, inner products), large terms may cancel and leave their rounding errors: there it is rounded up, by a
-bound on those errors that is far below the norm itself unless the terms did cancel.
+**In floating point** a norm that comes out too small is a clip that holds too little. Three rules, proved to suffice in
+docs/privacy-floating-point.md:
+
+- *the numbers that are summed are the numbers whose norm was taken*: an id that an example read twice is one
+  row, summed before the norm and before the sum alike;
+- *every norm is rounded up*, by a proven bound on its error, also where its square would underflow;
+- *what cancels is known by its parts*: `reach` is the sum of the sizes of what an example's gradient is added
+  up from. Where
+  it is far above the norm, rounding errors of the parts count, so the norm is not let below reach / 256, and
+  the sum over the batch is made as exactly as the batch's total reach demands (`sums.py`).
 """
 
 from __future__ import annotations
@@ -26,18 +33,59 @@ import abc
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.clipping import sums
+from tfdp_rec.clipping.sums import Depth
 
-def _wide(tensor: tf.Tensor) -> tf.Tensor:
+CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
+_FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
+
+
+class Reads(NamedTuple):
+    """Which examples read which rows of one table: `example[i]` read row `ids[i]`; `shared` rows all of them read."""
+
+    example: tf.Tensor
+    ids: tf.Tensor
+    shared: tf.Tensor
+
+
+def wide(tensor: tf.Tensor) -> tf.Tensor:
     """Norms are computed in float32 at least, whatever the compute type of the layer."""
     return tensor if tensor.dtype in (tf.float32, tf.float64) else tf.cast(tensor, tf.float32)
 
 
-def _per_example_sum(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tensor, axis=list(range(1, tensor.shape.rank)))
+def _count(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | float:
+    return float(size) if size is not None else tf.cast(tf.shape(tensor)[axis], tensor.dtype)
+
+
+def _rounded(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float:
+    """1 + the largest relative error of a sum of terms of one sign after so many additions, and a few more."""
+    return 1 + (additions + 8) * sums.unit(dtype)
+
+
+def length(tensor: tf.Tensor) -> tf.Tensor:
+    """‖·‖ along the last axis, rounded up; TensorFlow's norm reads once what squaring and adding up would read
+    thrice."""
+    values = _count(tensor.shape[-1], tensor, -1)
+    found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+    return found * _rounded(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
+
+
+def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
+    """‖tensor[b]‖ for each example: of its rows' lengths, so that no sum is longer than an axis."""
+    if tensor.shape.rank == 1:
+        return tf.abs(tensor) + _FLOOR
+    while tensor.shape.rank > 2:
+        tensor = length(tensor)
+    return length(tensor)
+
+
+def _total(lengths: tf.Tensor) -> tf.Tensor:
+    """Σ over positions `[batch, T]`, rounded up."""
+    return tf.reduce_sum(lengths, axis=1) * _rounded(_count(lengths.shape[1], lengths, 1), lengths.dtype)
 
 
 def _flat(tensor: tf.Tensor) -> tf.Tensor:
@@ -49,20 +97,6 @@ def _flat(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, [tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:]) if values is None else values])
 
 
-def _squared_length(tensor: tf.Tensor) -> tf.Tensor:
-    """Σ tensor[b]² for each example: TensorFlow's norm reads once what squaring and adding up read and write thrice."""
-    return tf.square(tf.raw_ops.EuclideanNorm(input=_flat(tensor), axis=[1]))
-
-
-_WIDEST = 1024  # products in a term of an inner product of two kinds: rows of a table are seldom longer
-
-
-def _round_up(squared_norm: tf.Tensor, magnitude: tf.Tensor, products: int) -> tf.Tensor:
-    """A squared norm found by cancelling terms that add up to `magnitude`², each a sum of so many products."""
-    error = 4 * np.finfo(squared_norm.dtype.as_numpy_dtype).eps * float(np.sqrt(products))
-    return squared_norm + error * tf.square(magnitude)
-
-
 def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`weights[b] * tensor[b]`, where a weight of zero wins over an infinite or undefined gradient."""
     rows = _flat(tensor)
@@ -72,8 +106,29 @@ def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`tensor` with the examples of weight zero set to zero; costs nothing in the usual case of none."""
+    kept = _silenced(weights, _flat(tensor))
+    return tf.ensure_shape(tf.reshape(kept, tf.shape(tensor)), tensor.shape)
+
+
+@sums.traced_once
+def _silenced(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     counts = tf.not_equal(weights, 0)
-    return tf.cond(tf.reduce_all(counts), lambda: tensor, lambda: _weigh(tf.cast(counts, tensor.dtype), tensor))
+    return tf.cond(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
+
+
+@sums.traced_once
+def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """`g` with what stands at equal ids of one example summed at the first of them, zero at the others."""
+    batch, flat = tf.shape(ids, tf.int64)[0], tf.reshape(g, [-1, tf.shape(g)[2]])
+    keys, place = tf.unique(tf.reshape(tf.range(batch)[:, None] * rows + ids, [-1]))
+    count = tf.size(place)
+
+    def summed() -> tf.Tensor:
+        added = tf.math.unsorted_segment_sum(flat, place, tf.size(keys))
+        first = tf.math.unsorted_segment_min(tf.range(count), place, tf.size(keys))
+        return tf.reshape(tf.scatter_nd(first[:, None], added, tf.shape(flat)), tf.shape(g))
+
+    return tf.cond(tf.size(keys) < count, summed, lambda: g)
 
 
 def _by_position(tensor: tf.Tensor) -> tf.Tensor:
@@ -93,12 +148,25 @@ class Factor(abc.ABC):
         """The factor of the sum of the gradients of `factors`, all of this class."""
 
     @abc.abstractmethod
-    def squared_norm(self) -> tf.Tensor:
-        """The squared norm of each example's gradient, `[batch]`."""
+    def norm(self) -> tf.Tensor:
+        """The norm of each example's gradient, rounded up, `[batch]`."""
+
+    def reach(self) -> tf.Tensor:
+        """The sizes of the terms that an example's gradient is added up from, added up, `[batch]`: its norm if one."""
+        return self.norm()
+
+    @property
+    def whole(self) -> bool:
+        """Whether an example contributes a single term to each number of the sum."""
+        return True
 
     @abc.abstractmethod
-    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-        """Σ_b weights[b] · gradient of example b, in the variable's shape."""
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
+        """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
+
+    def reads(self) -> Reads:
+        """Which example reads which rows: for sparse kinds, whose rows mechanisms choose by it."""
+        raise NotImplementedError(f"{type(self).__name__} is sparse and must say which examples read which rows.")
 
     def dense(self) -> PerExample:
         """The same gradients, formed: only for pairs of kinds that have no cheaper inner product."""
@@ -112,17 +180,19 @@ class PerExample(Factor):
     """Formed gradients, `[batch, *variable.shape]`."""
 
     def __init__(self, values: tf.Tensor):
-        self.values = _wide(values)
+        self.values = wide(values)
 
     @classmethod
     def merge(cls, factors: Sequence[PerExample]) -> PerExample:  # type: ignore[override]
         return cls(tf.add_n([f.values for f in factors]))
 
-    def squared_norm(self) -> tf.Tensor:
-        return _squared_length(self.values)
+    def norm(self) -> tf.Tensor:
+        return length_of_all(self.values)
 
-    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(_weigh(weights, self.values), axis=0)
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
+        shape = tf.shape(self.values)[1:]
+        added = sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
+        return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
 
     def dense(self) -> PerExample:
         return self
@@ -133,7 +203,7 @@ class Outer(Factor):
     `assemble` makes of `[n, in, out]` n gradients in the variable's shape."""
 
     def __init__(self, x: tf.Tensor, g: tf.Tensor, assemble: Callable[[tf.Tensor], tf.Tensor]):
-        self.x, self.g, self.assemble = _wide(x), _wide(g), assemble
+        self.x, self.g, self.assemble = wide(x), wide(g), assemble
 
     @classmethod
     def merge(cls, factors: Sequence[Outer]) -> Outer:  # type: ignore[override]
@@ -142,32 +212,45 @@ class Outer(Factor):
         x, g = (tf.concat([_by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
         return cls(x, g, factors[0].assemble)
 
+    @property
+    def whole(self) -> bool:
+        return self.x.shape.rank == 2 or self.x.shape[1] == 1
+
+    def reach(self) -> tf.Tensor:
+        if self.whole:
+            return self.norm()
+        return _total(length(self.x) * length(self.g))
+
     def _gram_norm(self) -> tf.Tensor:
-        x, g = (tf.matmul(v, v, transpose_b=True) for v in (self.x, self.g))
-        lengths = tf.sqrt(tf.linalg.diag_part(x) * tf.linalg.diag_part(g))
-        products = self.x.shape[2] + self.g.shape[2]
-        return _round_up(_per_example_sum(x * g), tf.reduce_sum(lengths, axis=1), products)
+        """Terms of both signs: rounded up by what they may have lost, a share of reach²."""
+        products = tf.matmul(self.x, self.x, transpose_b=True) * tf.matmul(self.g, self.g, transpose_b=True)
+        square = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)
+        positions = 2 * _count(self.x.shape[1], self.x, 1)
+        lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * sums.unit(square.dtype)
+        return _root(square + lost * tf.square(self.reach()))
+
+    def _formed_norm(self) -> tf.Tensor:
+        lost = (_count(self.x.shape[1], self.x, 1) + 8) * sums.unit(self.x.dtype)
+        return length_of_all(self._formed()) + lost * self.reach()
 
     def _formed(self) -> tf.Tensor:
         return tf.matmul(_by_position(self.x), _by_position(self.g), transpose_a=True)
 
-    def squared_norm(self) -> tf.Tensor:
-        if self.x.shape.rank == 2 or self.x.shape[1] == 1:
-            return _squared_length(self.x) * _squared_length(self.g)
+    def norm(self) -> tf.Tensor:
+        if self.whole:  # the product of lengths, not of squares: a square may be too small a number, or too large
+            return length(_flat(self.x)) * length(_flat(self.g)) * _rounded(0, self.x.dtype)
         positions = self.x.shape[1]
-        wide, tall = self.x.shape[2] * self.g.shape[2], self.x.shape[2] + self.g.shape[2]
+        product, added = self.x.shape[2] * self.g.shape[2], self.x.shape[2] + self.g.shape[2]
         # T²(in + out) products by the Gram matrices against T·in·out by forming the gradient: take the fewer.
         if positions is not None:
-            by_gram = positions * tall <= wide
-            return self._gram_norm() if by_gram else _squared_length(self._formed())
-        return tf.cond(
-            tf.shape(self.x)[1] * tall <= wide, self._gram_norm, lambda: _squared_length(self._formed())
-        )
+            return self._gram_norm() if positions * added <= product else self._formed_norm()
+        return tf.cond(tf.shape(self.x)[1] * added <= product, self._gram_norm, self._formed_norm)
 
-    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
         flat_x, flat_g = (v if v.shape.rank == 2 else tf.reshape(v, [-1, v.shape[2]]) for v in (x, g))
-        return self.assemble(tf.matmul(flat_x, flat_g, transpose_a=True)[None])[0]
+        added = sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
+        return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
     def dense(self) -> PerExample:
         return PerExample(self.assemble(self._formed()))
@@ -179,7 +262,7 @@ class Rows(Factor):
     sparse = True
 
     def __init__(self, ids: tf.Tensor, g: tf.Tensor, shape: Sequence[int]):
-        self.ids, self.g, self.shape = tf.cast(ids, tf.int64), _wide(g), tuple(shape)
+        self.ids, self.g, self.shape = tf.cast(ids, tf.int64), wide(g), tuple(shape)
 
     @classmethod
     def merge(cls, factors: Sequence[Rows]) -> Rows:  # type: ignore[override]
@@ -188,23 +271,29 @@ class Rows(Factor):
         ids = tf.concat([f.ids for f in factors], axis=1)
         return cls(ids, tf.concat([f.g for f in factors], axis=1), factors[0].shape)
 
-    def squared_norm(self) -> tf.Tensor:
-        if self.ids.shape[1] == 1:
-            return _squared_length(self.g)
-        # A segment for each (example, id) of which there are several: memory grows with the bag, not with its square.
-        batch, rows = tf.shape(self.ids, tf.int64)[0], tf.reshape(self.g, [-1, self.g.shape[2]])
-        keys = tf.reshape(tf.range(batch)[:, None] * self.shape[0] + self.ids, [-1])
-        several = _repeated(keys)
-        alone = tf.where(several, tf.zeros([], rows.dtype), _squared_length(rows))
-        places = tf.where(several)[:, 0]
-        together, segment = tf.unique(tf.gather(keys, places))
-        sums = tf.math.unsorted_segment_sum(tf.gather(rows, places), segment, tf.size(together))
-        squares = tf.math.unsorted_segment_sum(_squared_length(sums), together // self.shape[0], batch)
-        return tf.reduce_sum(tf.reshape(alone, tf.shape(self.ids)), axis=1) + squares
+    @functools.cached_property
+    def summed(self) -> tf.Tensor:
+        """`g` with the gradients of an id that an example read several times summed in the first place, zero in others.
 
-    def weighted_sum(self, weights: tf.Tensor) -> tf.IndexedSlices:
-        values = tf.reshape(_weigh(weights, self.g), [-1, self.g.shape[2]])
-        return tf.IndexedSlices(values, tf.reshape(self.ids, [-1]), tf.constant(self.shape, tf.int64))
+        Memory grows with the bag, not with its square. Ids are those of rows (the rules see to it), so keys differ.
+        """
+        if self.ids.shape[1] == 1:
+            return self.g
+        found = _in_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
+        return tf.ensure_shape(found, self.g.shape)
+
+    def norm(self) -> tf.Tensor:
+        return length_of_all(self.summed) if self.ids.shape[1] != 1 else length(self.g[:, 0])
+
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
+        places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
+        values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
+        ids, added = sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
+        return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
+
+    def reads(self) -> Reads:
+        batch, positions = tf.unstack(tf.shape(self.ids, tf.int64))
+        return Reads(tf.repeat(tf.range(batch), positions), tf.reshape(self.ids, [-1]), tf.zeros([0], tf.int64))
 
 
 class Scores(Factor):
@@ -213,41 +302,44 @@ class Scores(Factor):
     sparse, mergeable = True, False  # two of them have two queries an example: their inner product is a formula below
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
-        self.ids, self.d, self.q, self.shape = tf.cast(ids, tf.int64), _wide(d), _wide(q), tuple(shape)
+        self.ids, self.d, self.q, self.shape = tf.cast(ids, tf.int64), wide(d), wide(q), tuple(shape)
 
-    def distinct(self) -> Scores:
-        """The same gradients; candidates drawn twice are one candidate with the sum of the logits' gradients."""
-        distinct, position = tf.unique(self.ids)
-        count = tf.size(distinct)
-        summed = tf.cond(
-            tf.equal(count, tf.size(self.ids)),
-            lambda: self.d,
-            lambda: tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(self.d), position, count)),
-        )
-        return Scores(distinct, summed, self.q, self.shape)
+    @functools.cached_property
+    def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """(ids `[n]`, d `[batch, n]`): candidates drawn twice are one candidate with the sum of the logits'
+        gradients."""
+        ids, d = _one_column_an_id(self.ids, self.d)
+        return ids, d
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
         raise NotImplementedError("factors of this kind stay apart")
 
-    def squared_norm(self) -> tf.Tensor:
-        several = _repeated(self.ids)
-        alone = tf.where(several[None, :], tf.zeros_like(self.d), self.d)
-        places = tf.where(several)[:, 0]
-        distinct, position = tf.unique(tf.gather(self.ids, places))
-        members = tf.one_hot(position, tf.size(distinct), dtype=self.d.dtype)
-        together = tf.matmul(tf.gather(self.d, places, axis=1), members)
-        return _squared_length(self.q) * (_squared_length(alone) + _squared_length(together))
+    def norm(self) -> tf.Tensor:
+        return length(self.distinct[1]) * length(self.q) * _rounded(0, self.q.dtype)
 
-    def weighted_sum(self, weights: tf.Tensor) -> tf.IndexedSlices:
-        values = tf.matmul(_weigh(weights, self.d), _silence(weights, self.q), transpose_a=True)
-        return tf.IndexedSlices(values, self.ids, tf.constant(self.shape, tf.int64))
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
+        ids, d = self.distinct
+        values = sums.products(_weigh(weights, d), _silence(weights, self.q), depth.whole)
+        values = tf.ensure_shape(values, [None, self.q.shape[1]])
+        return tf.IndexedSlices(values, ids, tf.constant(self.shape, tf.int64))
+
+    def reads(self) -> Reads:
+        return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
 
 
-def _repeated(ids: tf.Tensor) -> tf.Tensor:
-    """Which of `ids` `[n]` stand in several places."""
-    _, position, count = tf.unique_with_counts(ids)
-    return tf.gather(count, position) > 1
+@sums.traced_once
+def _one_column_an_id(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    distinct, position = tf.unique(ids)
+    count = tf.size(distinct)
+    members = lambda: tf.one_hot(position, count, dtype=d.dtype)  # noqa: E731
+    return distinct, tf.cond(tf.equal(count, tf.size(ids)), lambda: d, lambda: tf.matmul(d, members()))
+
+
+def _root(square: tf.Tensor) -> tf.Tensor:
+    """√, rounded up; rounding below zero counts as zero, NaN stays NaN."""
+    kept = tf.where(square < 0, tf.zeros_like(square), square)
+    return tf.sqrt(kept) * _rounded(0, square.dtype) + _FLOOR
 
 
 def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -262,29 +354,30 @@ def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s d_s e(id_s) qᵀ⟩ = Σ_t d[position of id_t among the candidates] (g_t · q)."""
+    candidates, d = scores.distinct
     if rows.ids.shape[1] == 1:
-        hit = tf.equal(rows.ids, scores.ids[None, :])
-        d = tf.reduce_sum(tf.where(hit, scores.d, tf.zeros_like(scores.d)), axis=1)
-        return d * tf.reduce_sum(rows.g[:, 0] * scores.q, axis=1)
-    scores = scores.distinct()
-    found, column = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), scores.ids))
-    d = tf.gather(tf.pad(scores.d, [[0, 0], [0, 1]]), column, batch_dims=1)
-    along = tf.einsum("btd,bd->bt", rows.g, scores.q)
-    return tf.reduce_sum(tf.where(found, d * along, tf.zeros_like(along)), axis=1)
+        hit = tf.equal(rows.ids, candidates[None, :])
+        own = tf.reduce_sum(tf.where(hit, d, tf.zeros_like(d)), axis=1)
+        return own * tf.reduce_sum(rows.g[:, 0] * scores.q, axis=1)
+    found, column = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
+    own = tf.gather(tf.pad(d, [[0, 0], [0, 1]]), column, batch_dims=1)
+    along = tf.einsum("btd,bd->bt", rows.summed, scores.q)
+    return tf.reduce_sum(tf.where(found, own * along, tf.zeros_like(along)), axis=1)
 
 
 def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
     """⟨Σ_s d_s e(id_s) qᵀ, Σ_u c_u e(id_u) pᵀ⟩ = (q · p) Σ over common ids of d_s c_u."""
-    a, b = a.distinct(), b.distinct()
-    found, column = _find(a.ids, b.ids)
-    common = tf.where(found[None, :], tf.gather(tf.pad(b.d, [[0, 0], [0, 1]]), column, axis=1), tf.zeros_like(a.d))
-    return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(a.d * common, axis=1)
+    (ids, d), (others, c) = a.distinct, b.distinct
+    found, column = _find(ids, others)
+    common = tf.where(found[None, :], tf.gather(tf.pad(c, [[0, 0], [0, 1]]), column, axis=1), tf.zeros_like(d))
+    return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(d * common, axis=1)
 
 
 def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
     picked = tf.gather(_by_position(outer.x), rows.ids, axis=2, batch_dims=1)
-    return _per_example_sum(picked * tf.matmul(_by_position(outer.g), rows.g, transpose_b=True))
+    pairs = picked * tf.matmul(_by_position(outer.g), rows.summed, transpose_b=True)
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
 
 _INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {
@@ -294,46 +387,80 @@ _INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {
 }
 
 
-def inner_product(a: Factor, b: Factor) -> tf.Tensor:
+def _inner_product(a: Factor, b: Factor) -> tf.Tensor:
     """The inner product of each example's two gradients, `[batch]`."""
     for left, right in ((a, b), (b, a)):
         if (type(left), type(right)) in _INNER_PRODUCTS:
             return _INNER_PRODUCTS[type(left), type(right)](left, right)
-    return _per_example_sum(a.dense().values * b.dense().values)
+    return tf.reduce_sum(a.dense().values * b.dense().values)  # raises, with the reason: `merge` left no other pair
 
 
 def merge(factors: Sequence[Factor]) -> list[Factor]:
-    """One factor of each kind that can be merged from all the factors of one variable."""
+    """One factor of each kind that can be merged from all the factors of one variable.
+
+    Kinds without an inner product are formed and added, so that what is summed is what the norm is of.
+    """
     kinds = dict.fromkeys(type(f) for f in factors if f.mergeable)
     merged = [kind.merge([f for f in factors if type(f) is kind]) for kind in kinds]
-    return merged + [f for f in factors if not f.mergeable]
+    apart = merged + [f for f in factors if not f.mergeable]
+    if len(apart) > 1 and not all(_have_product(a, b) for a, b in itertools.combinations(apart, 2)):
+        return [PerExample.merge([f.dense() for f in apart])]
+    return apart
 
 
-def squared_norm(factors: Sequence[Factor]) -> tf.Tensor:
-    """The squared norm of each example's gradient of one variable, from its merged factors."""
-    own = [f.squared_norm() for f in factors]
-    total = functools.reduce(tf.add, own)
-    if len(own) == 1:
-        return total
+def _have_product(a: Factor, b: Factor) -> bool:
+    return (type(a), type(b)) in _INNER_PRODUCTS or (type(b), type(a)) in _INNER_PRODUCTS
+
+
+def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """(norm, reach) of each example's gradient of one variable, from its merged factors.
+
+    The norm is rounded up, and at least reach / `CANCELLING`.
+    """
+    if len(factors) == 1 and factors[0].whole:
+        norm = factors[0].norm()
+        return norm, norm
+    reach = _total(tf.stack([f.reach() for f in factors], axis=1))
+    norm = factors[0].norm() if len(factors) == 1 else _norm_of_several(factors, reach)
+    return tf.maximum(norm, reach / CANCELLING), reach
+
+
+def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
+    square = tf.add_n([tf.square(f.norm()) for f in factors])
     for a, b in itertools.combinations(factors, 2):
-        total += 2 * inner_product(a, b)
-    return _round_up(total, tf.add_n([tf.sqrt(square) for square in own]), _WIDEST)
+        square += 2 * _inner_product(a, b)
+    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * sums.unit(square.dtype)
+    return _root(square + lost * tf.square(reach))
 
 
-def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    """Σ_b weights[b] · gradient of example b of one variable: slices if every factor is sparse."""
-    parts = [f.weighted_sum(weights) for f in factors]
-    if len(parts) == 1:
-        return parts[0]
+def _additions(factor: Factor) -> tf.Tensor | float:
+    """How many numbers an inner product with this factor adds up, along all of its axes."""
+    shown = [v for v in vars(factor).values() if tf.is_tensor(v) and v.dtype.is_floating]
+    sizes = [_count(v.shape[axis], v, axis) for v in shown for axis in range(1, v.shape.rank)]
+    return sum((tf.cast(s, shown[0].dtype) for s in sizes), tf.zeros([], shown[0].dtype))
+
+
+def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
+    """Σ_b weights[b] · gradient of example b of one variable: distinct rows if every factor is sparse."""
+    if len(factors) == 1:
+        return factors[0].weighted_sum(weights, depth)
+    by_parts = Depth(depth.parts - len(factors), depth.parts - len(factors))
+    parts = [f.weighted_sum(weights, by_parts) for f in factors]
     if all(f.sparse for f in factors):
-        return join([p for p in parts])
+        return join(parts)
     return functools.reduce(tf.add, [tf.convert_to_tensor(p) for p in parts])
 
 
 def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Slices of one variable, one after the other (an id may then stand in several places)."""
-    return tf.IndexedSlices(
-        tf.concat([s.values for s in slices], axis=0),
-        tf.concat([s.indices for s in slices], axis=0),
-        slices[0].dense_shape,
-    )
+    """Several sums of one variable's rows as one, an id standing once."""
+    values, ids = (tf.concat([getattr(s, part) for s in slices], axis=0) for part in ("values", "indices"))
+    distinct, added = _once(tf.cast(ids, tf.int64), values)
+    return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)
+
+
+@sums.traced_once
+def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    distinct, place = tf.unique(ids)
+    count = tf.size(distinct)
+    summed = lambda: tf.math.unsorted_segment_sum(values, place, count)  # noqa: E731
+    return distinct, tf.cond(count < tf.size(ids), summed, lambda: values)

@@ -149,7 +149,7 @@ def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
     axes = [a for a in range(1, rank) if a < lead or (shape[a - lead] == 1 and gradient.shape[a] != 1)]
     if not axes and gradient.shape[1:] == shape:
         return factors.PerExample(gradient)
-    summed = tf.reduce_sum(factors._wide(gradient), axis=axes) if axes else factors._wide(gradient)
+    summed = tf.reduce_sum(factors.wide(gradient), axis=axes) if axes else factors.wide(gradient)
     return factors.PerExample(tf.reshape(summed, [tf.shape(gradient)[0], *shape]))
 
 
@@ -199,7 +199,7 @@ class EinsumDenseRule(ActivatedRule):
         if len(contracted) + len(new) == len(w_axes) and len(contracted) + len(kept) + 1 == len(x_axes):
             yield layer._kernel, self._outer(layer, x, g, (x_axes, w_axes, z_axes), (batch, kept, contracted, new))
         else:
-            formed = tf.einsum(f"{x_axes},{z_axes}->{batch}{w_axes}", factors._wide(x), factors._wide(g))
+            formed = tf.einsum(f"{x_axes},{z_axes}->{batch}{w_axes}", factors.wide(x), factors.wide(g))
             yield layer._kernel, factors.PerExample(formed)
         if layer.bias is not None:
             yield layer.bias, _bias(g, tuple(layer.bias.shape))
@@ -265,7 +265,7 @@ class LayerNormalizationRule(Rule):
         return hooks.watch(original(*call.args, **call.kwargs))
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        layer, x, g = call.layer, factors._wide(call.input), factors._wide(gradients[0])
+        layer, x, g = call.layer, factors.wide(call.input), factors.wide(gradients[0])
         rank = x.shape.rank
         axes = [a % rank for a in ([layer.axis] if isinstance(layer.axis, int) else layer.axis)]
         others = [a for a in range(1, rank) if a not in axes]
@@ -285,12 +285,23 @@ class LayerNormalizationRule(Rule):
             yield layer.beta, summed(g)
 
 
+def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
+    """`ids`, once they are known to be rows of the table: a GPU reads zeros for others, and says nothing.
+
+    The clipping tells (example, id) pairs apart by one number, in which an id beyond the table would be a neighbour's.
+    """
+    message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
+    inside = tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < table.shape[0])), [message])
+    with tf.control_dependencies([] if inside is None else [inside]):
+        return tf.identity(ids)
+
+
 class EmbeddingRule(Rule):
     """Rows looked up by id: read by a gather from the variable itself, never by a whole read of the table."""
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        ids = self._ids(call)
+        ids = of_rows(self._ids(call), layer, layer._embeddings)
         hooks.before_read(layer._embeddings, ids)
         rows = hooks.watch(tf.gather(resource(layer._embeddings), ids))
         return tf.cast(rows, layer.compute_dtype)

@@ -2,8 +2,8 @@
 
 Every step of every worker lands on every server, as one critical section (`sections.py`):
 
-    land    the server's clock ticks, and with it all its rows owe, or get, the noise of one more step; then (LazyDPSGD)
-            or with it (DPSGD, EANA) the step's clipped gradient comes in; dense weights get both in one write
+    land    the server's clock ticks, and with it all its rows owe, or get, the noise of one more step; rows to which
+            the step has a gradient, and dense weights, get gradient and noise in one write
     read    the rows about to be read are brought up to the clock, then read
 
 So a server is exactly the single-machine mechanism, run over the steps in the order in which they landed on it. Of any
@@ -56,13 +56,8 @@ class LateArrivals(Arrivals):
         return iter(())
 
     def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
-        """Without velocity and decay a gradient may enter a row that owes: what it owes is added whenever it is paid.
-
-        Otherwise what the row owes would act on the new gradient as well, which is younger than that: pay first.
-        """
-        if optimizer.recursion.has_velocity or optimizer.recursion.weight_decay:
-            tables = optimizer.tables.items()
-            optimizer.pay({path: tf.unique(step.mean(table).indices)[0] for path, table in tables}, now)
+        """What a row owes is older than the gradient that comes to it: it is paid first."""
+        optimizer.pay({path: step.mean(table).indices for path, table in optimizer.tables.items()}, now)
 
 
 def refuse_unserved(optimizer: PrivateOptimizer) -> None:

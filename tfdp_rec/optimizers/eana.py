@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.tables import distinct_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -40,7 +39,7 @@ class EANA(PrivateOptimizer):
 
     def step_tables(self, step: Step) -> None:
         tables = list(self.tables.values())
-        moved = [_touched(*distinct_rows(step.mean(table, -step.learning_rate))) for table in tables]
+        moved = [_touched(step.mean(table, -step.learning_rate)) for table in tables]
         requests = [
             Request(table.number, ids, table.width, tf.fill([tf.size(ids), 1], step.noise_scale))
             for table, (ids, _) in zip(tables, moved)
@@ -50,8 +49,9 @@ class EANA(PrivateOptimizer):
             table.step(ids, move + drawn[:, 0], step.learning_rate)
 
 
-def _touched(ids: tf.Tensor, moves: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _touched(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     """The rows that move; a padding id does not. Usually that is all of them, and nothing is copied."""
+    ids, moves = slices.indices, slices.values
     touched = tf.reduce_any(tf.not_equal(moves, 0), axis=1)
     keep = lambda values: tf.boolean_mask(values, touched)  # noqa: E731
     return tf.cond(tf.reduce_all(touched), lambda: (ids, moves), lambda: (keep(ids), keep(moves)))

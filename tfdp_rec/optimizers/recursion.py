@@ -5,12 +5,7 @@ With u = ĝ + n the noisy gradient, η the learning rate, λ the weight decay, �
     plain, decay    θ' = (1 − ηλ) θ + m
     momentum        v' = μ v + m,    θ' = θ + v'                   (Nesterov: θ' = θ + μ v' + m)
 
-All of it is linear, so a step splits into two: `injection` says how to enter ĝ as if it had stood in the row just
-before the step, and the step is then made with the noise alone. A lazy mechanism enters the gradient at once and makes
-the step later, together with all others that the row owes (`lazy/pending.py`).
-
-    plain, decay    θ ← θ − η ĝ / (1 − ηλ)
-    momentum        v ← v − η ĝ / μ                                  (Nesterov: and θ ← θ − η ĝ)
+Each step is linear in what it adds, so that the steps a row did not make add up: see `lazy/pending.py`.
 """
 
 from __future__ import annotations
@@ -77,9 +72,3 @@ class Recursion:
         if self.nesterov:
             return weight + self.momentum * velocity + move, velocity
         return weight + velocity, velocity
-
-    def injection(self, learning_rate: Scalar) -> tuple[Scalar | None, Scalar | None]:
-        """How often to add ĝ to the weight and to the velocity so that a step without it does as one with it."""
-        if not self.has_velocity:
-            return -learning_rate / self.keep(learning_rate), None
-        return (-learning_rate if self.nesterov else None), -learning_rate / self.momentum

@@ -37,7 +37,7 @@ class Step:
         return tf.cast(-tf.cast(self.learning_rate, tf.float64) * self.stddev, tf.float32)
 
     def mean(self, table: Table, times: Any = 1.0) -> tf.IndexedSlices:
-        """ĝ of a table, times a scalar, which costs nothing; an id may stand in several places.
+        """ĝ of a table, times a scalar, which costs nothing; an id stands once.
 
         Nothing, if no layer read the table this time.
         """

@@ -1,7 +1,7 @@
 """Rows of a table and what belongs to them (velocity), read and written in place.
 
 Distinct rows are changed by a gather and a scatter that replaces them, at the speed of memory; TensorFlow's scatter
-that adds is three times as slow, and kept for ids that may repeat.
+that adds is three times as slow, and rounds once for each time that an id repeats.
 
 Every read is a gather from the variable itself and every write a scatter into it: a whole read of a table in the same
 graph would make TensorFlow copy the table before each write (see docs/design-optimizers.md).
@@ -68,23 +68,6 @@ class Table:
         """Replaces rows; `ids` are distinct."""
         done = scatter("Update", resource(self.variable), ids, weights)
         return done + ([] if velocity is None else scatter("Update", resource(self.velocity), ids, velocity))
-
-    def inject(self, gradient: Callable[[Scalar], tf.IndexedSlices], learning_rate: Scalar) -> Operations:
-        """Enters a gradient ahead of the step that will be made without it.
-
-        Args:
-            gradient: gives ĝ times a scalar; an id may stand in several places.
-            learning_rate: η.
-        """
-        done: Operations = []
-        # One factor for the weight, one for the velocity; None where the recursion enters nothing there.
-        for variable, times in zip((self.variable, self.velocity), self.recursion.injection(learning_rate)):
-            if times is not None:
-                # The factor goes into the weighted sum itself, so that no pass over the rows multiplies by it; and ids
-                # may repeat, which is why this scatter adds.
-                slices = gradient(times)
-                done += scatter("Add", resource(variable), slices.indices, slices.values)
-        return done
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""

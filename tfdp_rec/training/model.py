@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum, NotPrivate, strategies
+from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.clipping.independence import refuse_coupling
 from tfdp_rec.keras_internals import functional_class, loss_tracker, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
@@ -93,7 +94,6 @@ class PrivateTraining(Doors):
         loss: Any = None,
         loss_weights: Any = None,
         *args: Any,
-        clipping_strategy: str = "bookkeeping",
         microbatch_size: int | None = None,
         diagnostics: bool = False,
         **kwargs: Any,
@@ -105,7 +105,6 @@ class PrivateTraining(Doors):
             loss: as for Keras.
             loss_weights: as for Keras.
             *args: as for Keras.
-            clipping_strategy: "bookkeeping", "ghost", "reweighted" or "per_example"; all give the same sum.
             microbatch_size: examples at a time within a step, to bound memory; the step is the same.
             diagnostics: also report the share of examples clipped, the median norm and how many were dropped as not
                 finite. These are computed from private data and protected by nothing: for your eyes, not for a report.
@@ -115,7 +114,7 @@ class PrivateTraining(Doors):
             NotPrivate: for options that would break the guarantee.
         """
         self.settle()  # what the optimizer before this one still owes
-        vars(self)["private_step"] = PrivateStep(self, clipping_strategy, microbatch_size, diagnostics)
+        vars(self)["private_step"] = PrivateStep(self, microbatch_size, diagnostics)
         optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
         self._loss, self._loss_weights, self._coupling = loss, loss_weights, "unchecked"
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and isinstance(
@@ -125,7 +124,7 @@ class PrivateTraining(Doors):
         if isinstance(optimizer, PrivateOptimizer):
             _refuse_options(self, kwargs)
             _refuse_own_loss(self)
-            strategies.strategy_named(clipping_strategy)
+            ask_for_float32_products()
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
             kwargs["jit_compile"] = False
@@ -142,7 +141,6 @@ class PrivateTraining(Doors):
         if config and self.is_private:
             step = self.private_step
             config |= {
-                "clipping_strategy": step.strategy,
                 "microbatch_size": step.microbatch_size,
                 "diagnostics": step.diagnostics,
                 "table_numbers": self.table_numbers(),
@@ -153,6 +151,7 @@ class PrivateTraining(Doors):
         """Compiles a loaded model, and builds its optimizer so that its state can be loaded."""
         numbers = config.pop("table_numbers", None)
         config.pop("jit_compile", None)
+        config.pop("clipping_strategy", None)  # of models saved when there was a choice
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is None or not self.built:  # type: ignore[attr-defined]
             return
@@ -376,6 +375,11 @@ def _refuse_options(model: Any, options: dict[str, Any]) -> None:
         raise NotPrivate(
             "Under a strategy of several replicas each would clip and noise by itself. Train on one device, or, on "
             "several machines, with parameter servers: tfdp_rec.distribute.ParameterServerTrainer."
+        )
+    if "clipping_strategy" in options:
+        raise NotPrivate(
+            "There is no choice of clipping_strategy: one is proved to bound what an example can do, and it is the "
+            "fastest; leave the argument out. Others, for comparison, are in experiments/bench/baselines.py."
         )
     if options.get("jit_compile") is True:
         raise NotPrivate(

@@ -12,11 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum, strategies
+from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.training.batch import Batch
-
-_ONE_FORWARD_PASS = ("bookkeeping", "ghost")
 
 
 @dataclasses.dataclass
@@ -25,13 +23,11 @@ class PrivateStep:
 
     Args:
         model: with `PrivateTraining`.
-        strategy: one of `clipping.STRATEGIES`.
         microbatch_size: examples at a time, or None for all at once.
         diagnostics: whether the model's logs tell of norms.
     """
 
     model: Any
-    strategy: str = "bookkeeping"
     microbatch_size: int | None = None
     diagnostics: bool = False
 
@@ -49,14 +45,11 @@ class PrivateStep:
             batch: from `Batch.of`.
             clip: C, as the optimizer has it now.
         """
-        strategy, before_read = strategies.strategy_named(self.strategy), self.model.release.before_read
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
+        clipping, size = Clipping(self.model, loss, clip, self.model.release.before_read), self.microbatch_size
         self._predictions = None
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
-            if self.microbatch_size is None:
-                return strategy(self.model, loss, batch.examples, clip, before_read)
-            size = self.microbatch_size
-            return strategies.in_parts(strategy, size, self.model, loss, batch.examples, clip, before_read)
+            return clipping.sum(batch.examples) if size is None else in_parts(clipping, batch.examples, size)
 
     def regularization(self) -> dict[str, tf.Tensor]:
         """Gradients of the weights' own regularisers by path: no example decides them, so they need no clip, no noise.
@@ -82,7 +75,7 @@ class PrivateStep:
     def take_predictions(self) -> Any:
         """(x, y, y_pred, sample_weight) of the whole batch, if the step had it at once; None otherwise."""
         found, self._predictions = self._predictions, None
-        return found if self.microbatch_size is None and self.strategy in _ONE_FORWARD_PASS else None
+        return found if self.microbatch_size is None else None
 
 
 def finite(clipped: ClippedSum) -> tf.Tensor:

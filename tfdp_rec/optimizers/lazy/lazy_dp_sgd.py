@@ -7,6 +7,9 @@ given it. What it owes is one Gaussian (`pending.py`); it is paid
   of reading (so look-ahead is an optimisation, never a condition of correctness);
 - for every row, by `settle()`, before anything leaves training.
 
+A row that has a gradient makes the step at once, gradient and noise in one addition, as under DP-SGD: what is rounded
+to the row's grid is their sum, and rounding a private number is no look at the data.
+
 Guarantees:
 - the released weights have the distribution that DP-SGD's have: the same ε, for any learning-rate schedule, weight
   decay, momentum, and change of σ, C, B or η in mid-training;
@@ -22,7 +25,6 @@ Recommendation Models", ASPLOS 2024.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,10 +32,11 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, pending
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Replayed, pending
 from tfdp_rec.optimizers.tables import after
 
 
@@ -144,17 +147,29 @@ class LazyDPSGD(PrivateOptimizer):
     def step_tables(self, step: Step) -> None:
         if not self.tables:
             return
-        # Check, tick, inject, pay, in this order: once the clock shows the step every row owes its noise, so that what
+        # Check, tick, step, pay, in this order: once the clock shows the step every row owes its noise, so that what
         # goes wrong after that can add noise and never lose it.
         before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
         self._arrivals.make_room(self, step, before)
         now = before + 1
         ticked = self.ledger.tick(now, self.pending.next_totals(self.ledger.history.at(before), rate, step.stddev))
         with after(ticked):
-            for table in self.tables.values():
-                table.inject(functools.partial(step.mean, table), step.learning_rate)
+            self._step_touched(step, before)
         upcoming = step.upcoming.items()
         self.pay({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
+
+    def _step_touched(self, step: Step, before: tf.Tensor) -> None:
+        """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
+        moves = {path: step.mean(table, -step.learning_rate) for path, table in self.tables.items()}
+        requests = []
+        for path, move in moves.items():
+            table, scale = self.tables[path], tf.fill([tf.size(move.indices), 1], step.noise_scale)
+            requests.append(Request(table.number, move.indices, table.width, scale))
+        # A source that is a function of the step must not give again what a payment was made of.
+        number = before if isinstance(self.pending, Replayed) else -1 - before
+        for (path, move), drawn in zip(moves.items(), self.noise.draw(requests, number)):
+            with after(self.tables[path].step(move.indices, move.values + drawn[:, 0], step.learning_rate)):
+                self.ledger.mark(path, move.indices, before + 1)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The distinct rows among announced ids; an id outside the table is for the read to refuse."""

@@ -1,0 +1,99 @@
+"""A batch in parts: the clipped sum `microbatch_size` examples at a time, in memory for so many.
+
+A sum over examples may be made in parts. The parts share the slack that rounding may take, and are added up in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.clipping import sums
+from tfdp_rec.clipping.batches import map_examples
+from tfdp_rec.clipping.engine import ClippedSum, Clipping, Gradient, Reads, shared_inputs
+
+SumOf = Callable[[Clipping, Any, Any], ClippedSum]
+"""The clipped sum of one part, given how many there are."""
+
+
+def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum) -> ClippedSum:
+    """The clipped sum of a batch, made of its parts'.
+
+    Dense sums are added up, rows too; norms, losses and reads are put end to end.
+    """
+    shared = shared_inputs(clipping.model)
+    size = clipping.batch_size(batch)
+    number_of_parts = tf.maximum(1, (size + microbatch_size - 1) // microbatch_size)
+
+    def part(start: tf.Tensor) -> ClippedSum:
+        piece = map_examples(lambda t: t[start : start + microbatch_size], batch, shared)
+        clipped = sum_of(clipping, piece, number_of_parts)
+        first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
+        clipped.reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
+        return clipped
+
+    shape = _Shape(part)
+    totals = [tf.zeros(g.shape, tf.float64) for g in shape.dense]
+    lists = [
+        tf.TensorArray(t.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, *t.shape[1:]])
+        for t in shape.listed
+    ]
+
+    def body(start: tf.Tensor, totals: list[tf.Tensor], lists: list[tf.TensorArray]) -> tuple[Any, ...]:
+        dense, listed = shape.flatten(part(start))
+        number = start // microbatch_size
+        added = [a + tf.cast(b, tf.float64) for a, b in zip(totals, dense)]
+        return start + microbatch_size, added, [array.write(number, t) for array, t in zip(lists, listed)]
+
+    # An empty batch is one part of no examples: its sum is zero in the right shapes.
+    last = tf.maximum(size, 1)
+    _, totals, lists = tf.while_loop(
+        lambda start, *_: start < last, body, (tf.constant(0), totals, lists), parallel_iterations=1
+    )
+    dense = [tf.cast(total, g.dtype) for total, g in zip(totals, shape.dense)]
+    return shape.restore(dense, [array.concat() for array in lists], clipping.l2_norm_clip)
+
+
+class _Shape:
+    """How a `ClippedSum` is laid out as a list of sums and a list of things to put end to end."""
+
+    def __init__(self, part: Callable[[tf.Tensor], ClippedSum]):
+        self.names: list[str] = []
+        self.sparse: list[str] = []
+        self.reads: list[str] = []
+
+        def trace(start: tf.Tensor) -> Any:
+            return self.flatten(part(start))
+
+        graph = tf.function(trace, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
+        self.dense, self.listed = graph.structured_outputs
+
+    def flatten(self, clipped: ClippedSum) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        gradients = clipped.gradients
+        slices = {p: g for p, g in gradients.items() if isinstance(g, tf.IndexedSlices)}
+        self.names = [p for p in gradients if p not in slices]
+        self.sparse = list(slices)
+        self.reads = list(clipped.reads)
+        listed = [clipped.norms, clipped.losses]
+        for g in slices.values():
+            listed += [g.values, tf.cast(g.indices, tf.int64)]
+        for r in clipped.reads.values():
+            listed += [r.example, r.ids, r.shared]
+        return [gradients[p] for p in self.names], listed
+
+    def restore(self, sums: list[tf.Tensor], lists: list[tf.Tensor], sensitivity: tf.Tensor) -> ClippedSum:
+        rest = iter(lists)
+        norms, losses = next(rest), next(rest)
+        gradients: dict[str, Gradient] = dict(zip(self.names, sums))
+        for path in self.sparse:
+            gradients[path] = _added(next(rest), next(rest))
+        reads = {path: Reads(next(rest), next(rest), next(rest)) for path in self.reads}
+        return ClippedSum(gradients, norms, sensitivity, losses, reads)
+
+
+def _added(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
+    """Rows of several parts, an id standing once: added up in float64 where it stood in several."""
+    found, added = sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
+    return tf.IndexedSlices(added, found)

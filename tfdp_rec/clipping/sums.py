@@ -1,0 +1,171 @@
+"""Adding up what a batch contributes, in floating point, with a bound on the error that holds for all inputs.
+
+A float sum is rounded at every addition, by at most u times the partial sum (u = 2⁻²⁴ in float32), and the rounding of
+later additions depends on what came before: taking one example out of a batch changes the errors that all the others
+make. So the errors themselves must be small against the clip, whatever the data. For terms t_b that each go through at
+most D additions, in any order and along any tree,
+
+    ‖computed − exact‖  ≤  u D Σ_b ‖t_b‖                                       and, for ‖t_b‖ ≤ 1 and n terms,
+    ‖computed − exact‖  ≤  u n (D/√3 + 3)                                      (docs/privacy-floating-point.md, lemma 3)
+
+A matrix product over the batch may send a term through as many additions as there are terms. Here it is cut into pieces
+of c terms, whose results are then added up: D = c + (number of pieces). `Depth` says which D the slack in the
+clip allows;
+where no cut is short enough (very large batches; examples whose parts are huge and cancel) the sum is made in float64.
+
+No order of additions is taken for granted, so neither the processor's kernels nor their threads matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def unit(dtype: tf.DType) -> float:
+    """u: the relative error of one rounding."""
+    return float(np.finfo(dtype.as_numpy_dtype).eps) / 2
+
+
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of tensors as a graph that is made once for all shapes of its ranks and types.
+
+    Branches and loops take long to trace, and a model has many variables.
+    """
+
+    @functools.cache
+    def graph(*kinds: tuple[tf.DType, int]) -> Any:
+        signature = [tf.TensorSpec([None] * rank, dtype) for dtype, rank in kinds]
+        return tf.function(function, input_signature=signature, autograph=False)
+
+    return functools.wraps(function)(lambda *tensors: graph(*((t.dtype, t.shape.rank) for t in tensors))(*tensors))
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+    """Through how many additions a term may go.
+
+    Attributes:
+        whole: where an example contributes one term to a number, of a norm of at most the clip.
+        parts: where it contributes several, whose sizes add up to more than their sum's.
+    """
+
+    whole: tf.Tensor
+    parts: tf.Tensor
+
+    @classmethod
+    def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor) -> Depth:
+        """The depth at which the errors of two sums, with and without one example, stay within `slack` clips.
+
+        Args:
+            slack: as a share of the clip.
+            reach: Σ over the examples of the sizes of their parts, in clips.
+            examples: how many there are.
+        """
+        roundings = tf.cast(slack, reach.dtype) / (2 * unit(reach.dtype))
+        parts = roundings / tf.maximum(reach, 1.0) - 3
+        whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
+        return cls(tf.maximum(whole, parts), parts)
+
+
+def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none.
+
+    Example:
+
+    >>> int(piece(tf.constant(2048), tf.constant(200.0))), int(piece(tf.constant(100), tf.constant(200.0)))
+    (188, 198)
+    >>> int(piece(tf.constant(2048), tf.constant(80.0)))
+    0
+    """
+    depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
+    inside = tf.square(depth) - 4 * terms
+    found = tf.floor((depth + tf.sqrt(tf.maximum(inside, 0.0))) / 2)
+    return tf.cast(tf.where((inside >= 0) & (depth >= 2), tf.minimum(found, 2.0**30), 0.0), tf.int32)
+
+
+@traced_once
+def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
+    terms = tf.shape(x)[0]
+    size = piece(terms, depth)
+
+    def in_pieces() -> tf.Tensor:
+        def of(start: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(x[start : start + size], g[start : start + size], transpose_a=True)
+
+        def body(start: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return start + size, total + of(start)
+
+        first = (size, of(tf.constant(0)))
+        return tf.while_loop(lambda start, _: start < terms, body, first, parallel_iterations=1)[1]
+
+    def in_float64() -> tf.Tensor:
+        wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
+        return tf.cast(wide, x.dtype)
+
+    return tf.cond(size > 0, in_pieces, in_float64)
+
+
+@traced_once
+def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """Σ_b values[b] for `[batch, n]`."""
+    count = tf.shape(values)[0]
+    size = piece(count, depth)
+
+    def in_pieces() -> tf.Tensor:
+        owner = tf.range(count) // size
+        pieces = tf.range((count + size - 1) // size)
+        member = tf.cast(tf.equal(pieces[:, None], owner[None, :]), values.dtype)
+        return tf.reduce_sum(tf.matmul(member, values), axis=0)
+
+    def in_float64() -> tf.Tensor:
+        return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
+
+    return tf.cond(size > 0, in_pieces, in_float64)
+
+
+def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The distinct ids among `ids` `[n]`, and for each Σ weights[i] · values[i] over the places where it stands.
+
+    An id that stands in more places than float32 may add up is added up in float64, by itself.
+
+    Args:
+        ids: int64.
+        values: `[n, width]`, finite.
+        weights: `[n]`, of the type of `values`.
+        depth: how many additions are allowed.
+    """
+    found, added = _rows(ids, values, weights, depth)
+    return found, tf.ensure_shape(added, [None, values.shape[1]])
+
+
+@traced_once
+def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    distinct, place, count = tf.unique_with_counts(ids)
+    often = tf.cast(count, depth.dtype) > depth
+    sums = lambda kept: _weighted_segments(values, kept, place, tf.size(distinct))  # noqa: E731
+
+    def some_in_float64() -> tf.Tensor:
+        number = tf.cumsum(tf.cast(often, tf.int32)) - 1
+        taken = tf.gather(often, place)
+        there, at = tf.where(often), tf.where(taken)[:, 0]
+        terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, at), tf.float64)
+        wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
+        rest = sums(tf.where(taken, tf.zeros_like(weights), weights))
+        return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
+
+    return distinct, tf.cond(tf.reduce_any(often), some_in_float64, lambda: sums(weights))
+
+
+def _weighted_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Σ weights[i] values[i] by place, in one pass: a sparse matrix times `values` reads each of them once."""
+    total = tf.shape(values, tf.int64)[0]
+    cells = tf.stack([tf.cast(place, tf.int64), tf.range(total)], axis=1)
+    shape = tf.stack([tf.cast(count, tf.int64), total])
+    return tf.raw_ops.SparseTensorDenseMatMul(a_indices=cells, a_values=weights, a_shape=shape, b=values)
