@@ -40,11 +40,10 @@ class Study:
         ValueError: the folder holds a study with another config.
 
     Example:
-
-    >>> import tempfile
-    >>> study = Study(tempfile.mkdtemp(), {"steps": 3}, say=lambda line: None)
-    >>> study.cell("one", lambda: {"score": 0.5}), study.cell("one", lambda: {"score": 0.6})
-    ({'score': 0.5}, {'score': 0.5})
+        >>> import tempfile
+        >>> study = Study(tempfile.mkdtemp(), {"steps": 3}, say=lambda line: None)
+        >>> study.cell("one", lambda: {"score": 0.5}), study.cell("one", lambda: {"score": 0.6})
+        ({'score': 0.5}, {'score': 0.5})
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], say: Callable[[str], None] | None = None):

@@ -10,18 +10,17 @@ from matplotlib.figure import Figure
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table.
+    r"""The lines of a table.
 
     Args:
         heading: of the columns.
         rows: a text for each column.
 
     Example:
-
-    >>> print(*markdown(["way", "ms"], [["SGD", "8.8"]]), sep="\\n")
-    | way | ms |
-    |---|---|
-    | SGD | 8.8 |
+        >>> print(*markdown(["way", "ms"], [["SGD", "8.8"]]), sep="\n")
+        | way | ms |
+        |---|---|
+        | SGD | 8.8 |
     """
     lines = ["| " + " | ".join(row) + " |" for row in [heading, *rows]]
     return [lines[0], "|" + "---|" * len(heading), *lines[1:]]
@@ -35,11 +34,10 @@ def columns(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         rows: a text for each column.
 
     Example:
-
-    >>> print(columns(["way", "ms"], [["SGD", "8.8"], ["DPSGD", "50.4"]]))
-    way     ms
-    SGD    8.8
-    DPSGD 50.4
+        >>> print(columns(["way", "ms"], [["SGD", "8.8"], ["DPSGD", "50.4"]]))
+        way     ms
+        SGD    8.8
+        DPSGD 50.4
     """
     table = [list(heading), *map(list, rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(heading))]

@@ -64,7 +64,8 @@ def example_gradients(model, batch, number, training=False):
 
 def oracle(model, batch, size, clip):
     """({path: Σ of scaled gradients}, norms): a loop over batches of one, and numpy; rounding has its share of
-    the clip."""
+    the clip.
+    """
     clip = clip / (1 + SLACK)
     total, norms = {v.path: np.zeros(v.shape) for v in model.trainable_variables}, []
     for number in range(size):

@@ -36,7 +36,7 @@ class PrivatePlan:
         delta: δ.
         steps: how many the budget has to last for.
         epsilon: the budget; the noise is found for it when it is first asked for.
-        noise_multiplier: σ, instead of epsilon; the budget is then what `steps` steps cost.
+        noise_multiplier: σ, instead of ε; the budget is then what `steps` steps cost.
         l2_norm_clip: C, unless the optimizer is given its own.
         accountant: "pld", tight, or "rdp", quick.
         make_event: the event of one step from σ, for a mechanism whose step is more than one Gaussian.
@@ -45,7 +45,7 @@ class PrivatePlan:
         asserted: as for `Accountant`.
 
     Raises:
-        TypeError: not exactly one of epsilon and noise_multiplier.
+        TypeError: not exactly one of ε and noise_multiplier.
         ValueError: a value is out of range, or no noise can meet the budget.
 
     Example:

@@ -46,7 +46,7 @@ def merged(results: Sequence[Result], *keys: str) -> list[dict[str, Any]]:
 
 
 def best_reductions(rows: Sequence[Result], loss: float) -> dict[tuple[float, str], float]:
-    """(epsilon, mechanism) -> the largest gradient size reduction within a loss against DPSGD; 1 if none is."""
+    """(ε, mechanism) -> the largest gradient size reduction within a loss against DPSGD; 1 if none is."""
     reference = {row["epsilon"]: row["score"] for row in rows if row["mechanism"] == dp_sgd.label}
     best: dict[tuple[float, str], float] = {}
     for row in rows:
@@ -138,7 +138,7 @@ def _speed(results: Sequence[Result], metric: str) -> Iterable[str]:
 
 
 def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:
-    """The score against reduction, one panel an epsilon; bars are standard deviations over seeds."""
+    """The score against reduction, one panel an ε; bars are standard deviations over seeds."""
     rows = merged(results, "epsilon", "mechanism", "setting")
     epsilons = sorted({row["epsilon"] for row in rows})
     figure, axes = tables.panels(len(epsilons), 4.6, 3.8, sharey=True)

@@ -1,8 +1,8 @@
 """The trainings of `python -m experiments.adafest`: one model, one budget, several ways to choose rows.
 
-Every training of one epsilon costs exactly that epsilon: the noise multiplier of the whole is calibrated once, and a
+Every training of one ε costs exactly that ε: the noise multiplier of the whole is calibrated once, and a
 mechanism that also looks at which rows were read splits it (a tenth for selection). FEST's choice is paid out of the
-same epsilon. What is compared is then the score on other examples against how many table values a step updates:
+same ε. What is compared is then the score on other examples against how many table values a step updates:
 
   gradient size reduction = (values of all tables) / (table values updated in a step, on average)
 

@@ -11,8 +11,9 @@ the gradient from another, which may have drawn another Dropout mask or rounded 
 `per_example`    every example's gradient formed by its own backward pass, scaled, summed: DP-SGD(B), the oracle
 ===============  ==============================================================================================
 
-Reference: Denison et al. 2022 (reweighted); Lee and Kifer 2021 (ghost norms and reweighting); Bu et al. 2023
-(book-keeping); Lim et al., "LazyDP", 2024 (the names B, R and F).
+Reference:
+    Denison et al. 2022 (reweighted); Lee and Kifer 2021 (ghost norms and reweighting); Bu et al. 2023
+    (book-keeping); Lim et al., "LazyDP", 2024 (the names B, R and F).
 """
 
 from __future__ import annotations

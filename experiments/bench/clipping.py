@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _positive(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}.")
     return int(text)
 
 
@@ -71,7 +71,7 @@ def _names(asked: Sequence[str] | None) -> list[str]:
     chosen = list(dict.fromkeys([REFERENCE, *(asked or every[1:4])]))
     unknown = [name for name in chosen if name not in every]
     if unknown:
-        raise ValueError(f"--contestants must be among {', '.join(every)}; got {', '.join(unknown)}")
+        raise ValueError(f"--contestants must be among {', '.join(every)}; got {', '.join(unknown)}.")
     return chosen
 
 

@@ -112,9 +112,9 @@ def run(args: argparse.Namespace) -> int:
     """Measures, prints a table for each case, and writes what was asked for."""
     for name in ("rounds", "steps"):
         if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
+            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}.")
     if min(args.megabytes) <= 0 or args.warm_up < 0:
-        raise ValueError("--megabytes must be positive and --warm-up not negative")
+        raise ValueError("--megabytes must be positive and --warm-up not negative.")
     found = []
     for case in cases(args.experiment, args.megabytes):
         if args.contestants:

@@ -4,7 +4,8 @@ Every mechanism has a cluster of its own on loopback: a coordinator, workers and
 each takes a turn while the others stand still; a ratio is taken within a round, and the median over rounds is reported,
 with the range. All processes share this machine's cores, so a step costs what all of them need for it.
 
-Reference: Ning et al., "EANA", RecSys 2022, Table 3.
+Reference:
+    Ning et al., "EANA", RecSys 2022, Table 3.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ MODELS = {"two-tower": _two_tower, "kg": _kg}
 
 def _batches(case: ServedCase, sampling: PoissonSampling) -> tf.data.Dataset:
     """Batches whose ids are a function of who was drawn, and negatives of no one."""
-
     law = AccessPattern(exponent=0.8)
 
     def ids(which: int, shape: list[Any], by: AccessPattern, key: tf.Tensor) -> tf.Tensor:

@@ -66,7 +66,7 @@ class Worker:
             code = self._process.wait()
             self._messages.seek(0)
             said = self._messages.read()[-2000:]
-            raise OSError(f"The benchmark's process for '{self.name}' died (exit code {code}). It said: {said}")
+            raise OSError(f"The benchmark's process for '{self.name}' died (exit code {code}). It said: {said}.")
         return json.loads(answer)
 
     def __enter__(self) -> Worker:

@@ -58,7 +58,7 @@ NOTE = (
 
 
 def pick(results: Results, **wanted: Any) -> list[dict[str, Any]]:
-    """Results of all seeds of a cell; the defaults are epsilon 10, B = 5 and Laplace noise."""
+    """Results of all seeds of a cell; the defaults are ε 10, B = 5 and Laplace noise."""
     wanted = {"epsilon": 10.0, "num_basis": 5, "noise": "laplace"} | wanted
     return [r for r in results.values() if all(r[name] == value for name, value in wanted.items())]
 
@@ -118,7 +118,7 @@ def _with(results: Results, measured: str, method: str) -> list[dict[str, Any]]:
 
 
 def figure_4(folder: Path, results: Results) -> str | None:
-    """AUC against the serving epsilon."""
+    """AUC against the serving ε."""
     if not _with(results, "by serving epsilon", "fedrec"):
         return None
     figure, (axes,) = tables.panels(1, 6, 4)
@@ -155,7 +155,7 @@ def figure_5(folder: Path, results: Results) -> str | None:
 
 
 def figure_6(folder: Path, results: Results, encoder: str) -> str | None:
-    """AUC against the training epsilon."""
+    """AUC against the training ε."""
     return _lines(folder, results, encoder, "epsilon", "figure_6.png", "ε of one round")
 
 

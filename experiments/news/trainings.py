@@ -1,7 +1,7 @@
 """The cells of the news study: train one model one way, measure it served in several ways, keep one JSON file.
 
-A cell's epsilon is per round and click, as in the paper; the file also says what the client that answered most
-often has spent in all. Noise is Laplace (delta 0), as in the paper's tables; Gaussian cells (delta 1e-5) are there
+A cell's ε is per round and click, as in the paper; the file also says what the client that answered most
+often has spent in all. Noise is Laplace (δ 0), as in the paper's tables; Gaussian cells (δ 1e-5) are there
 because DP-FedRec does better with them.
 """
 
@@ -83,7 +83,7 @@ class Cell:
 
 
 def cells_of(sizes: Sizes) -> list[Cell]:
-    """Every method with every encoder, some with Gaussian noise too; then epsilon and B with the first encoder."""
+    """Every method with every encoder, some with Gaussian noise too; then ε and B with the first encoder."""
     cells = []
     for seed in range(sizes.seeds):
         cells += [Cell(encoder, method, seed=seed) for encoder in sizes.encoders for method in METHODS]

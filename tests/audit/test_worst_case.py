@@ -9,7 +9,8 @@ get a canary
 too, and the released value says which, if it can. From how often the bet is right follows a lower bound on ε.
 
 With the code as it is the bound stays below the claim; with the repair taken out it is far above, so the audit
-has teeth. """
+has teeth.
+"""
 
 import dp_accounting
 import keras

@@ -160,7 +160,8 @@ def draw(kind, seed, size):
 
 def mutate(kind, arrays, out, rng):
     """A little of it changed: a number scaled, negated or moved by a last place; an example copied; parts made
-    to cancel."""
+    to cancel.
+    """
     arrays = {k: v.copy() for k, v in arrays.items()}
     name = rng.choice([k for k in arrays])
     value, size = arrays[name], len(arrays[name])
@@ -222,7 +223,8 @@ def test_drawn_of_many(kind, size):
 @pytest.mark.slow
 def test_a_night():
     """TFDP_REC_TRIES batches (3,000 by default), half of them drawn and half climbed to, all kinds, up to
-    4,096 examples."""
+    4,096 examples.
+    """
     rng, highest, tries = np.random.default_rng(11), {}, 0
     while tries < TRIES:
         kind = str(rng.choice(list(SHAPES)))

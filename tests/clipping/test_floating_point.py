@@ -59,7 +59,8 @@ def test_an_id_read_twice_with_opposite_gradients():
 @pytest.mark.parametrize("sizes", [(1, 3), (8, 3), (64, 2000)])
 def test_positions_that_cancel(sizes):
     """`Dense(1, use_bias=False)` on [B, 2, 3]: removal was 922 at C = 1 with 1,001 users. Also where the norm comes
-    from Gram matrices and not from the formed gradient."""
+    from Gram matrices and not from the formed gradient.
+    """
     units, width = sizes
     size = 1001 if width == 3 else 60
     rng = np.random.default_rng(1)

@@ -47,7 +47,8 @@ def in_process(chosen, partitions):
 
 def assert_same(path, expected, atol, chosen):
     """Clients send float32 weights less their gradient, so a gradient arrives with the rounding of its weight, which
-    Adam, dividing by the gradient's own size, magnifies up to eta / tau times a round."""
+    Adam, dividing by the gradient's own size, magnifies up to eta / tau times a round.
+    """
     stored = np.load(path)
     assert set(stored) == set(expected)
     for name, value in expected.items():

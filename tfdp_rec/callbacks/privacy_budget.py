@@ -34,14 +34,13 @@ class PrivacyBudget(keras.callbacks.Callback):
         TypeError: in `fit`, if the optimizer is not a private one.
 
     Example:
-
-    >>> import tfdp_rec
-    >>> sampling = tfdp_rec.data.PoissonSampling(num_units=1000, expected_batch_size=10)
-    >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=10)
-    >>> accountant = tfdp_rec.privacy.Accountant(optimizer.dp_event(), sampling, delta=1e-4, accountant="rdp")
-    >>> budget = PrivacyBudget(accountant, target_epsilon=2.0)
-    >>> accountant.max_steps(2.0)
-    1322
+        >>> import tfdp_rec
+        >>> sampling = tfdp_rec.data.PoissonSampling(num_units=1000, expected_batch_size=10)
+        >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=10)
+        >>> accountant = tfdp_rec.privacy.Accountant(optimizer.dp_event(), sampling, delta=1e-4, accountant="rdp")
+        >>> budget = PrivacyBudget(accountant, target_epsilon=2.0)
+        >>> accountant.max_steps(2.0)
+        1322
     """
 
     def __init__(self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True):

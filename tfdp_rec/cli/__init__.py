@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tfdp-rec`; returns the exit code.
 
     Args:
-      argv: the arguments; sys.argv's if left out.
+        argv: the arguments; sys.argv's if left out.
 
     Example:
-      >>> main("epsilon --noise-multiplier 2 --units 1000 --batch-size 10 --steps 100 --delta 1e-4 --rdp".split())
-      epsilon = 0.1913 at delta = 0.0001 (RDP, Poisson sampling, q = 0.01)
-      0
+        >>> main("epsilon --noise-multiplier 2 --units 1000 --batch-size 10 --steps 100 --delta 1e-4 --rdp".split())
+        epsilon = 0.1913 at delta = 0.0001 (RDP, Poisson sampling, q = 0.01)
+        0
     """
     return commands.run("tfdp-rec", DESCRIPTION, COMMANDS, argv)

@@ -63,16 +63,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     flag, count = ("simulate", args.simulate) if args.simulate is not None else ("processes", args.processes)
     if count < 1:
-        raise ValueError(f"--{flag} must be at least 1, got {count}")
+        raise ValueError(f"--{flag} must be at least 1, got {count}.")
     settings = dataclasses.replace(settings, clients=count)
     return simulate(settings) if flag == "simulate" else over_processes(settings)
 
 
 def _checked(settings: Settings) -> Settings:
     if not Path(settings.data).is_dir() or not settings.data:
-        raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}")
+        raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}.")
     if importlib.util.find_spec("flwr") is None:
-        raise ValueError("Flower is missing; install it with  pip install 'tfdp-rec[federated]'")
+        raise ValueError("Flower is missing; install it with  pip install 'tfdp-rec[federated]'.")
     return settings
 
 

@@ -67,15 +67,14 @@ def clipped_sum(
         ValueError: for another strategy or a clip that is not positive.
 
     Example:
-
-    >>> import keras, numpy as np, tfdp_rec
-    >>> inputs = keras.Input([3])
-    >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
-    >>> model.compile(optimizer=optimizer, loss="mse")
-    >>> found = clipped_sum(model, (np.ones([4, 3], "float32"), np.zeros([4, 1], "float32")), l2_norm_clip=1.0)
-    >>> found.norms.shape
-    TensorShape([4])
+        >>> import keras, numpy as np, tfdp_rec
+        >>> inputs = keras.Input([3])
+        >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+        >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> found = clipped_sum(model, (np.ones([4, 3], "float32"), np.zeros([4, 1], "float32")), l2_norm_clip=1.0)
+        >>> found.norms.shape
+        TensorShape([4])
     """
     if not l2_norm_clip > 0:
         raise ValueError(f"l2_norm_clip must be positive, got {l2_norm_clip}.")

@@ -42,11 +42,10 @@ class CandidateScores(keras.layers.Layer):
         Logits `[batch, 1 + S]`, the positive first.
 
     Example:
-
-    >>> import tensorflow as tf
-    >>> layer = CandidateScores(vocabulary_size=100, width=8)
-    >>> layer(tf.ones([4, 8]), tf.constant([1, 2, 3, 4]), tf.constant([7, 9])).shape
-    TensorShape([4, 3])
+        >>> import tensorflow as tf
+        >>> layer = CandidateScores(vocabulary_size=100, width=8)
+        >>> layer(tf.ones([4, 8]), tf.constant([1, 2, 3, 4]), tf.constant([7, 9])).shape
+        TensorShape([4, 3])
     """
 
     def __init__(

@@ -45,13 +45,12 @@ def check(
         ValueError: for a batch of fewer than two examples.
 
     Example:
-
-    >>> import keras, numpy as np, tfdp_rec
-    >>> inputs = keras.Input([3])
-    >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
-    >>> model.compile(optimizer=optimizer, loss="mse")
-    >>> tfdp_rec.clipping.check(model, (np.ones([4, 3], "float32"), np.zeros([4, 1], "float32")))
+        >>> import keras, numpy as np, tfdp_rec
+        >>> inputs = keras.Input([3])
+        >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+        >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> tfdp_rec.clipping.check(model, (np.ones([4, 3], "float32"), np.zeros([4, 1], "float32")))
     """
     batch, shared = tensors(batch), shared_inputs(model)
     size = int(batch_size(batch, shared))

@@ -68,7 +68,8 @@ def _rounded(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float
 
 def length(tensor: tf.Tensor) -> tf.Tensor:
     """‖·‖ along the last axis, rounded up; TensorFlow's norm reads once what squaring and adding up would read
-    thrice."""
+    thrice.
+    """
     values = _count(tensor.shape[-1], tensor, -1)
     found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
     return found * _rounded(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
@@ -90,7 +91,8 @@ def _total(lengths: tf.Tensor) -> tf.Tensor:
 
 def _flat(tensor: tf.Tensor) -> tf.Tensor:
     """One row an example, `[batch, values]`: the shape in which TensorFlow is fastest, and in which equal work on one
-    tensor (a layer's output gradient stands in its kernel's factor and in its bias's) is seen to be equal."""
+    tensor (a layer's output gradient stands in its kernel's factor and in its bias's) is seen to be equal.
+    """
     if tensor.shape.rank == 2:
         return tensor
     values = tf.TensorShape(tensor.shape[1:]).num_elements()
@@ -200,7 +202,8 @@ class PerExample(Factor):
 
 class Outer(Factor):
     """Σ_t x_t g_tᵀ for `x` `[batch, T, in]` and `g` `[batch, T, out]`, both without T where there is one position;
-    `assemble` makes of `[n, in, out]` n gradients in the variable's shape."""
+    `assemble` makes of `[n, in, out]` n gradients in the variable's shape.
+    """
 
     def __init__(self, x: tf.Tensor, g: tf.Tensor, assemble: Callable[[tf.Tensor], tf.Tensor]):
         self.x, self.g, self.assemble = wide(x), wide(g), assemble
@@ -307,13 +310,14 @@ class Scores(Factor):
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
         """(ids `[n]`, d `[batch, n]`): candidates drawn twice are one candidate with the sum of the logits'
-        gradients."""
+        gradients.
+        """
         ids, d = _one_column_an_id(self.ids, self.d)
         return ids, d
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
-        raise NotImplementedError("factors of this kind stay apart")
+        raise NotImplementedError("factors of this kind stay apart.")
 
     def norm(self) -> tf.Tensor:
         return length(self.distinct[1]) * length(self.q) * _rounded(0, self.q.dtype)

@@ -241,7 +241,7 @@ def refuse_unread(recorder: Recording) -> None:
         raise NotPrivate(f"The model owns weights itself ({names}); put them into a layer of their own.")
     for call in recorder.calls:
         if not tf.executing_eagerly() and any(t.shape.rank and t.shape[0] is not None for t in call.watched):
-            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}")
+            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}.")
 
 
 def refuse_unrecorded(

@@ -87,11 +87,10 @@ def register(layer_type: type, rule: Rule) -> None:
         TypeError: if the two arguments are not a layer class and a rule.
 
     Example:
-
-    >>> import keras, tfdp_rec
-    >>> class Scaled(keras.layers.Dense):
-    ...     pass
-    >>> tfdp_rec.clipping.register(Scaled, tfdp_rec.clipping.DenseRule())
+        >>> import keras, tfdp_rec
+        >>> class Scaled(keras.layers.Dense):
+        ...     pass
+        >>> tfdp_rec.clipping.register(Scaled, tfdp_rec.clipping.DenseRule())
     """
     if not (isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)):
         raise TypeError(f"layer_type must be a keras.layers.Layer class, got {layer_type!r}.")
@@ -358,7 +357,8 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
 class UniversalRule(Rule):
     """The layer's own vector-Jacobian product for each example by itself: right for every layer whose output row
-    depends on its input row alone, at the price of one formed gradient an example."""
+    depends on its input row alone, at the price of one formed gradient an example.
+    """
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         self._refuse_randomness_and_state(call.layer)

@@ -77,11 +77,10 @@ def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none.
 
     Example:
-
-    >>> int(piece(tf.constant(2048), tf.constant(200.0))), int(piece(tf.constant(100), tf.constant(200.0)))
-    (188, 198)
-    >>> int(piece(tf.constant(2048), tf.constant(80.0)))
-    0
+        >>> int(piece(tf.constant(2048), tf.constant(200.0))), int(piece(tf.constant(100), tf.constant(200.0)))
+        (188, 198)
+        >>> int(piece(tf.constant(2048), tf.constant(80.0)))
+        0
     """
     depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
     inside = tf.square(depth) - 4 * terms

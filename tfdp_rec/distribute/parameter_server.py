@@ -39,7 +39,8 @@ SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning
 
 class ServedHistory(History):
     """A history that may be named in a call to another machine: TensorFlow cannot send the name of a variable of which
-    some dimensions are known and others not, so that here none is."""
+    some dimensions are known and others not, so that here none is.
+    """
 
     def __init__(self, columns: int):
         self.columns = columns

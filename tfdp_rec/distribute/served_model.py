@@ -1,6 +1,6 @@
 """A model whose variables live on parameter servers, and how it comes to be.
 
-    build on servers (`Placement`) -> the model tells which variables are tables -> each server takes what is its own
+build on servers (`Placement`) -> the model tells which variables are tables -> each server takes what is its own
 """
 
 from __future__ import annotations

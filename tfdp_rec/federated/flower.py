@@ -165,7 +165,6 @@ def guard(join: Join) -> Callable[[Message, Context, Callable[[Message, Context]
     Args:
         join: From a node's context to its participant.
     """
-
     from flwr.app import Error, Message
     from flwr.app.message_type import MessageType
 

@@ -108,4 +108,4 @@ def _refuse_other_places(args: argparse.Namespace) -> None:
 
         task = Cluster.read(args.cluster).task
         if task is not None and task[0] != "chief":
-            raise ValueError(f"this process is {task[0]} {task[1]} of the cluster; start it with: tfdp-rec server")
+            raise ValueError(f"this process is {task[0]} {task[1]} of the cluster; start it with: tfdp-rec server.")

@@ -18,7 +18,7 @@ Two attacks on textbook samplers, two answers.
 What it does not do: the optimizer still adds in float32, so a released weight is rounded to the grid of
 float32. docs/privacy-noise.md says what that leaves open.
 
-References:
+Reference:
     N. Holohan and S. Braghin, Secure random sampling in differential privacy, ESORICS 2021.
     I. Mironov, On significance of the least significant bits for differential privacy, CCS 2012.
     J. Jin, E. McMurtry, B. Rubinstein and O. Ohrimenko, Are we there yet? Timing and floating-point
@@ -107,7 +107,7 @@ class SecureNoise(NoiseSource):
         words = np.empty(int(count) + _AES_BLOCK // 4, np.uint32)  # the cipher wants room for one block more
         written = self._current_stream().update_into(bytes(4 * int(count)), words.data.cast("B"))
         if written != 4 * count:
-            raise RuntimeError(f"the cipher wrote {written} bytes of {4 * count}")
+            raise RuntimeError(f"the cipher wrote {written} bytes of {4 * count}.")
         return words[: int(count)]
 
     def _current_stream(self) -> Any:

@@ -9,7 +9,8 @@ Guarantees:
 
 Momentum and weight decay act on the touched rows only. A padding or masked id has no gradient and gets no noise.
 
-Reference: Ning et al., "EANA: Reducing Privacy Risk on Large-scale Recommendation Models", RecSys 2022.
+Reference:
+    Ning et al., "EANA: Reducing Privacy Risk on Large-scale Recommendation Models", RecSys 2022.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ class EANA(PrivateOptimizer):
     Arguments as `PrivateOptimizer`.
 
     Example:
-
-    >>> EANA(0.1, l2_norm_clip=1.0, noise_multiplier=0.01, expected_batch_size=64).dp_event()
-    NonPrivateDpEvent()
+        >>> EANA(0.1, l2_norm_clip=1.0, noise_multiplier=0.01, expected_batch_size=64).dp_event()
+        NonPrivateDpEvent()
     """
 
     def dp_event(self) -> dp_accounting.DpEvent:

@@ -31,9 +31,8 @@ class Recursion:
         ValueError: for values out of range, or momentum and weight decay together, which has no exact lazy form.
 
     Example:
-
-    >>> Recursion(momentum=0.9).has_velocity
-    True
+        >>> Recursion(momentum=0.9).has_velocity
+        True
     """
 
     momentum: float = 0.0

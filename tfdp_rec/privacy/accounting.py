@@ -48,27 +48,27 @@ class Accountant:
       rather than name an ε. Steps with a seed or with test noise make ε infinite.
 
     Args:
-      event: what one step does to its batch: `model.optimizer.dp_event()`.
-      sampling: how the batches are drawn: the very object whose `batches` the model is trained on.
-      delta: δ, at most 1 / sampling.num_units.
-      accountant: "pld" or "rdp".
-      allow_large_delta: accept δ above 1 / num_units, where publishing one unit's data whole would still
-        qualify.
-      asserted: where `sampling` itself did not draw the batches: in words, what did, just as it would have. The
-        statement then says that this was asserted, not checked.
+        event: what one step does to its batch: `model.optimizer.dp_event()`.
+        sampling: how the batches are drawn: the very object whose `batches` the model is trained on.
+        delta: δ, at most 1 / sampling.num_units.
+        accountant: "pld" or "rdp".
+        allow_large_delta: accept δ above 1 / num_units, where publishing one unit's data whole would still
+            qualify.
+        asserted: where `sampling` itself did not draw the batches: in words, what did, just as it would have. The
+            statement then says that this was asserted, not checked.
 
     Raises:
-      TypeError: sampling or event is not one.
-      ValueError: δ or the accountant is out of range, or the accountant cannot account for the event.
+        TypeError: sampling or event is not one.
+        ValueError: δ or the accountant is out of range, or the accountant cannot account for the event.
 
     Example:
-      >>> from tfdp_rec.privacy import PoissonSampling
-      >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
-      >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), sampling, delta=1e-6, accountant="rdp")
-      >>> round(accountant.epsilon(steps=2000), 3)
-      2.993
-      >>> accountant.max_steps(target_epsilon=3.0)
-      2010
+        >>> from tfdp_rec.privacy import PoissonSampling
+        >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
+        >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), sampling, delta=1e-6, accountant="rdp")
+        >>> round(accountant.epsilon(steps=2000), 3)
+        2.993
+        >>> accountant.max_steps(target_epsilon=3.0)
+        2010
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Accountant:
         """Accounts for a model's steps, those made and those to come, whoever makes them.
 
         Args:
-          model: one that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` do this by themselves.
+            model: one that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` do this by themselves.
 
         Raises:
-          TypeError: it has no privacy history.
+            TypeError: it has no privacy history.
         """
         found = getattr(model, "privacy_history", None) or getattr(
             getattr(model, "optimizer", None), "privacy_history", None
@@ -171,7 +171,7 @@ class Accountant:
         """Raises if something was done that cannot be accounted for.
 
         Raises:
-          Unaccounted: saying what, and the way out.
+            Unaccounted: saying what, and the way out.
         """
         unproven = sum(entry.steps for entry in self.history if entry.origin == UNPROVEN)
         if unproven and not self.asserted:
@@ -216,7 +216,7 @@ class Accountant:
         """Everything that touched the data, as one dp_accounting event.
 
         Raises:
-          Unaccounted: see `refuse`.
+            Unaccounted: see `refuse`.
         """
         self.refuse()
         runs, own = self.runs(steps), self._own()
@@ -229,10 +229,10 @@ class Accountant:
         """ε at δ after `steps` steps in all; left out, after those made.
 
         Args:
-          steps: may be fewer than were made (a look back) or more (a forecast with the present event).
+            steps: may be fewer than were made (a look back) or more (a forecast with the present event).
 
         Raises:
-          Unaccounted: see `refuse`.
+            Unaccounted: see `refuse`.
         """
         return self._epsilon(self.accountant, steps)
 
@@ -243,7 +243,7 @@ class Accountant:
         10^9.
 
         Raises:
-          ValueError: target_epsilon is not positive.
+            ValueError: target_epsilon is not positive.
         """
         checked_epsilon(target_epsilon)
         if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
@@ -258,9 +258,9 @@ class Accountant:
         """Counts `steps` steps of `event`, which becomes the present event, of a training that is not followed.
 
         Args:
-          event: of one step.
-          steps: how many.
-          restarts: how often shuffled batches were iterated anew for them.
+            event: of one step.
+            steps: how many.
+            restarts: how often shuffled batches were iterated anew for them.
         """
         checked_count("steps", steps)
         if event != self.event:
@@ -273,15 +273,15 @@ class Accountant:
         """Counts something else that looked at the units' data, once, such as a count of popularity.
 
         Args:
-          event: what it did; not sampled.
-          label: what to call it in the statement.
+            event: what it did; not sampled.
+            label: what to call it in the statement.
 
         Example:
-          >>> from tfdp_rec.privacy import PoissonSampling
-          >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-4)
-          >>> accountant.spend(dp_accounting.GaussianDpEvent(20.0), "popularity counts")
-          >>> 0 < accountant.epsilon() < 0.2
-          True
+            >>> from tfdp_rec.privacy import PoissonSampling
+            >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-4)
+            >>> accountant.spend(dp_accounting.GaussianDpEvent(20.0), "popularity counts")
+            >>> 0 < accountant.epsilon() < 0.2
+            True
         """
         events.to_json(event)
         _check_supported(event, self.accountant)
@@ -289,7 +289,8 @@ class Accountant:
 
     def statement(self, steps: int | None = None) -> str:
         """The guarantee in words: unit, sampling, adjacency, δ, steps, accountant, and what it does not
-        cover."""
+        cover.
+        """
         return statement(self, steps)
 
     def get_state(self) -> dict[str, Any]:
@@ -306,7 +307,7 @@ class Accountant:
         """Takes over what an earlier run counted.
 
         Raises:
-          ValueError: the state is of another δ or sampling, or is not one of an accountant.
+            ValueError: the state is of another δ or sampling, or is not one of an accountant.
         """
         missing = {"delta", "event", "history", "spent", "sampling"} - set(state)
         if missing:
@@ -339,11 +340,11 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
     """ε at δ of one (composed) event by dp_accounting; infinite where a part has no guarantee.
 
     Raises:
-      ValueError: an event that is unknown, or that the accountant cannot account for.
+        ValueError: an event that is unknown, or that the accountant cannot account for.
 
     Example:
-      >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
-      inf
+        >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
+        inf
     """
     events.to_json(event)
     if not events.is_private(event):

@@ -26,24 +26,24 @@ def calibrate_noise(
     target_epsilon.
 
     Args:
-      target_epsilon: the budget; never exceeded by the answer.
-      delta: δ.
-      sampling: the sampling scheme.
-      steps: how many steps the noise has to last for.
-      accountant: "pld" or "rdp".
-      make_event: the event of one step from the multiplier, where a step is more than one Gaussian.
-      spent: (event, label) pairs of what else the budget must pay for.
-      allow_large_delta: accept δ above 1 / num_units.
+        target_epsilon: the budget; never exceeded by the answer.
+        delta: δ.
+        sampling: the sampling scheme.
+        steps: how many steps the noise has to last for.
+        accountant: "pld" or "rdp".
+        make_event: the event of one step from the multiplier, where a step is more than one Gaussian.
+        spent: (event, label) pairs of what else the budget must pay for.
+        allow_large_delta: accept δ above 1 / num_units.
 
     Raises:
-      ValueError: an argument is out of range, or no noise can meet the budget.
+        ValueError: an argument is out of range, or no noise can meet the budget.
 
     Example:
-      >>> from tfdp_rec.privacy import PoissonSampling
-      >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024)
-      >>> noise = calibrate_noise(3.0, delta=1e-6, sampling=sampling, steps=2000, accountant="rdp")
-      >>> round(noise, 2)
-      1.00
+        >>> from tfdp_rec.privacy import PoissonSampling
+        >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024)
+        >>> noise = calibrate_noise(3.0, delta=1e-6, sampling=sampling, steps=2000, accountant="rdp")
+        >>> round(noise, 2)
+        1.00
     """
     checked_epsilon(target_epsilon)
     if checked_count("steps", steps) == 0:

@@ -69,11 +69,10 @@ class Drawn(NamedTuple):
     """An element of `sampling.batches(...)`: a batch, and the draw that it is.
 
     Example:
-
-    >>> from tfdp_rec.privacy import PoissonSampling
-    >>> drawn = next(iter(PoissonSampling(4, 4).batches(lambda indices: {"unit": indices})))
-    >>> sorted(drawn.batch["unit"].numpy().tolist()), int(drawn.draw.size), int(drawn.draw.number)
-    ([0, 1, 2, 3], 4, 0)
+        >>> from tfdp_rec.privacy import PoissonSampling
+        >>> drawn = next(iter(PoissonSampling(4, 4).batches(lambda indices: {"unit": indices})))
+        >>> sorted(drawn.batch["unit"].numpy().tolist()), int(drawn.draw.size), int(drawn.draw.number)
+        ([0, 1, 2, 3], 4, 0)
     """
 
     batch: Any
@@ -211,10 +210,9 @@ class SeenDraws:
     """The draws of workers, looked at after their steps: each good for one. A worker that dies may leave some out.
 
     Example:
-
-    >>> seen = SeenDraws()
-    >>> seen.add(7, 0), seen.add(7, 2)
-    (None, None)
+        >>> seen = SeenDraws()
+        >>> seen.add(7, 0), seen.add(7, 2)
+        (None, None)
     """
 
     def __init__(self) -> None:
@@ -229,7 +227,7 @@ class SeenDraws:
         if iteration == _NONE:
             return
         if number <= self._last.get(iteration, _NONE):
-            raise NotPrivate(f"{_REFUSED}draw {number}{_USED.strip()}")
+            raise NotPrivate(f"{_REFUSED}draw {number}{_USED.strip()}.")
         self._last[iteration] = number
 
 
@@ -335,7 +333,7 @@ def in_words() -> Iterator[None]:
         found = re.search(rf"{_REFUSED}([^\n]*?\.)(?=\\n|\n|$)", str(problem))
         if found is None:
             raise
-        raise NotPrivate(f"{_REFUSED}{found.group(1)}") from problem
+        raise NotPrivate(f"{_REFUSED}{found.group(1)}.") from problem
 
 
 Map = Callable[..., Any]

@@ -15,7 +15,7 @@ def checked_rows(rows: Any, size: int) -> Any:
     """What fetch gave for so many indices.
 
     Raises:
-      NotPrivate: an array of it has not as many rows.
+        NotPrivate: an array of it has not as many rows.
     """
     import tensorflow as tf
 
@@ -35,7 +35,7 @@ def joined(rows: Any, shared: dict[str, Any]) -> Any:
     """A batch with what it shares.
 
     Raises:
-      ValueError: the batch has no dict to take it, or has an entry of that name.
+        ValueError: the batch has no dict to take it, or has an entry of that name.
     """
     if isinstance(rows, tuple) and rows and not hasattr(rows, "_fields"):
         return (joined(rows[0], shared), *rows[1:])

@@ -29,9 +29,8 @@ def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
         int64 tensor, in ascending order, perhaps empty.
 
     Example:
-
-    >>> poisson_indices(5, 1.0).numpy().tolist()
-    [0, 1, 2, 3, 4]
+        >>> poisson_indices(5, 1.0).numpy().tolist()
+        [0, 1, 2, 3, 4]
     """
     mean = num_units * probability
     # More heads than this in n throws have a chance below 1e-30 (Bernstein); then more is drawn, below.

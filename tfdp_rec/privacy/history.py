@@ -60,14 +60,13 @@ class History:
     """Entries by id, in the order in which they were heard of.
 
     Example:
-
-    >>> import dp_accounting
-    >>> history, copy = History(), History()
-    >>> key = history.add(Entry(dp_accounting.GaussianDpEvent(1.0), 5, BY_HAND))
-    >>> for _ in range(2):
-    ...     copy.merge(history)
-    >>> copy.steps
-    5
+        >>> import dp_accounting
+        >>> history, copy = History(), History()
+        >>> key = history.add(Entry(dp_accounting.GaussianDpEvent(1.0), 5, BY_HAND))
+        >>> for _ in range(2):
+        ...     copy.merge(history)
+        >>> copy.steps
+        5
     """
 
     def __init__(self) -> None:

@@ -54,12 +54,12 @@ class Sampling(abc.ABC):
     training: a draw is good for one step.
 
     Args:
-      num_units: how many units there are; treated as public.
-      expected_batch_size: units in a batch, on average.
-      unit: what to call a unit in a privacy statement, such as "user".
+        num_units: how many units there are; treated as public.
+        expected_batch_size: units in a batch, on average.
+        unit: what to call a unit in a privacy statement, such as "user".
 
     Raises:
-      ValueError: num_units is not a positive integer, or the batch is not between 0 and num_units.
+        ValueError: num_units is not a positive integer, or the batch is not between 0 and num_units.
     """
 
     adjacency: str
@@ -95,8 +95,8 @@ class Sampling(abc.ABC):
         """The event of training through `runs`: pairs of (event of one step, number of steps), in order.
 
         Args:
-          runs: the pairs.
-          restarts: how often the batches were iterated anew on the way.
+            runs: the pairs.
+            restarts: how often the batches were iterated anew on the way.
         """
 
     @abc.abstractmethod
@@ -120,22 +120,22 @@ class Sampling(abc.ABC):
         """An endless tf.data.Dataset of `Drawn(batch, draw)`: batches that prove to a private step how they were drawn.
 
         Args:
-          fetch: maps an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
-            dicts and tuples, each with one row for each index, in their order.
-          seed: for tests only; then batch k is a function of (seed, k), and ε is infinite. Left out, the operating
-            system's entropy is used, as privacy needs.
-          position: how many batches were already trained on; matters only together with a seed, to go on
-            where a test stopped. Without one a resumed run draws afresh.
-          output_signature: the nest of tf.TensorSpec of `fetch`; left out, it is found by fetching 0, 1 and 2 units,
-            and dimensions that change between them are left open.
-          shared: makes what all examples of a batch share (negatives, say), as a dict; it is not told who was drawn.
-            Its entries join the dict that `fetch` gives, or the first of a tuple.
-          map: a TensorFlow function from batch to batch, as `Dataset.map` takes it: row by row.
+            fetch: maps an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
+                dicts and tuples, each with one row for each index, in their order.
+            seed: for tests only; then batch k is a function of (seed, k), and ε is infinite. Left out, the operating
+                system's entropy is used, as privacy needs.
+            position: how many batches were already trained on; matters only together with a seed, to go on
+                where a test stopped. Without one a resumed run draws afresh.
+            output_signature: the nest of tf.TensorSpec of `fetch`; left out, it is found by fetching 0, 1 and 2 units,
+                and dimensions that change between them are left open.
+            shared: makes what all examples of a batch share (negatives, say), as a dict; it is not told who was drawn.
+                Its entries join the dict that `fetch` gives, or the first of a tuple.
+            map: a TensorFlow function from batch to batch, as `Dataset.map` takes it: row by row.
 
         Raises:
-          NotPrivate: fetch does not give one row for each index.
-          ValueError: fetch gives different structures or dtypes for different indices (often an empty array
-            that became float64).
+            NotPrivate: fetch does not give one row for each index.
+            ValueError: fetch gives different structures or dtypes for different indices (often an empty array
+                that became float64).
         """
         import tensorflow as tf
 
@@ -175,7 +175,7 @@ class Sampling(abc.ABC):
         """Compares with `get_state` of an earlier run.
 
         Raises:
-          ValueError: the state is that of another sampling.
+            ValueError: the state is that of another sampling.
         """
         theirs = {key: state.get(key) for key in self.get_state()}
         if theirs != self.get_state():
@@ -186,11 +186,11 @@ class Sampling(abc.ABC):
         """A sampling like the one whose `get_state` this is.
 
         Raises:
-          ValueError: a scheme that is not known.
+            ValueError: a scheme that is not known.
 
         Example:
-          >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
-          'user'
+            >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
+            'user'
         """
         if state.get("scheme") not in _SCHEMES:
             raise ValueError(f"Unknown sampling scheme {state.get('scheme')!r}; known are {', '.join(_SCHEMES)}.")
@@ -204,11 +204,11 @@ class PoissonSampling(Sampling):
     add-or-remove-one adjacency, however the steps are interrupted and resumed.
 
     Example:
-      >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
-      >>> sampling.probability
-      0.00739
-      >>> len(next(sampling.index_batches(seed=0)))
-      1064
+        >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
+        >>> sampling.probability
+        0.00739
+        >>> len(next(sampling.index_batches(seed=0)))
+        1064
     """
 
     adjacency = "add-or-remove-one"
@@ -241,16 +241,16 @@ class PoissonSampling(Sampling):
         and cannot be seeded.
 
         Args:
-          fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors, each with one
-            row for each index.
-          shared: makes what all examples of a batch share, as a dict of tensors; it is not told who was drawn.
-          map: a function from batch to batch, as `Dataset.map` takes it: row by row.
+            fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors, each with
+                one row for each index.
+            shared: makes what all examples of a batch share, as a dict of tensors; it is not told who was drawn.
+            map: a function from batch to batch, as `Dataset.map` takes it: row by row.
 
         Example:
-          >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
-          >>> batches = sampling.graph_batches(lambda indices: {"id": indices})
-          >>> next(iter(batches)).batch["id"].numpy().tolist()
-          [0, 1, 2, 3]
+            >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
+            >>> batches = sampling.graph_batches(lambda indices: {"id": indices})
+            >>> next(iter(batches)).batch["id"].numpy().tolist()
+            [0, 1, 2, 3]
         """
         import tensorflow as tf
 
@@ -297,9 +297,9 @@ class ShuffledEpochs(Sampling):
     where noise is least.
 
     Example:
-      >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
-      >>> sampling.epochs_started(steps=25)
-      3
+        >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
+        >>> sampling.epochs_started(steps=25)
+        3
     """
 
     adjacency = "zero-out"
@@ -362,9 +362,9 @@ def fold_gaussians(event: DpEvent) -> DpEvent:
     """Gaussians on one batch as the single equal Gaussian; any other event as it is.
 
     Example:
-      >>> both = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
-      >>> fold_gaussians(both)
-      GaussianDpEvent(noise_multiplier=2.4)
+        >>> both = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
+        >>> fold_gaussians(both)
+        GaussianDpEvent(noise_multiplier=2.4)
     """
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(float(event.noise_multiplier))

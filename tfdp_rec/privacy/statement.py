@@ -94,8 +94,8 @@ def rounded_up(epsilon: float) -> float:
     """ε to four digits, never less than it is.
 
     Example:
-      >>> rounded_up(2.71412), rounded_up(12.0)
-      (2.715, 12.0)
+        >>> rounded_up(2.71412), rounded_up(12.0)
+        (2.715, 12.0)
     """
     if epsilon == 0 or math.isinf(epsilon):
         return epsilon
@@ -115,7 +115,8 @@ def _wrapped(name: str, text: str) -> str:
 
 def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:
     """TF Privacy's own text, or None where it is not installed or assumes something that does not hold
-    here."""
+    here.
+    """
     runs = accountant.runs(steps)
     if accountant.void or accountant.spent_besides or len(runs) != 1:
         return None
@@ -157,8 +158,9 @@ def _epochs(steps: int, probability: float) -> float:
 
 
 def _tf_privacy() -> ModuleType | None:
-    """TF Privacy's analysis module. The whole package fails to import beside TensorFlow >= 2.16; its own
-    switch for stand-alone scripts leaves the broken part out, and is set for this one import only."""
+    """TF Privacy's analysis module. The whole package fails to import beside TensorFlow ≥ 2.16; its own
+    switch for stand-alone scripts leaves the broken part out, and is set for this one import only.
+    """
     switch = "skip_tf_privacy_import"
     was_set = hasattr(sys, switch)
     setattr(sys, switch, True)

@@ -47,7 +47,8 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
     Raises:
         TypeError: if `dataset` is not a `tf.data.Dataset`, or not one of dense tensors of known rank.
 
-    Reference: Lim et al., "LazyDP", ASPLOS 2024, §5.
+    Reference:
+        Lim et al., "LazyDP", ASPLOS 2024, §5.
 
     Example:
         >>> import keras, tensorflow as tf, tfdp_rec

@@ -100,7 +100,7 @@ class PrivateTraining(Doors):
         diagnostics: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As `keras.Model.compile`, and for a private optimizer:
+        """As `keras.Model.compile`, with what a private optimizer needs besides.
 
         Args:
             optimizer: a mechanism of this package, or any Keras optimizer (then nothing is private).

@@ -60,7 +60,8 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
 def _build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None:
     """Makes the variables of layers that have none yet, by a trace of its own: within `wrap_function` two layers'
-    variables of one name ("embeddings") would collide."""
+    variables of one name ("embeddings") would collide.
+    """
     if all(layer.built for layer in layers_within(model)):
         return
 

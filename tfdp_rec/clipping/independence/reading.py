@@ -51,10 +51,9 @@ def rule(*types: str, places: bool = False, sizes: bool = False, mixed: bool = F
         A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
 
     Example:
-
-    >>> from tfdp_rec.clipping.independence import rule, rules
-    >>> rule("MyOwnSquash")(rules.elementwise)  # doctest: +ELLIPSIS
-    <function elementwise at ...>
+        >>> from tfdp_rec.clipping.independence import rule, rules
+        >>> rule("MyOwnSquash")(rules.elementwise)  # doctest: +ELLIPSIS
+        <function elementwise at ...>
     """
 
     def register(function: Rule) -> Rule:

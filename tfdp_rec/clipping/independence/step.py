@@ -106,7 +106,7 @@ class StepReading:
     def _read_shared_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
         """A call on something shared is one on as many copies of it as there are examples, each with its own share."""
         if type(call.rule) not in _ONE_INPUT or len(call.watched) != 1:
-            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}")
+            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}.")
         (watched,), (gradient,) = call.watched, gradients
         name = f"the gradient of layer '{call.layer.name}'"
         shares = tf.ensure_shape(Shares(self._seen, name).of(gradient), [None, *watched.shape])

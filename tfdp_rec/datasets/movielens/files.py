@@ -23,7 +23,7 @@ _COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 
 def read(folder: str | Path) -> Timelines:
-    """The timelines in a MovieLens folder.
+    r"""The timelines in a MovieLens folder.
 
     Args:
         folder: holds ratings.dat and movies.dat, or ratings.csv and movies.csv.
@@ -35,8 +35,8 @@ def read(folder: str | Path) -> Timelines:
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "movies.dat").write_text("5::Alien (1979)::Horror\\n9::Brazil (1985)::Comedy\\n")
-        >>> _ = (folder / "ratings.dat").write_text("1::9::4::200\\n1::5::3::100\\n2::5::5::300\\n")
+        >>> _ = (folder / "movies.dat").write_text("5::Alien (1979)::Horror\n9::Brazil (1985)::Comedy\n")
+        >>> _ = (folder / "ratings.dat").write_text("1::9::4::200\n1::5::3::100\n2::5::5::300\n")
         >>> read(folder)[0].tolist()
         [1, 2]
     """

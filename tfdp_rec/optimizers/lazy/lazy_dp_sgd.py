@@ -19,8 +19,9 @@ Per row a mark of 4 bytes (`marks.py`). The order of writes is such that a step 
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
 the mark that says so.
 
-Reference: Lim et al., "LazyDP: Co-Designing Algorithm-Software for Scalable Training of Differentially Private
-Recommendation Models", ASPLOS 2024.
+Reference:
+    Lim et al., "LazyDP: Co-Designing Algorithm-Software for Scalable Training of Differentially Private
+    Recommendation Models", ASPLOS 2024.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ class LazyDPSGD(PrivateOptimizer):
         ValueError: for values out of range, or what has no exact lazy form.
 
     Example:
-
-    >>> LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=1024).dp_event()
-    GaussianDpEvent(noise_multiplier=1.1)
+        >>> LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=1024).dp_event()
+        GaussianDpEvent(noise_multiplier=1.1)
     """
 
     @takes_plan

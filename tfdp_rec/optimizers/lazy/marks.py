@@ -27,10 +27,9 @@ class Ledger:
         start: what the clock shows; every row is settled then.
 
     Example:
-
-    >>> ledger = Ledger(History(2), {"items": 10}, start=5)
-    >>> ledger.settled_at == int(ledger.clock.numpy()) == 5
-    True
+        >>> ledger = Ledger(History(2), {"items": 10}, start=5)
+        >>> ledger.settled_at == int(ledger.clock.numpy()) == 5
+        True
     """
 
     def __init__(self, history: History, rows: Mapping[str, int], start: int):

@@ -1,16 +1,16 @@
 """AdaFEST: at every step, update only the rows that a noisy vote of this batch elects.
 
-  counts = sum_i [1 on the rows that example i read]_C1              clipped over all tables together
-  chosen = {b : counts_b + N(0, (s1 C1)^2) >= tau}                   over every row of every table
-  theta_b <- theta_b - eta ((sum_i [grad_i]_C2)_b + N(0, (s2 C2)^2)) / B    for chosen b;  others stay bit for bit
+  counts = Σ_i [1 on the rows that example i read]_C1              clipped over all tables together
+  chosen = {b : counts_b + N(0, (s1 C1)^2) ≥ τ}                   over every row of every table
+  θ_b ← θ_b - η ((Σ_i [grad_i]_C2)_b + N(0, (s2 C2)^2)) / B    for chosen b;  others stay bit for bit
 
 Guarantees:
-- (epsilon, delta)-DP of the weights after every step, and of which rows moved, for the composition of
+- (ε, δ)-DP of the weights after every step, and of which rows moved, for the composition of
   `GaussianDpEvent(s1)` and `GaussianDpEvent(s2)` on one batch, that is 1/s^2 = 1/s1^2 + 1/s2^2.
 - Work and memory grow with the rows read and chosen, never with the tables (`draws.py`).
 
-What tau trades: a high one keeps few rows, drops the gradients of rare ones and adds little noise; a low one keeps
-strays, V Phi(-tau / (s1 C1)) a step.
+What τ trades: a high one keeps few rows, drops the gradients of rare ones and adds little noise; a low one keeps
+strays, V Φ(-τ / (s1 C1)) a step.
 
 Reference:
     B. Ghazi et al., Sparsity-Preserving Differentially Private Training of Large Embedding Models, NeurIPS 2023.
@@ -44,9 +44,9 @@ class AdaFEST(SelectingOptimizer):
         l2_norm_clip: C2, the bound on each example's gradient norm.
         noise_multiplier: s2, of the gradients' noise.
         contribution_clip: C1, the bound on the norm of what an example adds to the counts. An example reads k rows:
-            sqrt(k) clips nothing, 1 gives each row the vote 1/sqrt(k).
+            √(k) clips nothing, 1 gives each row the vote 1/√(k).
         contribution_noise_multiplier: s1, of the counts' noise.
-        threshold: tau, which a noisy count must reach; positive.
+        threshold: τ, which a noisy count must reach; positive.
         expected_batch_size: B.
         preselection: rows chosen before training, among which to choose; None for all.
         **kwargs: as `PrivateOptimizer`.
@@ -122,7 +122,7 @@ class AdaFEST(SelectingOptimizer):
 
     @property
     def threshold(self) -> float:
-        """tau, which a noisy count must reach."""
+        """τ, which a noisy count must reach."""
         return float(self._threshold.numpy())
 
     def dp_event(self) -> dp_accounting.DpEvent:

@@ -1,6 +1,6 @@
 """What mechanisms that choose rows share: chosen rows get gradient and noise, all others stay bit for bit.
 
-  theta_i <- theta_i - eta (g_i + n_i),  n_i ~ N(0, s^2 I),  s = sigma C / B,  for chosen rows i only
+  θ_i ← θ_i - η (g_i + n_i),  n_i ~ N(0, s^2 I),  s = σ C / B,  for chosen rows i only
 
 A chosen row that no example read has gradient 0 and gets its noise all the same. Dropping the other rows of the
 clipped sum is a projection that the data decide only through the choice, which is private by itself, so the sum's

@@ -1,10 +1,10 @@
 """Exponential selection: at every step, update m rows drawn by the exponential mechanism. A baseline.
 
   chosen = the m largest of e0 * (examples that read b) + Gumbel_b,    over every row b of every table
-  theta_b <- theta_b - eta (g_b + N(0, (sigma C / B)^2))    for chosen b;  others stay bit for bit
+  θ_b ← θ_b - η (g_b + N(0, (σ C / B)^2))    for chosen b;  others stay bit for bit
 
 Guarantees:
-- (epsilon, delta)-DP of the weights after every step, and of which rows moved, for the composition of the gradients'
+- (ε, δ)-DP of the weights after every step, and of which rows moved, for the composition of the gradients'
   `GaussianDpEvent(sigma)` and a Gaussian event that bounds the trade-off curve of the m draws
   (`draws.gumbel_noise_multiplier`).
 - Work and memory grow with the rows read and chosen, never with the tables.

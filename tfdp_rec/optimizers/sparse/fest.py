@@ -1,9 +1,9 @@
 """FEST: update only rows that were chosen once, before training.
 
-  theta_b <- theta_b - eta (g_b + N(0, (sigma C / B)^2))    for chosen b;  others stay bit for bit
+  θ_b ← θ_b - η (g_b + N(0, (σ C / B)^2))    for chosen b;  others stay bit for bit
 
 Guarantees:
-- (epsilon, delta)-DP of the weights after every step, for `GaussianDpEvent(sigma)` a step and, once, the event of the
+- (ε, δ)-DP of the weights after every step, for `GaussianDpEvent(sigma)` a step and, once, the event of the
   choice (`events_before_training`).
 - Which rows move does not depend on the batch: work grows with the chosen rows, whoever is read.
 
