@@ -151,7 +151,7 @@ class ComparedStep(PrivateStep):
         sum_of, size = STRATEGIES[self.strategy], self.microbatch_size
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
             if size is None:
-                return sum_of(clipping, batch.examples)
+                return sum_of(clipping, batch.examples, 1)
             return in_parts(clipping, batch.examples, size, sum_of)
 
 
@@ -172,7 +172,7 @@ def clipped_sum_by(
     def run(batch: Any) -> ClippedSum:
         hidden = hide_batch_axis(batch, shared_inputs(model))
         if microbatch_size is None:
-            return sum_of(clipping, hidden)
+            return sum_of(clipping, hidden, 1)
         return in_parts(clipping, hidden, microbatch_size, sum_of)
 
     return as_function(run, tensors(batch))

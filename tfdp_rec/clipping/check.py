@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import engine, factors, rules
+from tfdp_rec.clipping import engine, rules, together
 from tfdp_rec.clipping.batches import batch_size, map_examples, tensors
 from tfdp_rec.clipping.engine import shared_inputs
 from tfdp_rec.clipping.recorder import recording
@@ -136,7 +136,7 @@ def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignor
         collected = engine.collect(recorder, tape, losses)
         sources = [rules.resource(v) for v in variables]
         for variable, true in zip(variables, tape.gradient(losses, sources, unconnected_gradients="zero")):
-            recorded = float(factors.measure(collected[variable.path])[0][0]) if variable.path in collected else 0.0
+            recorded = float(together.measure(collected[variable.path])[0][0]) if variable.path in collected else 0.0
             expected = float(np.linalg.norm(_numpy(true)))
             if not np.isclose(recorded, expected, rtol=tolerance, atol=tolerance * 1e-2):
                 raise NotPrivate(

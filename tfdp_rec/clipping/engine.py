@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import factors, sums
+from tfdp_rec.clipping import factors, sums, together
 from tfdp_rec.clipping.arithmetic import refuse_coarse_products
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis
 from tfdp_rec.clipping.factors import Reads
@@ -52,7 +52,7 @@ class Weighted(Mapping[str, Gradient]):
         self._collected, self._weights, self._depth = collected, weights, depth
 
     def __getitem__(self, path: str) -> Gradient:
-        return factors.weighted_sum(self._collected[path], self._weights, self._depth)
+        return together.weighted_sum(self._collected[path], self._weights, self._depth)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._collected)
@@ -63,7 +63,7 @@ class Weighted(Mapping[str, Gradient]):
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         scaled = tf.cast(scale, self._weights.dtype) * self._weights
-        return factors.weighted_sum(self._collected[path], scaled, self._depth)
+        return together.weighted_sum(self._collected[path], scaled, self._depth)
 
 
 @dataclasses.dataclass
@@ -92,7 +92,7 @@ class ClippedSum:
             return _float32(self.gradients.scaled(path, scale))
         found, factor = _float32(self.gradients[path]), tf.cast(scale, tf.float32)
         if isinstance(found, tf.IndexedSlices):
-            once = factors.join([found])
+            once = together.join([found])
             return tf.IndexedSlices(factor * once.values, once.indices, found.dense_shape)
         return factor * found
 
@@ -138,7 +138,7 @@ def collect(
     for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
         shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
         collected.setdefault(variable.path, []).append(shares)
-    return {path: factors.merge(several) for path, several in collected.items()}
+    return {path: together.merge(several) for path, several in collected.items()}
 
 
 def _refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
@@ -160,7 +160,7 @@ def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
 
 def measure(collected: Factors) -> tuple[tf.Tensor, tf.Tensor]:
     """(norms, reaches): each example's gradient norm over all variables, rounded up, and the size of its parts."""
-    several = [factors.measure(own) for own in collected.values()]
+    several = [together.measure(own) for own in collected.values()]
     kind = tf.float64 if any(norm.dtype == tf.float64 for norm, _ in several) else tf.float32
     norms, reaches = (tf.stack([tf.cast(v, kind) for v in each], axis=1) for each in zip(*several))
     total = factors.length(norms)

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ import tensorflow as tf
 from tfdp_rec.clipping import sums
 from tfdp_rec.clipping.sums import Depth
 
-CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
 _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
 
 
@@ -57,7 +55,8 @@ def wide(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if tensor.dtype in (tf.float32, tf.float64) else tf.cast(tensor, tf.float32)
 
 
-def _count(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | float:
+def count_along(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | float:
+    """The length of an axis: `size` if it is known, else found when the graph runs."""
     return float(size) if size is not None else tf.cast(tf.shape(tensor)[axis], tensor.dtype)
 
 
@@ -70,7 +69,7 @@ def length(tensor: tf.Tensor) -> tf.Tensor:
     """‖·‖ along the last axis, rounded up; TensorFlow's norm reads once what squaring and adding up would read
     thrice.
     """
-    values = _count(tensor.shape[-1], tensor, -1)
+    values = count_along(tensor.shape[-1], tensor, -1)
     found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
     return found * _rounded(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
 
@@ -84,9 +83,9 @@ def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
     return length(tensor)
 
 
-def _total(lengths: tf.Tensor) -> tf.Tensor:
+def total(lengths: tf.Tensor) -> tf.Tensor:
     """Σ over positions `[batch, T]`, rounded up."""
-    return tf.reduce_sum(lengths, axis=1) * _rounded(_count(lengths.shape[1], lengths, 1), lengths.dtype)
+    return tf.reduce_sum(lengths, axis=1) * _rounded(count_along(lengths.shape[1], lengths, 1), lengths.dtype)
 
 
 def _flat(tensor: tf.Tensor) -> tf.Tensor:
@@ -133,7 +132,7 @@ def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
     return tf.cond(tf.size(keys) < count, summed, lambda: g)
 
 
-def _by_position(tensor: tf.Tensor) -> tf.Tensor:
+def by_position(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, T, n]`; a tensor without positions has one."""
     return tensor[:, None, :] if tensor.shape.rank == 2 else tensor
 
@@ -212,7 +211,7 @@ class Outer(Factor):
     def merge(cls, factors: Sequence[Outer]) -> Outer:  # type: ignore[override]
         if len(factors) == 1:
             return factors[0]
-        x, g = (tf.concat([_by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
+        x, g = (tf.concat([by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
         return cls(x, g, factors[0].assemble)
 
     @property
@@ -222,22 +221,22 @@ class Outer(Factor):
     def reach(self) -> tf.Tensor:
         if self.whole:
             return self.norm()
-        return _total(length(self.x) * length(self.g))
+        return total(length(self.x) * length(self.g))
 
     def _gram_norm(self) -> tf.Tensor:
         """Terms of both signs: rounded up by what they may have lost, a share of reach²."""
         products = tf.matmul(self.x, self.x, transpose_b=True) * tf.matmul(self.g, self.g, transpose_b=True)
         square = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)
-        positions = 2 * _count(self.x.shape[1], self.x, 1)
+        positions = 2 * count_along(self.x.shape[1], self.x, 1)
         lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * sums.unit(square.dtype)
-        return _root(square + lost * tf.square(self.reach()))
+        return root(square + lost * tf.square(self.reach()))
 
     def _formed_norm(self) -> tf.Tensor:
-        lost = (_count(self.x.shape[1], self.x, 1) + 8) * sums.unit(self.x.dtype)
+        lost = (count_along(self.x.shape[1], self.x, 1) + 8) * sums.unit(self.x.dtype)
         return length_of_all(self._formed()) + lost * self.reach()
 
     def _formed(self) -> tf.Tensor:
-        return tf.matmul(_by_position(self.x), _by_position(self.g), transpose_a=True)
+        return tf.matmul(by_position(self.x), by_position(self.g), transpose_a=True)
 
     def norm(self) -> tf.Tensor:
         if self.whole:  # the product of lengths, not of squares: a square may be too small a number, or too large
@@ -340,131 +339,7 @@ def _one_column_an_id(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     return distinct, tf.cond(tf.equal(count, tf.size(ids)), lambda: d, lambda: tf.matmul(d, members()))
 
 
-def _root(square: tf.Tensor) -> tf.Tensor:
+def root(square: tf.Tensor) -> tf.Tensor:
     """√, rounded up; rounding below zero counts as zero, NaN stays NaN."""
     kept = tf.where(square < 0, tf.zeros_like(square), square)
     return tf.sqrt(kept) * _rounded(0, square.dtype) + _FLOOR
-
-
-def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Whether each id stands in the list `among` of distinct ids, and where (anywhere, if it does not)."""
-    among = tf.concat([among, tf.constant([-1], among.dtype)], axis=0)  # so that the list is never empty
-    order = tf.argsort(among)
-    ordered = tf.gather(among, order)
-    place = tf.minimum(tf.searchsorted(ordered, ids), tf.size(ordered) - 1)
-    found = tf.equal(tf.gather(ordered, place), ids)
-    return found, tf.where(found, tf.gather(order, place), tf.zeros_like(place))
-
-
-def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
-    """⟨Σ_t e(id_t) g_tᵀ, Σ_s d_s e(id_s) qᵀ⟩ = Σ_t d[position of id_t among the candidates] (g_t · q)."""
-    candidates, d = scores.distinct
-    if rows.ids.shape[1] == 1:
-        hit = tf.equal(rows.ids, candidates[None, :])
-        own = tf.reduce_sum(tf.where(hit, d, tf.zeros_like(d)), axis=1)
-        return own * tf.reduce_sum(rows.g[:, 0] * scores.q, axis=1)
-    found, column = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
-    own = tf.gather(tf.pad(d, [[0, 0], [0, 1]]), column, batch_dims=1)
-    along = tf.einsum("btd,bd->bt", rows.summed, scores.q)
-    return tf.reduce_sum(tf.where(found, own * along, tf.zeros_like(along)), axis=1)
-
-
-def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
-    """⟨Σ_s d_s e(id_s) qᵀ, Σ_u c_u e(id_u) pᵀ⟩ = (q · p) Σ over common ids of d_s c_u."""
-    (ids, d), (others, c) = a.distinct, b.distinct
-    found, column = _find(ids, others)
-    common = tf.where(found[None, :], tf.gather(tf.pad(c, [[0, 0], [0, 1]]), column, axis=1), tf.zeros_like(d))
-    return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(d * common, axis=1)
-
-
-def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
-    """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
-    picked = tf.gather(_by_position(outer.x), rows.ids, axis=2, batch_dims=1)
-    pairs = picked * tf.matmul(_by_position(outer.g), rows.summed, transpose_b=True)
-    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
-
-
-_INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {
-    (Rows, Scores): _rows_scores,
-    (Scores, Scores): _scores_scores,
-    (Rows, Outer): _rows_outer,
-}
-
-
-def _inner_product(a: Factor, b: Factor) -> tf.Tensor:
-    """The inner product of each example's two gradients, `[batch]`."""
-    for left, right in ((a, b), (b, a)):
-        if (type(left), type(right)) in _INNER_PRODUCTS:
-            return _INNER_PRODUCTS[type(left), type(right)](left, right)
-    return tf.reduce_sum(a.dense().values * b.dense().values)  # raises, with the reason: `merge` left no other pair
-
-
-def merge(factors: Sequence[Factor]) -> list[Factor]:
-    """One factor of each kind that can be merged from all the factors of one variable.
-
-    Kinds without an inner product are formed and added, so that what is summed is what the norm is of.
-    """
-    kinds = dict.fromkeys(type(f) for f in factors if f.mergeable)
-    merged = [kind.merge([f for f in factors if type(f) is kind]) for kind in kinds]
-    apart = merged + [f for f in factors if not f.mergeable]
-    if len(apart) > 1 and not all(_have_product(a, b) for a, b in itertools.combinations(apart, 2)):
-        return [PerExample.merge([f.dense() for f in apart])]
-    return apart
-
-
-def _have_product(a: Factor, b: Factor) -> bool:
-    return (type(a), type(b)) in _INNER_PRODUCTS or (type(b), type(a)) in _INNER_PRODUCTS
-
-
-def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """(norm, reach) of each example's gradient of one variable, from its merged factors.
-
-    The norm is rounded up, and at least reach / `CANCELLING`.
-    """
-    if len(factors) == 1 and factors[0].whole:
-        norm = factors[0].norm()
-        return norm, norm
-    reach = _total(tf.stack([f.reach() for f in factors], axis=1))
-    norm = factors[0].norm() if len(factors) == 1 else _norm_of_several(factors, reach)
-    return tf.maximum(norm, reach / CANCELLING), reach
-
-
-def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
-    square = tf.add_n([tf.square(f.norm()) for f in factors])
-    for a, b in itertools.combinations(factors, 2):
-        square += 2 * _inner_product(a, b)
-    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * sums.unit(square.dtype)
-    return _root(square + lost * tf.square(reach))
-
-
-def _additions(factor: Factor) -> tf.Tensor | float:
-    """How many numbers an inner product with this factor adds up, along all of its axes."""
-    shown = [v for v in vars(factor).values() if tf.is_tensor(v) and v.dtype.is_floating]
-    sizes = [_count(v.shape[axis], v, axis) for v in shown for axis in range(1, v.shape.rank)]
-    return sum((tf.cast(s, shown[0].dtype) for s in sizes), tf.zeros([], shown[0].dtype))
-
-
-def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
-    """Σ_b weights[b] · gradient of example b of one variable: distinct rows if every factor is sparse."""
-    if len(factors) == 1:
-        return factors[0].weighted_sum(weights, depth)
-    by_parts = Depth(depth.parts - len(factors), depth.parts - len(factors))
-    parts = [f.weighted_sum(weights, by_parts) for f in factors]
-    if all(f.sparse for f in factors):
-        return join(parts)
-    return functools.reduce(tf.add, [tf.convert_to_tensor(p) for p in parts])
-
-
-def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """Several sums of one variable's rows as one, an id standing once."""
-    values, ids = (tf.concat([getattr(s, part) for s in slices], axis=0) for part in ("values", "indices"))
-    distinct, added = _once(tf.cast(ids, tf.int64), values)
-    return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)
-
-
-@sums.traced_once
-def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    distinct, place = tf.unique(ids)
-    count = tf.size(distinct)
-    summed = lambda: tf.math.unsorted_segment_sum(values, place, count)  # noqa: E731
-    return distinct, tf.cond(count < tf.size(ids), summed, lambda: values)

@@ -1,0 +1,144 @@
+"""All factors of one variable together: merged, their norm, their sum over the batch.
+
+With a and b the gradients of one example by two factors of different kinds, ‖a + b‖² = ‖a‖² + 2⟨a, b⟩ + ‖b‖². The inner
+products stand here, once for each pair of kinds that meet (a table that is looked up and also gives the logits); kinds
+that have none are formed and added.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdp_rec.clipping import sums
+from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Rows, Scores, by_position, count_along, root, total
+from tfdp_rec.clipping.sums import Depth
+
+CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
+
+
+def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Whether each id stands in the list `among` of distinct ids, and where (anywhere, if it does not)."""
+    among = tf.concat([among, tf.constant([-1], among.dtype)], axis=0)  # so that the list is never empty
+    order = tf.argsort(among)
+    ordered = tf.gather(among, order)
+    place = tf.minimum(tf.searchsorted(ordered, ids), tf.size(ordered) - 1)
+    found = tf.equal(tf.gather(ordered, place), ids)
+    return found, tf.where(found, tf.gather(order, place), tf.zeros_like(place))
+
+
+def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
+    """⟨Σ_t e(id_t) g_tᵀ, Σ_s d_s e(id_s) qᵀ⟩ = Σ_t d[position of id_t among the candidates] (g_t · q)."""
+    candidates, d = scores.distinct
+    if rows.ids.shape[1] == 1:
+        hit = tf.equal(rows.ids, candidates[None, :])
+        own = tf.reduce_sum(tf.where(hit, d, tf.zeros_like(d)), axis=1)
+        return own * tf.reduce_sum(rows.g[:, 0] * scores.q, axis=1)
+    found, column = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
+    own = tf.gather(tf.pad(d, [[0, 0], [0, 1]]), column, batch_dims=1)
+    along = tf.einsum("btd,bd->bt", rows.summed, scores.q)
+    return tf.reduce_sum(tf.where(found, own * along, tf.zeros_like(along)), axis=1)
+
+
+def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
+    """⟨Σ_s d_s e(id_s) qᵀ, Σ_u c_u e(id_u) pᵀ⟩ = (q · p) Σ over common ids of d_s c_u."""
+    (ids, d), (others, c) = a.distinct, b.distinct
+    found, column = _find(ids, others)
+    common = tf.where(found[None, :], tf.gather(tf.pad(c, [[0, 0], [0, 1]]), column, axis=1), tf.zeros_like(d))
+    return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(d * common, axis=1)
+
+
+def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
+    """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
+    picked = tf.gather(by_position(outer.x), rows.ids, axis=2, batch_dims=1)
+    pairs = picked * tf.matmul(by_position(outer.g), rows.summed, transpose_b=True)
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
+
+
+_INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {
+    (Rows, Scores): _rows_scores,
+    (Scores, Scores): _scores_scores,
+    (Rows, Outer): _rows_outer,
+}
+
+
+def _inner_product(a: Factor, b: Factor) -> tf.Tensor:
+    """The inner product of each example's two gradients, `[batch]`."""
+    for left, right in ((a, b), (b, a)):
+        if (type(left), type(right)) in _INNER_PRODUCTS:
+            return _INNER_PRODUCTS[type(left), type(right)](left, right)
+    return tf.reduce_sum(a.dense().values * b.dense().values)  # raises, with the reason: `merge` left no other pair
+
+
+def merge(factors: Sequence[Factor]) -> list[Factor]:
+    """One factor of each kind that can be merged from all the factors of one variable.
+
+    Kinds without an inner product are formed and added, so that what is summed is what the norm is of.
+    """
+    kinds = dict.fromkeys(type(f) for f in factors if f.mergeable)
+    merged = [kind.merge([f for f in factors if type(f) is kind]) for kind in kinds]
+    apart = merged + [f for f in factors if not f.mergeable]
+    if len(apart) > 1 and not all(_have_product(a, b) for a, b in itertools.combinations(apart, 2)):
+        return [PerExample.merge([f.dense() for f in apart])]
+    return apart
+
+
+def _have_product(a: Factor, b: Factor) -> bool:
+    return (type(a), type(b)) in _INNER_PRODUCTS or (type(b), type(a)) in _INNER_PRODUCTS
+
+
+def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """(norm, reach) of each example's gradient of one variable, from its merged factors.
+
+    The norm is rounded up, and at least reach / `CANCELLING`.
+    """
+    if len(factors) == 1 and factors[0].whole:
+        norm = factors[0].norm()
+        return norm, norm
+    reach = total(tf.stack([f.reach() for f in factors], axis=1))
+    norm = factors[0].norm() if len(factors) == 1 else _norm_of_several(factors, reach)
+    return tf.maximum(norm, reach / CANCELLING), reach
+
+
+def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
+    square = tf.add_n([tf.square(f.norm()) for f in factors])
+    for a, b in itertools.combinations(factors, 2):
+        square += 2 * _inner_product(a, b)
+    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * sums.unit(square.dtype)
+    return root(square + lost * tf.square(reach))
+
+
+def _additions(factor: Factor) -> tf.Tensor | float:
+    """How many numbers an inner product with this factor adds up, along all of its axes."""
+    shown = [v for v in vars(factor).values() if tf.is_tensor(v) and v.dtype.is_floating]
+    sizes = [count_along(v.shape[axis], v, axis) for v in shown for axis in range(1, v.shape.rank)]
+    return sum((tf.cast(s, shown[0].dtype) for s in sizes), tf.zeros([], shown[0].dtype))
+
+
+def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
+    """Σ_b weights[b] · gradient of example b of one variable: distinct rows if every factor is sparse."""
+    if len(factors) == 1:
+        return factors[0].weighted_sum(weights, depth)
+    by_parts = Depth(depth.parts - len(factors), depth.parts - len(factors))
+    parts = [f.weighted_sum(weights, by_parts) for f in factors]
+    if all(f.sparse for f in factors):
+        return join(parts)
+    return functools.reduce(tf.add, [tf.convert_to_tensor(p) for p in parts])
+
+
+def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Several sums of one variable's rows as one, an id standing once."""
+    values, ids = (tf.concat([getattr(s, part) for s in slices], axis=0) for part in ("values", "indices"))
+    distinct, added = _once(tf.cast(ids, tf.int64), values)
+    return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)
+
+
+@sums.traced_once
+def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    distinct, place = tf.unique(ids)
+    count = tf.size(distinct)
+    summed = lambda: tf.math.unsorted_segment_sum(values, place, count)  # noqa: E731
+    return distinct, tf.cond(count < tf.size(ids), summed, lambda: values)
