@@ -164,6 +164,13 @@ def test_random_states_set_back_draw_the_same():
     assert states and np.array_equal(one, model(x, training=True))
 
 
+def test_seed_generators_have_their_state_and_the_seed_they_began_with():
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, keras.layers.Dropout(0.5, seed=7)(inputs))
+    ((state, begun),) = keras_internals.seed_generators(model)
+    assert begun == 7 and [state is s for s in keras_internals.random_states(model)] == [True]
+
+
 def test_the_loss_tracker_is_what_fit_shows():
     model, _ = small()
     shown = model.train_on_batch(np.ones([4, 3]), np.ones([4, 1]))

@@ -67,6 +67,12 @@ def random_states(model: keras.Model) -> list[keras.Variable]:
     return [g.state for layer in layers_within(model) for g in getattr(layer, "_seed_generators", [])]
 
 
+def seed_generators(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
+    """(state, seed it began with) of every random layer's generator."""
+    generators = [g for layer in layers_within(model) for g in getattr(layer, "_seed_generators", [])]
+    return [(generator.state, generator._initial_seed) for generator in generators]
+
+
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     """The mean that `fit` shows as "loss"."""
     return model._loss_tracker

@@ -23,6 +23,7 @@ from tfdp_rec.clipping.independence.shares import Shares
 from tfdp_rec.clipping.independence.sizes import ONE, Size
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
 from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
+from tfdp_rec.keras_internals import layers_within, resource, seed_generators
 
 _ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
 
@@ -155,15 +156,15 @@ def _refuse_padding(leaf: tf.Tensor) -> None:
 
 
 def _reading(model: keras.Model) -> Reading:
-    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", [])]
-    seeds = {_handle(g.state): g._initial_seed for g in generators}
+    seeds = {_handle(state): begun for state, begun in seed_generators(model)}
     metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
     names = {_handle(variable): variable.path for variable in model.variables}
-    return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, seeds, [o.name for o in model._flatten_layers()])
+    layers = [layer.name for layer in layers_within(model)]
+    return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, seeds, layers)
 
 
 def _handle(variable: keras.Variable) -> int | None:
-    return id(getattr(variable._value, "handle", None))
+    return id(getattr(resource(variable), "handle", None))
 
 
 NO_BATCH = (

@@ -31,8 +31,8 @@ def replaced(at: At) -> Value:
 
 @rule("VarHandleOp", "HashTableV2", "MutableHashTableV2", "AnonymousHashTable", "VarIsInitializedOp")
 def handle(at: At) -> Value:
-    """A resource made here."""
-    return Handle(at.op.outputs[0]) if at.op.type != "VarIsInitializedOp" else Shared()
+    """A resource made here: by its name, so that it is never taken for a metric or a seed, which may be written."""
+    return Handle(at.op.name) if at.op.type != "VarIsInitializedOp" else Shared()
 
 
 @rule("VariableShape")
