@@ -214,9 +214,9 @@ def test_examples_pass_through_poisson_batches(small):
     train, _ = small.split_users(0.8)
     examples = NextItemExamples(small, train, negatives=40)
     batches = PoissonSampling(len(examples), 64, unit="user").batches(examples.fetch, shared=examples.shared)
-    assert batches.element_spec["context"].shape.as_list() == [None, 20]
+    assert batches.element_spec.batch["context"].shape.as_list() == [None, 20]
     assert batches.element_spec.batch["negatives"].shape.as_list() == [40]
-    sizes = [len(batch["label"]) for batch in batches.take(20)]
+    sizes = [len(drawn.batch["label"]) for drawn in batches.take(20)]
     assert len(set(sizes)) > 5 and 40 < np.mean(sizes) < 90
 
 

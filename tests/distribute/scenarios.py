@@ -135,7 +135,8 @@ def resumed(cluster, directory):
     off = distance(second.model().get_weights(), on_one_machine(name, before))
     folders = {name: oct(os.stat(os.path.join(directory, name)).st_mode)[-3:] for name in os.listdir(directory)}
     modes = [mode for name, mode in folders.items() if name.endswith(".cluster-checkpoint")]
-    return {"refused": refused, "attempts": attempts, "counted": accountant.steps, "off": off, "modes": modes}
+    counts = {"attempts": attempts, "counted": accountant.steps, "in all": len(SIZES)}
+    return {"refused": refused, **counts, "off": off, "modes": modes}
 
 
 def released_twice(cluster, directory):

@@ -34,7 +34,7 @@ from tfdp_rec.keras_internals import iterator_spec, learning_rate_of, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.privacy.drawn import SeenDraws, source_of
-from tfdp_rec.privacy.history import DRAWN, Entry
+from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry
 from tfdp_rec.training.batch import normalised
 from tfdp_rec.training.model import PrivateTraining
 
@@ -201,7 +201,8 @@ class ParameterServerTrainer:
         with servers_alive():
             self._checkpoints.restore()
         for event, count in self._attempts.runs:
-            made = Entry(event, count, DRAWN, self.sampling.get_state())  # type: ignore[union-attr]
+            drawn = self._source.sampling
+            made = Entry(event, count, DRAWN, drawn.get_state()) if drawn else Entry(event, count, UNPROVEN)
             self._optimizer.privacy_history.add_entry(made)
         self._optimizer.iterations.assign(self._attempts.count)
         self._resumed, self._saved = True, self._attempts.count
