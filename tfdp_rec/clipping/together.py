@@ -136,7 +136,6 @@ def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)
 
 
-@sums.traced_once
 def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, place = tf.unique(ids)
     count = tf.size(distinct)
