@@ -63,11 +63,12 @@ def test_clipping_turned_off_is_caught(name, monkeypatch):
 
 
 def test_pending_noise_never_settled_is_caught(monkeypatch):
+    """Rows that no example read have no noise then, and tell who was in the batch."""
     monkeypatch.setattr(tfdp_rec.LazyDPSGD, "settle", lambda self: None)
-    plan = AuditPlan(steps=1)
-    audits = audit_runs(mechanism(noise_multiplier=SIGMA / 2**0.5), plan, seed=0)
-    claim = plan.claimed_epsilon(GaussianDpEvent(SIGMA / 2**0.5))
-    assert next(audits).epsilon > 2 * claim
+    model = CanaryTable(1000)
+    model.compile(optimizer=mechanism())
+    model.fit(tf.data.Dataset.from_tensors(np.arange(500)), verbose=0)
+    np.testing.assert_array_equal(model.moved() != 0, np.arange(1000) < 500)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -112,4 +113,4 @@ def test_canary_table_config_and_gradient():
     assert type(model).from_config(model.get_config()).get_config() == model.get_config()
     model.compile(optimizer=mechanism())
     clipped = tfdp_rec.clipping.clipped_sum(model, tf.constant([1, 7]), l2_norm_clip=1.0)
-    np.testing.assert_allclose(clipped.norms, [3.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(clipped.norms, [3.0, 3.0], rtol=1e-5)
