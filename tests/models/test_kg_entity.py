@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
+from experiments.bench.baselines import clipped_sum_by
 from tfdp_rec.datasets.kg.generated import SyntheticKG
 from tfdp_rec.models.kg_entity import EncoderBlock, KGEntity
 
@@ -87,8 +88,8 @@ def test_top_k_is_the_best_of_the_whole_catalogue():
 
 def test_clipping_agrees_with_one_example_at_a_time():
     model, batch = make_model(), tensors(make_batch(range(5)))
-    fast = tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=0.3, strategy="bookkeeping")
-    slow = tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=0.3, strategy="per_example")
+    fast = tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=0.3, training=False)
+    slow = clipped_sum_by("per_example", model, batch, l2_norm_clip=0.3)
     np.testing.assert_allclose(fast.norms, slow.norms, rtol=1e-4)
     assert set(fast.gradients) == set(slow.gradients) == {v.path for v in model.trainable_variables}
     for path in fast.gradients:

@@ -59,7 +59,8 @@ def clipped_sum(
         batch: as the training data gives it.
         l2_norm_clip: C.
         strategy: "bookkeeping", the one whose sensitivity is proved; others, for comparison, are in
-        `experiments/bench/baselines.py`. microbatch_size: examples at a time, to bound memory; the sum is the same.
+            `experiments/bench/baselines.py`.
+        microbatch_size: examples at a time, to bound memory; the sum is the same.
         training: passed to `per_example_loss`.
 
     Raises:
