@@ -80,7 +80,7 @@ def test_kg_reads_files_with_public_vocabularies(tiny, tmp_path):
     task = kg.make_task(ENTITIES, str(data), str(tmp_path))
     assert task.canaries.features["unigrams"].shape == (5, 20, 8)
     batch = task.fetch(np.array([0, 200, task.sampling.num_units - 1]))
-    assert batch["entities"].shape == (3, 20, 4) and batch["negatives"].shape == (20,)
+    assert batch["entities"].shape == (3, 20, 4) and task.negatives()["negatives"].shape == (20,)
 
 
 def test_noise_of_a_budget_spends_it_and_no_more():
