@@ -246,7 +246,7 @@ def test_untrained_models_are_saved_too(kind, tmp_path):
 def test_clone_model(kind, trained):
     model = trained(kind)
     clone = keras.models.clone_model(model)
-    assert type(clone) is tfdp_rec.PrivateModel
+    assert isinstance(clone, tfdp_rec.PrivateModel)
     assert clone.optimizer is not model.optimizer
     assert clone.optimizer.get_config() == model.optimizer.get_config()
     before = model.get_weights()

@@ -118,7 +118,7 @@ def test_all_survivors_get_the_noise_they_should_and_only_they(error, accepted):
 def test_rows_shared_by_the_batch_are_known_and_always_move():
     a = variable(50, 2, "a")
     clipped = clipped_sum({a.path: [(0, 3, 1.0)]}, {a.path: 2})
-    clipped.reads[a.path].shared = tf.constant([7, 3, 9], tf.int64)
+    clipped.reads[a.path] = clipped.reads[a.path]._replace(shared=tf.constant([7, 3, 9], tf.int64))
     (after,) = stepped(ada_fest(threshold=30.0), [a], clipped)
     assert np.flatnonzero(after[:, 0]).tolist() == [3, 7, 9]
 
