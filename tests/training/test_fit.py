@@ -69,7 +69,7 @@ def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
     bad[13] = ROWS + 5
     model = model_of(eager=eager)
     data = tf.data.Dataset.from_tensor_slices((bad, LABELS)).batch(4)
-    with pytest.raises(Exception, match="(?i)indices|not in"):
+    with pytest.raises(Exception, match="ids outside its table"):
         model.fit(data, verbose=0)
     assert model.optimizer.releasable and int(model.optimizer.iterations) == 3
     if int(model.optimizer.ledger.clock) == 3:
