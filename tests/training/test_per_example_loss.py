@@ -144,7 +144,8 @@ def test_what_cannot_be_an_examples_own_is_refused():
         loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
         per_example_loss(loss, None, numbers(2), numbers(2), None)
     inputs = keras.Input([3])
-    for loss, match in (("dice", "one loss an example"), (keras.losses.Circle(), "several examples of the batch together")):
+    together = (keras.losses.Circle(), "several examples of the batch together")
+    for loss, match in (("dice", "one loss an example"), together):
         model = tfdp_rec.PrivateModel(inputs, layers.Dense(3, activation="sigmoid")(inputs))
         model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), loss)
         y = np.array([0, 1, 1, 0]) if loss != "dice" else np.ones([4, 3], "float32")
