@@ -63,14 +63,9 @@ def added_losses(layer: keras.layers.Layer) -> list[Any]:
 
 
 def random_states(model: keras.Model) -> list[keras.Variable]:
-    """The states of all random layers: set back, they draw the same again."""
-    return [g.state for layer in layers_within(model) for g in getattr(layer, "_seed_generators", [])]
-
-
-def seed_generators(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
-    """(state, seed it began with) of every random layer's generator."""
+    """The states of all random layers, each once: set back, they draw the same again."""
     generators = [g for layer in layers_within(model) for g in getattr(layer, "_seed_generators", [])]
-    return [(generator.state, generator._initial_seed) for generator in generators]
+    return list({id(g.state): g.state for g in generators}.values())
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
@@ -135,6 +130,18 @@ def compiles_with_xla() -> bool:
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
+
+
+def function_graph(graph: Any, name: str) -> Any:
+    """The graph of a function that an operation of `graph` calls: a branch, a loop's body, a `tf.function`."""
+    while graph is not None:
+        for known in (name, name.encode()):
+            if known in graph._functions:
+                return graph._functions[known].graph
+        graph = getattr(graph, "outer_graph", None)
+    from tensorflow.python.eager import context  # functions that were made outside all graphs
+
+    return context.context().get_function(name).graph if hasattr(context.context(), "get_function") else None
 
 
 def initializer_of(initial_value: Any) -> Any:

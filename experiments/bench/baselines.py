@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import as_function, engine, factors, in_parts, rules
+from tfdp_rec.clipping import engine, factors, in_parts, rules
 from tfdp_rec.clipping.batches import hide_batch_axis, map_examples, tensors
 from tfdp_rec.clipping.engine import ClippedSum, Clipping, shared_inputs
 from tfdp_rec.clipping.parts import SumOf
@@ -45,7 +45,7 @@ def _reweighted_pass(tape: tf.GradientTape, model: keras.Model, losses: tf.Tenso
     return {v.path: g for v, g in zip(variables, found) if g is not None}
 
 
-def ghost(clipping: Clipping, batch: Any, parts: Any = 1) -> ClippedSum:
+def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     """Ghost norms, then a reweighted backward pass. An example that is not finite is not supported: it raises."""
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
@@ -58,7 +58,7 @@ def ghost(clipping: Clipping, batch: Any, parts: Any = 1) -> ClippedSum:
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.reads_of(collected))
 
 
-def reweighted(clipping: Clipping, batch: Any, parts: Any = 1) -> ClippedSum:
+def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     """Formed per-example gradients give the norms and are thrown away; then a reweighted backward pass."""
     collected, _ = _formed(clipping, batch)
     norms, _ = engine.measure(collected)
@@ -70,10 +70,10 @@ def reweighted(clipping: Clipping, batch: Any, parts: Any = 1) -> ClippedSum:
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.reads_of(collected))
 
 
-def per_example(clipping: Clipping, batch: Any, parts: Any = 1) -> ClippedSum:
+def per_example(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     """The oracle: each example is a batch of one with its own backward pass."""
     collected, losses = _formed(clipping, batch)
-    return engine.clip(collected, losses, clipping.l2_norm_clip, parts)
+    return engine.clip(collected, losses, clipping.l2_norm_clip, share)
 
 
 def _finite_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
@@ -151,7 +151,7 @@ class ComparedStep(PrivateStep):
         sum_of, size = STRATEGIES[self.strategy], self.microbatch_size
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
             if size is None:
-                return sum_of(clipping, batch.examples, 1)
+                return sum_of(clipping, batch.examples, None)
             return in_parts(clipping, batch.examples, size, sum_of)
 
 
@@ -172,7 +172,7 @@ def clipped_sum_by(
     def run(batch: Any) -> ClippedSum:
         hidden = hide_batch_axis(batch, shared_inputs(model))
         if microbatch_size is None:
-            return sum_of(clipping, hidden, 1)
+            return sum_of(clipping, hidden, None)
         return in_parts(clipping, hidden, microbatch_size, sum_of)
 
-    return as_function(run, tensors(batch))
+    return engine.traced(run, tensors(batch), shared_inputs(model))

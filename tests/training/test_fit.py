@@ -228,3 +228,23 @@ def test_settling_inside_a_graph_is_refused():
 
     with pytest.raises(RuntimeError, match="eager"):
         settles()
+
+
+@pytest.mark.parametrize("mechanism", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD])
+def test_a_step_is_traced_once(mechanism):
+    """A variable that is born while a step is traced has TensorFlow trace it twice, and large models take a minute."""
+    traced = []
+
+    class Counted(tfdp_rec.PrivateModel):
+        def train_step(self, data):
+            traced.append(data)
+            return super().train_step(data)
+
+    ids = keras.Input([2], dtype="int32")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 3)(ids))
+    model = Counted(ids, keras.layers.Dense(1)(keras.layers.Dropout(0.1)(hidden)))
+    optimizer = mechanism(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+    model.compile(optimizer, "mse")
+    for _ in range(2):
+        model.fit(IDS, LABELS, batch_size=4, verbose=0)
+    assert len(traced) == 1

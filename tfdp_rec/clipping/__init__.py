@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import hide_batch_axis, tensors
 from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
 from tfdp_rec.clipping.check import check
-from tfdp_rec.clipping.engine import ClippedSum, Clipping, shared_inputs
+from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, shared_inputs, traced
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
 from tfdp_rec.clipping.parts import in_parts
 from tfdp_rec.clipping.recorder import BeforeRead, no_settling
@@ -33,7 +32,7 @@ from tfdp_rec.clipping.rules import (
 )
 
 __all__ = [
-    "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",
+    "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",
     "EinsumDenseRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "NotPrivate", "Outer",
     "PerExample",
     "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "UniversalRule", "check", "clipped_sum", "in_parts",
@@ -65,7 +64,7 @@ def clipped_sum(
 
     Raises:
         NotPrivate: for a model whose per-example gradients cannot be bounded.
-        ValueError: for another strategy or a clip that is not positive.
+        ValueError: for another strategy, or a clip that is not positive or below what float32 can keep to.
 
     Example:
         >>> import keras, numpy as np, tfdp_rec
@@ -77,8 +76,8 @@ def clipped_sum(
         >>> found.norms.shape
         TensorShape([4])
     """
-    if not l2_norm_clip > 0:
-        raise ValueError(f"l2_norm_clip must be positive, got {l2_norm_clip}.")
+    if not l2_norm_clip >= LEAST_CLIP:
+        raise ValueError(f"l2_norm_clip must be at least {LEAST_CLIP}, got {l2_norm_clip}.")
     if strategy != "bookkeeping":
         raise ValueError(
             f"strategy must be 'bookkeeping', got {strategy!r}: for others, which bound nothing for data made to break "
@@ -96,24 +95,9 @@ def clipped_sum(
         return in_parts(clipping, batch, microbatch_size)
 
     ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()  # before anything of the step
-    return dataclasses.replace(as_function(run, tensors(batch)), ticket=ticket)
+    return dataclasses.replace(traced(run, tensors(batch), shared_inputs(model)), ticket=ticket)
 
 
 def _guard(model: keras.Model) -> BeforeRead:
     """What must be done before the model's tables are read: by duck typing, it is not of this floor."""
     return getattr(getattr(model, "release", None), "before_read", no_settling)
-
-
-def as_function(run: Callable[[Any], ClippedSum], batch: Any) -> ClippedSum:
-    """`run(batch)` in a graph, as in training: there, an axis of known length is seen not to be the batch's."""
-    if not tf.executing_eagerly():
-        return run(batch)
-
-    def parts(batch: Any) -> tuple[Any, ...]:
-        found = run(batch)
-        reads = {path: (r.example, r.ids, r.shared) for path, r in found.reads.items()}
-        return dict(found.gradients), found.norms, found.sensitivity, found.losses, reads
-
-    traced = tf.function(parts, autograph=False).get_concrete_function(batch)
-    gradients, norms, sensitivity, losses, reads = traced(batch)
-    return ClippedSum(gradients, norms, sensitivity, losses, {path: Reads(*r) for path, r in reads.items()})

@@ -59,6 +59,20 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     return map_examples(hide, batch, shared)
 
 
+def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:
+    """What a graph is traced for that takes batches like this one of every size."""
+
+    def opened(tensor: Any) -> Any:
+        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
+            return tensor
+        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+    def spec(leaf: Any) -> Any:
+        return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
+
+    return tf.nest.map_structure(spec, map_examples(opened, batch, shared))
+
+
 def tensors(batch: Any) -> Any:
     """The batch with numpy arrays and Python numbers as tensors."""
     return tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), batch)

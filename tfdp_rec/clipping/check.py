@@ -80,7 +80,7 @@ class _Run:
     def __call__(self, batch: Any, training: bool) -> engine.ClippedSum:
         self.rewind()
         loss = lambda data: self.model.per_example_loss(data, training=training)  # noqa: E731
-        return engine.Clipping(self.model, loss, self.clip).sum(batch)
+        return engine.Clipping(self.model, loss, self.clip).unread_sum(batch)
 
 
 def _distance(a: engine.ClippedSum, b: engine.ClippedSum) -> float:

@@ -14,26 +14,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, sums, together
 from tfdp_rec.clipping.arithmetic import refuse_coarse_products
-from tfdp_rec.clipping.batches import batch_size, hide_batch_axis
+from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.factors import Reads
 from tfdp_rec.clipping.folding import folded
 from tfdp_rec.clipping.independence import CallRead, StepReading
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, NotPrivate, resource
+from tfdp_rec.clipping.seeds import secret_seeds
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
 
 SLACK = 1 / 32
 """The share of the clip that rounding may take. More of it makes large batches faster: see `sums.Depth`."""
-MOST_EXAMPLES = 1 << 17  # of a batch or of its parts: a float32 sum of more could not be written down within the slack
+MOST_EXAMPLES = 1 << 16  # a float32 sum of more could not be written down within the slack
+_WRITTEN = 2  # how often the sum of a batch may be rounded as a whole: made of parts, scaled by who has it
+_MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64, where all examples' positions cancel
+_TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions"
+LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest that float32 has
 _OF_WEIGHTS = 2.0**-12  # of it, what the roundings of weights, and of contributions by them, may take
 
 Factors = dict[str, list[factors.Factor]]
@@ -187,6 +192,13 @@ def _here(leaf: Any) -> Any:
     return leaf if leaf is None or tf.executing_eagerly() else tf.identity(leaf)
 
 
+class Share(NamedTuple):
+    """What part of a batch a sum is of: one of so many parts, of so many examples in all."""
+
+    parts: tf.Tensor | int
+    examples: tf.Tensor
+
+
 @dataclasses.dataclass(frozen=True)
 class Clipping:
     """What a clipped sum is of: everything but the batch.
@@ -207,53 +219,70 @@ class Clipping:
         """How many examples a batch holds."""
         return batch_size(batch, shared_inputs(self.model))
 
-    def sum(self, batch: Any, parts: tf.Tensor | int = 1) -> ClippedSum:
+    def sum(self, batch: Any, share: Share | None = None) -> ClippedSum:
         """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call.
 
-        Traced, it is read (`independence/`) before anything is made of it; run eagerly, as `check` does, it is not.
+        It is a graph, also where all else is run eagerly: only what is read (`independence/`) is known to keep examples
+        apart. The seeds of random layers are secret.
 
         Args:
             batch: of tensors.
-            parts: how many such sums will be added up.
+            share: what part of a batch it is, if it is not the whole.
         """
-        refuse_coarse_products()
+        if tf.executing_eagerly():
+            return traced(lambda batch: self.sum(batch, share), batch, shared_inputs(self.model))
         shared = shared_inputs(self.model)
         batch = hide_batch_axis(tf.nest.map_structure(_here, batch), shared)
-        reading = None if tf.executing_eagerly() else StepReading(self.model, batch, shared)
+        with secret_seeds(self.model):
+            return self._sum(batch, share, StepReading(self.model, batch, shared))
+
+    def unread_sum(self, batch: Any) -> ClippedSum:
+        """The same run eagerly, its examples taken for independent and its seeds as they are: for a second opinion."""
+        return self._sum(batch, None, None)
+
+    def _sum(self, batch: Any, share: Share | None, reading: StepReading | None) -> ClippedSum:
+        refuse_coarse_products()
         size = self.batch_size(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(self.model, tape, size, self.before_read) as recorder:
                 losses = checked_losses(self.loss(batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
-        return clip(collect(recorder, tape, losses, reading), losses, self.l2_norm_clip, parts)
+        return clip(collect(recorder, tape, losses, reading), losses, self.l2_norm_clip, share)
 
 
-def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, parts: tf.Tensor | int = 1) -> ClippedSum:
+def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, share: Share | None = None) -> ClippedSum:
     """The clipped sum of factored per-example gradients.
 
     Args:
         collected: variable path -> factors.
         losses: `[batch]`.
         l2_norm_clip: C.
-        parts: how many such sums will be added up, which share the slack.
+        share: what part of a batch they are of, if not of the whole. The parts share the slack.
     """
     norms, reaches = measure(collected)
-    with tf.control_dependencies(_not_too_many(norms)):
+    share = share or Share(1, tf.size(norms))
+    with tf.control_dependencies(_not_too_many(collected, tf.size(norms), share)):
         norms = tf.identity(norms)
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
     weights = clip_weights(norms, bound)
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
-    slack = (SLACK - _OF_WEIGHTS) / len(kinds) ** 0.5 / tf.cast(parts, norms.dtype)
+    written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
+    slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
     depth = sums.Depth.within(slack, reach, tf.size(norms))
     return ClippedSum(Weighted(collected, weights, depth), norms, l2_norm_clip, losses, reads_of(collected))
 
 
-def _not_too_many(norms: tf.Tensor) -> list[Any]:
-    same = tf.debugging.assert_less_equal(
-        tf.size(norms), MOST_EXAMPLES, f"At most {MOST_EXAMPLES:,} examples can be clipped at once; set microbatch_size"
-    )
-    return [] if same is None else [same]
+def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
+    """Where the proof ends, so does the sum."""
+    terms = [f.terms for own in collected.values() for f in own if not f.whole]
+    most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
+    most *= tf.cast(share.parts, tf.float64)
+    checks = [
+        tf.debugging.assert_less_equal(share.examples, MOST_EXAMPLES, _TOO_MANY),
+        tf.debugging.assert_less_equal(most, tf.constant(_MOST_TERMS, tf.float64), _TOO_MANY),
+    ]
+    return [check for check in checks if check is not None]
 
 
 def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
@@ -266,3 +295,35 @@ def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
     )
     with tf.control_dependencies([same] if same is not None else []):
         return tf.identity(losses)
+
+
+def traced(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:
+    """`run(batch)` as a graph, where else it would run eagerly."""
+    return Graph(lambda batch: (run(batch), None), shared)(batch)[0]
+
+
+class Graph:
+    """A function that gives a clipped sum, and tensors beside it: a graph of its own, where nothing else is one.
+
+    Args:
+        run: the function, of nests of tensors.
+        shared: keys of entries that all examples of a batch share.
+    """
+
+    def __init__(self, run: Callable[..., tuple[ClippedSum, Any]], shared: Sequence[str] = ()):
+        self._run, self._shared = run, shared
+        self._traced = tf.function(self._parts, autograph=False)
+
+    def __call__(self, *given: Any) -> tuple[ClippedSum, Any]:
+        """What the function gives; made once for batches of every size."""
+        if not tf.executing_eagerly():
+            return self._run(*given)
+        graph = self._traced.get_concrete_function(*(open_specs(one, self._shared) for one in given))
+        gradients, norms, sensitivity, losses, reads, beside = graph(*given)
+        reads = {path: Reads(*parts) for path, parts in reads.items()}
+        return ClippedSum(gradients, norms, sensitivity, losses, reads), beside
+
+    def _parts(self, *given: Any) -> tuple[Any, ...]:
+        found, beside = self._run(*given)
+        reads = {path: (r.example, r.ids, r.shared) for path, r in found.reads.items()}
+        return dict(found.gradients), found.norms, found.sensitivity, found.losses, reads, beside

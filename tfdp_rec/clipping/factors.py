@@ -161,6 +161,11 @@ class Factor(abc.ABC):
         """Whether an example contributes a single term to each number of the sum."""
         return True
 
+    @property
+    def terms(self) -> tf.Tensor | int:
+        """How many terms an example contributes to a number of the sum."""
+        return 1
+
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
         """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
@@ -217,6 +222,10 @@ class Outer(Factor):
     @property
     def whole(self) -> bool:
         return self.x.shape.rank == 2 or self.x.shape[1] == 1
+
+    @property
+    def terms(self) -> tf.Tensor | int:
+        return 1 if self.whole else tf.shape(self.x)[1]
 
     def reach(self) -> tf.Tensor:
         if self.whole:

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import sums
 from tfdp_rec.clipping.batches import map_examples
-from tfdp_rec.clipping.engine import ClippedSum, Clipping, Gradient, Reads, shared_inputs
+from tfdp_rec.clipping.engine import ClippedSum, Clipping, Gradient, Reads, Share, shared_inputs, traced
 
 SumOf = Callable[[Clipping, Any, Any], ClippedSum]
-"""The clipped sum of one part, given how many there are."""
+"""The clipped sum of one part, given what part of the batch it is."""
 
 
 def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum) -> ClippedSum:
@@ -24,12 +24,14 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
     Dense sums are added up, rows too; norms, losses and reads are put end to end.
     """
     shared = shared_inputs(clipping.model)
+    if tf.executing_eagerly():
+        return traced(lambda batch: in_parts(clipping, batch, microbatch_size, sum_of), batch, shared)
     size = clipping.batch_size(batch)
-    number_of_parts = tf.maximum(1, (size + microbatch_size - 1) // microbatch_size)
+    share = Share(tf.maximum(1, (size + microbatch_size - 1) // microbatch_size), size)
 
     def part(start: tf.Tensor) -> ClippedSum:
         piece = map_examples(lambda t: t[start : start + microbatch_size], batch, shared)
-        clipped = sum_of(clipping, piece, number_of_parts)
+        clipped = sum_of(clipping, piece, share)
         first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
         clipped.reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
         return clipped

@@ -19,17 +19,13 @@ import tensorflow as tf
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.independence import NO_BATCH
 from tfdp_rec.clipping.rules import Call, NotPrivate
-from tfdp_rec.keras_internals import added_losses, layers_within, parts
+from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
 
 def no_settling(variable: keras.Variable, ids: tf.Tensor) -> None:
     """What happens before a table is read when nothing is pending: nothing."""
-
-
-def _own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
-    return [v for v in layer._trainable_variables if v.trainable]
 
 
 def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
@@ -52,7 +48,7 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
         if not layer.trainable_variables or id(layer) in found:
             return
         rule = rules.rule_for(layer)
-        if rule is None and _own_weights(layer) and layer is not model:
+        if rule is None and own_weights(layer) and layer is not model:
             rule = _universal_or_refuse(layer)
         if rule is not None:
             found[id(layer)] = (layer, rule)
@@ -65,7 +61,7 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
 
 
 def _universal_or_refuse(layer: keras.layers.Layer) -> rules.Rule:
-    names = ", ".join(v.path for v in _own_weights(layer))
+    names = ", ".join(v.path for v in own_weights(layer))
     if isinstance(layer, keras.Model):
         raise NotPrivate(f"Model '{layer.name}' owns weights itself ({names}); put them into a layer of their own.")
     if any(isinstance(part, keras.layers.Embedding) for part in layers_within(layer)):
@@ -202,7 +198,7 @@ def recording(
 
 def _direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
     """The weights of the model itself, watched; eagerly, where nothing is read, they are refused."""
-    own = _own_weights(model)
+    own = own_weights(model)
     if own and tf.executing_eagerly():
         names = ", ".join(v.path for v in own)
         raise NotPrivate(

@@ -203,7 +203,7 @@ class EinsumDenseRule(ActivatedRule):
             yield kernel_of(layer), self._outer(layer, x, g, (x_axes, w_axes, z_axes), (batch, kept, contracted, new))
         else:
             formed = tf.einsum(f"{x_axes},{z_axes}->{batch}{w_axes}", factors.wide(x), factors.wide(g))
-            yield layer._kernel, factors.PerExample(formed)
+            yield kernel_of(layer), factors.PerExample(formed)
         if layer.bias is not None:
             yield layer.bias, _bias(g, tuple(layer.bias.shape))
 
@@ -304,9 +304,9 @@ class EmbeddingRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        ids = of_rows(self._ids(call), layer, layer._embeddings)
-        hooks.before_read(layer._embeddings, ids)
-        rows = hooks.watch(tf.gather(resource(layer._embeddings), ids))
+        ids = of_rows(self._ids(call), layer, embeddings_of(layer))
+        hooks.before_read(embeddings_of(layer), ids)
+        rows = hooks.watch(tf.gather(resource(embeddings_of(layer)), ids))
         return tf.cast(rows, layer.compute_dtype)
 
     @staticmethod

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
-from tfdp_rec.optimizers.checks import checked_dense, positive, refuse_on_table, serialized_rate
+from tfdp_rec.optimizers.checks import checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
@@ -119,7 +119,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.dense_optimizer = checked_dense(dense_optimizer)
         self.privacy_history = StepHistory(self)
         self.constructed_with: dict[str, float] = {}
-        self._l2_norm_clip = self._setting("l2_norm_clip", l2_norm_clip)
+        self._l2_norm_clip = self._setting("l2_norm_clip", checked_clip(l2_norm_clip))
         self._noise_multiplier = self._setting("noise_multiplier", noise_multiplier, zero=True)
         self._expected_batch_size = self._setting("expected_batch_size", expected_batch_size)
 
@@ -139,7 +139,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @l2_norm_clip.setter
     def l2_norm_clip(self, value: float) -> None:
-        self._l2_norm_clip.assign(positive("l2_norm_clip", value))
+        self._l2_norm_clip.assign(checked_clip(value))
 
     @property
     def noise_multiplier(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping import LEAST_CLIP, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_of
 
 
@@ -60,4 +60,16 @@ def positive(name: str, value: float, zero: bool = False) -> float:
     number = float(value)
     if not (number > 0 or (zero and number == 0)) or number == float("inf"):
         raise ValueError(f"{name} must be a {'number of at least 0' if zero else 'positive number'}, got {value}.")
+    return number
+
+
+def checked_clip(value: float) -> float:
+    """C as a number.
+
+    Raises:
+        ValueError: it is not positive, or below what float32 can keep to.
+    """
+    number = positive("l2_norm_clip", value)
+    if number < LEAST_CLIP:
+        raise ValueError(f"l2_norm_clip must be at least {LEAST_CLIP}, got {value}: float32 cannot keep to less.")
     return number

@@ -19,6 +19,7 @@ from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry, History, new_key
 
 _NO_LIMIT = 2**62
+_KINDS = 4  # of batches, by origin, that most models see at most
 SPENT = "The privacy budget is spent"
 
 
@@ -34,9 +35,9 @@ class StepHistory:
         self._open: dict[Any, _Open] = {}
         self._parts: list[StepHistory] = []
         self._optimizer, self._before, self._key = optimizer, 0, new_key()
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._made = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._limit = tf.Variable(_NO_LIMIT, dtype=tf.int64, trainable=False)
+        self._made, self._limit = _number(0), _number(_NO_LIMIT)
+        # Made now: a step in whose trace a variable is born is traced twice.
+        self._spare = [(_number(0), _number(0)) for _ in range(_KINDS)]
 
     # In a step's graph.
 
@@ -65,8 +66,7 @@ class StepHistory:
         name = source.sampling.name if source.sampling else None
         key = (id(optimizer), name, void)
         if key not in self._open:
-            with tf.init_scope(), tf.device("CPU:0"):
-                steps, begun = (tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2))
+            steps, begun = self._spare.pop() if self._spare else (_number(0), _number(0))
             state = source.sampling.get_state() if source.sampling else None
             self._open[key] = _Open(optimizer, state, void, steps, begun)
         return self._open[key]
@@ -151,6 +151,11 @@ class _Open:
 
     def close(self, history: History) -> None:
         self.written, self.key = self.write(history), new_key()
+
+
+def _number(value: int) -> tf.Variable:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(value, dtype=tf.int64, trainable=False)
 
 
 def void_of(optimizer: Any, source: Source) -> str:

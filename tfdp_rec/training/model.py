@@ -87,6 +87,7 @@ class PrivateTraining(Doors):
 
     def compile_step_anew(self) -> None:
         """Forgets the compiled training step, if there is one."""
+        self.private_step.forget_graph()
         if getattr(self, "train_function", None) is not None:
             self.make_train_function(force=True)  # type: ignore[attr-defined]
 

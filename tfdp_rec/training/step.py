@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
+from tfdp_rec.clipping.engine import Graph
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.training.batch import Batch
 
@@ -33,23 +34,33 @@ class PrivateStep:
 
     def __post_init__(self) -> None:
         self._predictions: Any = None
+        self.forget_graph()
 
     def losses(self, batch: Batch) -> tf.Tensor:
         """Each example's loss in training, `[batch]`."""
         return self.model.per_example_loss(batch.examples, training=True)
 
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
-        """The clipped sum of a batch; rows that owe noise get it before they are read.
+        """The clipped sum of a batch; rows that owe noise get it before they are read. A graph, whatever else is eager.
 
         Args:
             batch: from `Batch.of`.
             clip: C, as the optimizer has it now.
         """
+        with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
+            clipped, self._predictions = self._graph(batch.examples, clip)
+        return clipped
+
+    def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
         clipping, size = Clipping(self.model, loss, clip, self.model.release.before_read), self.microbatch_size
         self._predictions = None
-        with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
-            return clipping.sum(batch.examples) if size is None else in_parts(clipping, batch.examples, size)
+        found = clipping.sum(examples) if size is None else in_parts(clipping, examples, size)
+        return found, self.take_predictions()
+
+    def forget_graph(self) -> None:
+        """What was traced is of tables that others have come to share."""
+        self._graph = Graph(self._sum, self.model.shared_inputs)
 
     def regularization(self) -> dict[str, tf.Tensor]:
         """Gradients of the weights' own regularisers by path: no example decides them, so they need no clip, no noise.

@@ -295,13 +295,32 @@ def test_metrics_may_mix():
     assert int(model.optimizer.iterations) == 1 and float(model.seen.result()) > 0
 
 
-def test_two_random_layers_with_one_seed():
-    inputs = keras.Input([3])
-    hidden = layers.Dense(4)(layers.Dropout(0.5, seed=7)(inputs))
-    model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(layers.Dropout(0.5, seed=7)(hidden)))
-    model.compile(mechanism(), "mse")
-    with pytest.raises(tfdp_rec.NotPrivate, match="seed of its own"):
-        model.fit(X, X[:, :1], verbose=0)
+@pytest.mark.parametrize("eagerly", ["compile", "process", "process, by train_on_batch"])
+def test_what_is_run_eagerly_is_read_too(eagerly):
+    model = Loss(lambda model, x: total(model.dense(x) - tf.roll(model.dense(x), 1, 0)))
+    model.compile(mechanism(), run_eagerly=eagerly == "compile")
+    tf.config.run_functions_eagerly(eagerly != "compile")
+    try:
+        with pytest.raises(tfdp_rec.NotPrivate, match="Roll in .* puts several examples"):
+            model.train_on_batch(X) if "train_on_batch" in eagerly else model.fit(X, verbose=0)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_seed_that_was_set_for_the_process():
+    def masked(model, x):
+        return tf.reduce_sum(model.dense(x) * tf.random.uniform(tf.shape(x)), axis=1)
+
+    model = Loss(masked)
+    tf.random.set_seed(3)
+    try:
+        assert "set_random_seed" in refusal(model, X)
+    finally:
+        tf.random.set_seed(None)
+    model = Loss(masked)
+    model.compile(mechanism())
+    model.train_on_batch(X)
 
 
 def test_one_layer_drawing_twice_from_one_seed():

@@ -77,7 +77,6 @@ class Reading:
     Args:
         writable: handles of variables that may be written: by id of the handle, "metric" or "seed".
         names: of variables, by id of the handle.
-        seeds: what each generator of random seeds began with, by id of the handle.
         layers: names of the model's layers, for refusals.
     """
 
@@ -85,10 +84,9 @@ class Reading:
         self,
         writable: dict[Any, str] | None = None,
         names: dict[Any, str] | None = None,
-        seeds: dict[Any, Any] | None = None,
         layers: Iterable[str] = (),
     ):
-        self.writable, self.names, self.seeds = writable or {}, names or {}, seeds or {}
+        self.writable, self.names = writable or {}, names or {}
         self.layers = tuple(layers)
         self.draws: dict[Any, Any] = {}  # read of a seed -> the operation that drew from it
         self.writes: dict[Any, int] = {}  # how often a seed's state was written so far
@@ -116,11 +114,6 @@ class Reading:
         if kind == "metric":
             return at.mixed("metric")
         return Seed(frozenset({(handle.key, self.writes.get(handle.key, 0))})) if kind == "seed" else Shared()
-
-    def has_twin(self, draw: Any) -> bool:
-        """Whether two random layers began with the seed that this draw is from."""
-        begun = self.seeds.get(draw[0])
-        return begun is not None and list(self.seeds.values()).count(begun) > 1
 
     def refuse(self, operation: Any, reason: str, detail: str = "", subject: str = "") -> NotPrivate:
         """The exception that says so."""

@@ -51,6 +51,10 @@ REASONS = {
         "draws random numbers for the examples from a seed that is not drawn anew",
         "Use a layer of keras.layers, or give the operation a keras.random.SeedGenerator that belongs to the layer",
     ),
+    "seed known": (
+        "draws random numbers for the examples from a seed that was set, so that anybody can draw them again",
+        "Leave out tf.random.set_seed and keras.utils.set_random_seed, or give the layer a keras.random.SeedGenerator",
+    ),
     "seed twice": (
         "draws random numbers from a seed that another operation has drawn from, so that examples share their noise",
         "Draw once, or give each operation, and each layer, a seed of its own",

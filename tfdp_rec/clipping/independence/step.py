@@ -23,7 +23,7 @@ from tfdp_rec.clipping.independence.shares import Shares
 from tfdp_rec.clipping.independence.sizes import ONE, Size
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
 from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
-from tfdp_rec.keras_internals import layers_within, resource, seed_generators
+from tfdp_rec.keras_internals import layers_within, random_states, resource
 
 _ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
 
@@ -156,11 +156,11 @@ def _refuse_padding(leaf: tf.Tensor) -> None:
 
 
 def _reading(model: keras.Model) -> Reading:
-    seeds = {_handle(state): begun for state, begun in seed_generators(model)}
+    seeds = [_handle(state) for state in random_states(model)]
     metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
     names = {_handle(variable): variable.path for variable in model.variables}
     layers = [layer.name for layer in layers_within(model)]
-    return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, seeds, layers)
+    return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, layers)
 
 
 def _handle(variable: keras.Variable) -> int | None:

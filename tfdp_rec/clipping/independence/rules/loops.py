@@ -7,8 +7,6 @@ nothing of what is known of its variables: they only ever become less known, so 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdp_rec.clipping.independence.reading import At, Walk, rule
 from tfdp_rec.clipping.independence.rules.shapes import of_shape
 from tfdp_rec.clipping.independence.sizes import Numbers, Size, letter
@@ -24,6 +22,7 @@ from tfdp_rec.clipping.independence.values import (
     Value,
     join,
 )
+from tfdp_rec.keras_internals import function_graph
 
 _TURNS = 20
 
@@ -91,7 +90,7 @@ def _turns(at: At) -> list[Value]:
 def _lengths(at: At, body: str, known: list[Value]) -> list[tuple[Size, ...] | None]:
     """Lengths that hold at every turn: those that the body declares, and the examples' axis."""
     found: list[tuple[Size, ...] | None] = []
-    for number, (tensor, value) in enumerate(zip(_graph(at, body).inputs, known)):
+    for number, (tensor, value) in enumerate(zip(function_graph(at.walk.graph, body).inputs, known)):
         before = at.sizes(number)
         if tensor.shape.rank is None or not isinstance(value, ByExample) or before is None:
             found.append(None)
@@ -104,20 +103,8 @@ def _lengths(at: At, body: str, known: list[Value]) -> list[tuple[Size, ...] | N
     return found
 
 
-def _graph(at: At, name: str) -> Any:
-    graph = at.walk.graph
-    while graph is not None:
-        for known in (name, name.encode()):
-            if known in graph._functions:
-                return graph._functions[known].graph
-        graph = getattr(graph, "outer_graph", None)
-    from tensorflow.python.eager import context  # functions that were made outside all graphs
-
-    return context.context().get_function(name).graph if hasattr(context.context(), "get_function") else None
-
-
 def _body(at: At, name: str, values: list[Value], sizes: list[tuple[Size, ...] | None]) -> list[Value]:
-    graph = _graph(at, name)
+    graph = function_graph(at.walk.graph, name)
     walk = Walk(at.reading, graph)
     for tensor, value, lengths in zip(graph.inputs, values, sizes):
         fits = lengths is not None and (tensor.shape.rank is None or tensor.shape.rank == len(lengths))

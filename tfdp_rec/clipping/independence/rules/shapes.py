@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdp_rec.clipping.independence.reading import At, rule
 from tfdp_rec.clipping.independence.rules.elementwise import lined_up
@@ -38,13 +39,7 @@ def constant(at: At) -> Value:
     small = tensor.dtype.is_integer and (tensor.shape.num_elements() or 0) <= Numbers.LIMIT
     if not small or tensor.shape.rank is None:
         return Shared()
-    return Shared(Numbers.of(_array(at.attr("value"))))
-
-
-def _array(proto: Any) -> np.ndarray:
-    from tensorflow.python.framework import tensor_util  # the only way to a constant's value
-
-    return tensor_util.MakeNdarray(proto)
+    return Shared(Numbers.of(tf.make_ndarray(at.attr("value"))))
 
 
 @rule("Shape", "ShapeN", "Size", "Rank", "TensorListLength", places=True, sizes=True, mixed=True)

@@ -5,7 +5,8 @@ model, and the state of its random layers with what is decided by no data.
 
 Noise: an example's entries of a random tensor are drawn independently of all others', so that its value is decided by
 its own data and noise of its own, wherever it stands in the batch. That needs a seed that no one else has drawn from
-(two draws from one seed, laid out otherwise, would share noise between examples) and that is new at every step.
+(two draws from one seed, laid out otherwise, would share noise between examples), that is new at every step and that
+nobody knows (`clipping/seeds.py`).
 """
 
 from __future__ import annotations
@@ -92,10 +93,12 @@ _FROM_SEED = """
 
 @rule(*_FRESH, sizes=True)
 def fresh(at: At) -> Value:
-    """Noise of TensorFlow's own state."""
+    """Noise of TensorFlow's own state, which is secret unless a seed was set for the process or the operation."""
     if not all(isinstance(v, Shared) for v in at.values[1:]):
         return at.mixed("seed")
-    return _noise(at)
+    found = _noise(at)
+    known = at.op.get_attr("seed") or at.op.get_attr("seed2")
+    return at.mixed("seed known") if known and isinstance(found, ByExample) else found
 
 
 @rule(*_FROM_SEED, sizes=True)
@@ -110,8 +113,7 @@ def from_seed(at: At) -> Value:
         return at.mixed("seed")
     for seed in seeds:
         for draw in seed.draws:
-            again = at.reading.draws.setdefault(draw, (at.op, found)) != (at.op, found)
-            if again or (isinstance(found, ByExample) and at.reading.has_twin(draw)):
+            if at.reading.draws.setdefault(draw, (at.op, found)) != (at.op, found):
                 return at.mixed("seed twice")
     return found
 
