@@ -15,7 +15,7 @@ PACKAGE = ROOT / "tfdp_rec"
 
 # The floors, from the ground up: a part imports from lower floors alone, and from its own where it is named.
 FLOORS = (
-    {"files", "keras_internals", "lazily", "mechanisms", "settings"},
+    {"demands", "files", "keras_internals", "lazily", "mechanisms", "settings"},
     {"noise"},
     {"clipping", "audit", "datasets"},
     {"privacy"},

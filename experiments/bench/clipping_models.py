@@ -30,7 +30,7 @@ class ClippedSGD(tfdp_rec.DPSGD):
 
     def step_tables(self, step: Any) -> None:
         for table in self.tables.values():
-            move = step.mean(table, -step.learning_rate)
+            move = step.move(table)
             table.step(move.indices, move.values, step.learning_rate)
 
 

@@ -28,6 +28,7 @@ from tfdp_rec.clipping.independence import CallRead, StepReading
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, NotPrivate, resource
 from tfdp_rec.clipping.seeds import secret_seeds
+from tfdp_rec.demands import demand
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
@@ -37,7 +38,7 @@ SLACK = 1 / 32
 MOST_EXAMPLES = 1 << 16  # a float32 sum of more could not be written down within the slack
 _WRITTEN = 2  # how often the sum of a batch may be rounded as a whole: made of parts, scaled by who has it
 _MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64, where all examples' positions cancel
-_TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions"
+_TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions."
 LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest that float32 has
 _OF_WEIGHTS = 2.0**-12  # of it, what the roundings of weights, and of contributions by them, may take
 
@@ -58,6 +59,9 @@ class Weighted(Mapping[str, Gradient]):
 
     def __getitem__(self, path: str) -> Gradient:
         return together.weighted_sum(self._collected[path], self._weights, self._depth)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._collected  # or asking would add up
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._collected)
@@ -278,11 +282,7 @@ def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any
     terms = [f.terms for own in collected.values() for f in own if not f.whole]
     most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
     most *= tf.cast(share.parts, tf.float64)
-    checks = [
-        tf.debugging.assert_less_equal(share.examples, MOST_EXAMPLES, _TOO_MANY),
-        tf.debugging.assert_less_equal(most, tf.constant(_MOST_TERMS, tf.float64), _TOO_MANY),
-    ]
-    return [check for check in checks if check is not None]
+    return demand((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
 
 
 def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
@@ -290,10 +290,8 @@ def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
         raise ValueError(f"per_example_loss must return one loss an example, shape [batch]; got shape {losses.shape}.")
-    same = tf.debugging.assert_equal(
-        tf.shape(losses)[0], size, message="per_example_loss must return one loss an example"
-    )
-    with tf.control_dependencies([same] if same is not None else []):
+    same = demand(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example.")
+    with tf.control_dependencies(same):
         return tf.identity(losses)
 
 

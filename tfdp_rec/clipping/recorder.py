@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.independence import NO_BATCH
 from tfdp_rec.clipping.rules import Call, NotPrivate
+from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
@@ -136,11 +137,7 @@ class Recording:
 
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
         if self._batch_size is not None and tf.executing_eagerly():  # in a graph, the reading sees to it
-            same = tf.debugging.assert_equal(
-                tf.shape(tensor)[0], self._batch_size, message=f"Layer '{call.layer.name}' " + NO_BATCH
-            )
-            with tf.control_dependencies([same] if same is not None else []):
-                tensor = tf.identity(tensor)
+            demand(tf.shape(tensor)[0] == self._batch_size, f"Layer '{call.layer.name}' {NO_BATCH}")
         if self._tape is not None:
             self._tape.watch(tensor)
         call.watched.append(tensor)

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
+from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
 
 
@@ -294,8 +295,7 @@ def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) ->
     The clipping tells (example, id) pairs apart by one number, in which an id beyond the table would be a neighbour's.
     """
     message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
-    inside = tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < table.shape[0])), [message])
-    with tf.control_dependencies([] if inside is None else [inside]):
+    with tf.control_dependencies(demand((ids >= 0) & (ids < table.shape[0]), message)):
         return tf.identity(ids)
 
 
@@ -413,8 +413,7 @@ class UniversalRule(Rule):
         message = f"Layer '{call.layer.name}' takes an input whose first axis is not the batch; register a rule for it."
         if not tf.executing_eagerly() and value.shape[0] is not None:
             raise NotPrivate(message)
-        same = tf.debugging.assert_equal(tf.shape(value)[0], tf.shape(output)[0], message=message)
-        with tf.control_dependencies([same] if same is not None else []):
+        with tf.control_dependencies(demand(tf.equal(tf.shape(value)[0], tf.shape(output)[0]), message)):
             return tf.identity(value)
 
 

@@ -58,7 +58,7 @@ class LateArrivals(Arrivals):
 
     def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
         """What a row owes is older than the gradient that comes to it: it is paid first."""
-        optimizer.pay({path: step.mean(table).indices for path, table in optimizer.tables.items()}, now)
+        optimizer.pay({path: step.move(table).indices for path, table in optimizer.tables.items()}, now)
 
 
 def refuse_unserved(optimizer: PrivateOptimizer) -> None:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers.checks import checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
 from tfdp_rec.optimizers.flag import Flag
@@ -280,8 +281,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         optimizer, step = clipped.ticket
         if optimizer is not self:
             raise NotPrivate(f"The clipped sum was taken for another optimizer than this {type(self).__name__}.")
-        check = tf.debugging.assert_equal(step, self.step_number, _STALE)
-        return [] if check is None else [check]
+        return demand(step == self.step_number, _STALE)
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
         """Refused: see `apply`."""

@@ -38,7 +38,7 @@ class DPSGD(PrivateOptimizer):
             self._step_all_rows(table, step)
 
     def _step_all_rows(self, table: Table, step: Step) -> None:
-        moves = step.mean(table, -step.learning_rate)
+        moves = step.move(table)
         ids = tf.cast(moves.indices, tf.int64)
         order = tf.argsort(ids)  # sorted, the gradients of a chunk of rows are one stretch
         ids, values = tf.gather(ids, order), tf.gather(moves.values, order)

@@ -39,7 +39,7 @@ class EANA(PrivateOptimizer):
 
     def step_tables(self, step: Step) -> None:
         tables = list(self.tables.values())
-        moved = [_touched(step.mean(table, -step.learning_rate)) for table in tables]
+        moved = [_touched(step.move(table)) for table in tables]
         requests = [
             Request(table.number, ids, table.width, tf.fill([tf.size(ids), 1], step.noise_scale))
             for table, (ids, _) in zip(tables, moved)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -30,20 +29,23 @@ class Step:
     stddev: tf.Tensor
     learning_rate: tf.Tensor
     upcoming: Mapping[str, tf.Tensor]
+    _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def noise_scale(self) -> tf.Tensor:
         """−η s: what a unit Gaussian moves a weight by, float32."""
         return tf.cast(-tf.cast(self.learning_rate, tf.float64) * self.stddev, tf.float32)
 
-    def mean(self, table: Table, times: Any = 1.0) -> tf.IndexedSlices:
-        """ĝ of a table, times a scalar, which costs nothing; an id stands once.
+    def move(self, table: Table) -> tf.IndexedSlices:
+        """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
+        if table.path not in self._moves:
+            self._moves[table.path] = self._move(table)
+        return self._moves[table.path]
 
-        Nothing, if no layer read the table this time.
-        """
+    def _move(self, table: Table) -> tf.IndexedSlices:
         if table.path not in self.clipped.gradients:
             return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
-        found = self.clipped.scaled(table.path, tf.cast(times, tf.float64) / self.batch_size)
+        found = self.clipped.scaled(table.path, -tf.cast(self.learning_rate, tf.float64) / self.batch_size)
         if not isinstance(found, tf.IndexedSlices):
             raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
         return found

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.batches import example_leaves
+from tfdp_rec.demands import demand
 from tfdp_rec.privacy.sampling import Sampling, sampling_named
 
 _NONE = -1
@@ -260,7 +261,7 @@ def _keys(batch: Any) -> set[str]:
 
 
 def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
-    checks = []
+    checks: list[Any] = []
     for leaf in leaves:
         if leaf.shape.rank == 0:
             raise NotPrivate(
@@ -268,24 +269,19 @@ def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
                 "but those of sampling.batches(fetch, shared=...)."
             )
         rows = tf.shape(leaf, tf.int64)[0]
-        sentence = [
-            _REFUSED, "the sampling drew ", size, " units and gives a tensor of ", rows, " rows. Every unit gives "
-            "exactly one row: cut, repeat, filter or regroup rows before sampling, not after.\n",
-        ]  # fmt: skip
-        checks.append(tf.debugging.Assert(tf.equal(rows, size), [_joined(sentence)]))
+        checks += demand(
+            rows == size, _REFUSED, "the sampling drew ", size, " units and gives a tensor of ", rows, " rows. Every "
+            "unit gives exactly one row: cut, repeat, filter or regroup rows before sampling, not after.\n",
+        )  # fmt: skip
     return checks
 
 
 def _take(draw: Draw) -> list[Any]:
     """Marks a draw as used, once it was found to be the next of its iteration."""
     last = _last_numbers().lookup(draw.iteration)
-    again = [_REFUSED, "draw ", draw.number, _USED]
+    checks = demand(draw.number > last, _REFUSED, "draw ", draw.number, _USED)
     gap = [_REFUSED, "after draw ", last, " of an iteration comes draw ", draw.number, _LEFT_OUT]
-    checks = [
-        tf.debugging.Assert(draw.number > last, [_joined(again)]),
-        tf.debugging.Assert(draw.number <= last + 1, [_joined(gap)]),
-    ]
-    with tf.control_dependencies(checks):
+    with tf.control_dependencies(checks + demand(draw.number <= last + 1, *gap)):
         return [_last_numbers().insert(draw.iteration, draw.number)]
 
 
@@ -301,10 +297,6 @@ def _last_numbers() -> Any:
         with tf.init_scope(), tf.device("CPU:0"):
             _Process.last_numbers = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, _NONE)
     return _Process.last_numbers
-
-
-def _joined(parts: list[Any]) -> tf.Tensor:
-    return tf.strings.join([part if isinstance(part, str) else tf.strings.as_string(part) for part in parts])
 
 
 # Sentences.

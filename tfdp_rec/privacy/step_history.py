@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.demands import demand
 from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry, History, new_key
 
@@ -52,9 +53,9 @@ class StepHistory:
             f"Refused batch: {SPENT}: a step more would exceed what PrivacyBudget allows. Train on with a "
             "PrivacyBudget of a larger target, or of more noise.\n"
         )
-        gate = tf.debugging.Assert(self._made < self._limit, [sentence])
+        gate = demand(self._made < self._limit, sentence)
         counter = self._counter(optimizer, source)
-        with tf.control_dependencies([gate]):
+        with tf.control_dependencies(gate):
             return [
                 self._made.assign_add(1),
                 counter.steps.assign_add(1),

@@ -43,7 +43,7 @@ class Batch:
             shared_inputs: keys of entries that all examples share.
 
         Example:
-            >>> Batch.of(([1.0, 2.0], None, None)).examples.shape
+            >>> Batch.of((tf.constant([1.0, 2.0]), None, None)).examples.shape
             TensorShape([2])
         """
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}

@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import RESOURCE_ATTRIBUTE, compiles_with_xla, resource, set_resource
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.flag import Flag
@@ -165,7 +166,7 @@ class Debts:
                 "does not: compile what reads it with jit_compile=False."
             )
         for flag in filter(None, self._flags.values()):
-            tf.raw_ops.Assert(condition=~flag.is_up(), data=[_UNSETTLED.format(self._path)])
+            demand(~flag.is_up(), _UNSETTLED.format(self._path))
 
     def _refuse_decay_beside_others(self, optimizer: PrivateOptimizer) -> None:
         """Decay acts on the noise of others as well, and lazily it would do so in another order."""

@@ -33,6 +33,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.demands import demand
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.flag import Flag
@@ -162,7 +163,7 @@ class LazyDPSGD(PrivateOptimizer):
 
     def _step_touched(self, step: Step, before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
-        moves = {path: step.mean(table, -step.learning_rate) for path, table in self.tables.items()}
+        moves = {path: step.move(table) for path, table in self.tables.items()}
         requests = []
         for path, move in moves.items():
             table, scale = self.tables[path], tf.fill([tf.size(move.indices), 1], step.noise_scale)
@@ -184,7 +185,7 @@ class LazyDPSGD(PrivateOptimizer):
     def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
         if self.recursion.weight_decay:
             left = tf.cast(self.recursion.keep(rate), tf.float64)
-            yield tf.debugging.assert_positive(left, _TOO_MUCH_DECAY)
+            yield from demand(left > 0, _TOO_MUCH_DECAY)
         yield from self._arrivals.checks(self, step, now)
 
     # Release.
@@ -256,8 +257,8 @@ class Arrivals:
     def checks(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> Iterator[Any]:
         """Assertions that must hold before anything is written."""
         for path, table in optimizer.tables.items():
-            since = optimizer.ledger.since(path, step.mean(table).indices)
-            yield tf.debugging.assert_equal(since, now, _STALE.format(path))
+            since = optimizer.ledger.since(path, step.move(table).indices)
+            yield from demand(since == now, _STALE.format(path))
 
     def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
         """What the rows need before the gradient enters: nothing, since they owe nothing."""

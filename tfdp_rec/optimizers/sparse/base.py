@@ -113,7 +113,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         noises = self.noise.draw(wanted, self.step_number)  # one draw for all tables
         for (path, table), noise in zip(self.tables.items(), noises):
             ids = chosen[path]
-            moves = sum_at(step.mean(table, -step.learning_rate), ids)
+            moves = sum_at(step.move(table), ids)
             table.step(ids, moves + step.noise_scale * noise[:, 0], step.learning_rate)
             resource(self._updated_values).assign_add(tf.size(ids, tf.int64) * table.width)
 
