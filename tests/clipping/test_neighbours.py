@@ -14,7 +14,8 @@ from keras import layers
 from zoo import SIZE, built, examples
 
 import tfdp_rec
-from tfdp_rec.clipping import check, clipped_sum
+from tfdp_rec.clipping import Clipping, check, clipped_sum
+from tfdp_rec.keras_internals import random_states
 
 
 def distance(model, a, b):
@@ -206,3 +207,37 @@ def test_positions_as_many_as_examples_are_no_accident():
     anyhow = dataset.map(lambda x: tf.ensure_shape(tf.py_function(lambda t: t, [x], tf.float32), [None, None]))
     with pytest.raises(tfdp_rec.NotPrivate, match="padded to their longest"):
         model.fit(anyhow, verbose=0)
+
+
+def trained_on_rough_data(seed):
+    """A model with everything that differs in training, and a batch of magnitudes from tiny to huge."""
+    ids, numbers = keras.Input([2], dtype="int32"), keras.Input([6])
+    rows = layers.Flatten()(layers.Embedding(50, 4)(ids))
+    hidden = layers.Dropout(0.5)(layers.Dense(16, activation="relu")(layers.Concatenate()([rows, numbers])))
+    hidden = layers.LayerNormalization()(layers.GaussianNoise(0.1)(hidden))
+    model = tfdp_rec.PrivateModel([ids, numbers], layers.Dense(1)(hidden))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse")
+    return model, np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_removal_in_training_by_size(policy):
+    """The last example's removal leaves everybody else's masks: what they are is then no matter."""
+    keras.config.set_dtype_policy(policy)
+    try:
+        model, rng = trained_on_rough_data(0)
+        for size in (1, 2, 3, 129, 1024, 4096):
+            scale = 10.0 ** rng.uniform(-8, 8, [size, 1])
+            x = (rng.integers(0, 50, [size, 2]), (scale * rng.normal(size=[size, 6])).astype("float32"))
+            y = (scale * rng.normal(size=[size, 1])).astype("float32")
+            sums = []
+            for count in (size, size - 1):
+                for state in random_states(model):
+                    state.assign([size, 5])
+                batch = tf.nest.map_structure(tf.constant, ((x[0][:count], x[1][:count]), y[:count]))
+                loss = lambda data: model.per_example_loss(data, training=True)  # noqa: E731
+                sums.append(Clipping(model, loss, tf.constant(1.0)).unread_sum(batch))
+            moved = distance(model, *sums)
+            assert 0 < moved <= 1, (size, moved)
+    finally:
+        keras.config.set_dtype_policy("float32")
