@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.keras_internals import embeddings_of, resource
 from tfdp_rec.training.model import PrivateTraining
 
 LEARNING_RATE = 0.05
@@ -25,7 +26,7 @@ class GatheredEmbedding(keras.layers.Embedding):
     """Keras' Embedding, read by a gather from the variable: what sparse SGD reads its tables with."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return tf.gather(self._embeddings._value, inputs)
+        return tf.gather(resource(embeddings_of(self)), inputs)
 
 
 class GatheredScores(CandidateScores):
