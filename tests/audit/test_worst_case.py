@@ -130,7 +130,7 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
         return distinct, tf.math.unsorted_segment_sum(weights[:, None] * values, place, tf.size(distinct))
 
     def products(x, g, depth):
-        """xᵀ g for rows of x that are unit vectors, one term after another: a matrix product's order is its threads'."""
+        """xᵀ g for rows of x that are unit vectors, one term after another, whatever the threads do."""
         return tf.math.unsorted_segment_sum(g, tf.argmax(x, axis=1), tf.shape(x)[1])
 
     monkeypatch.setattr(engine, "measure", norms)
