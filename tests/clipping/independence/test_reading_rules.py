@@ -239,7 +239,13 @@ def test_gradients_of_what_is_admitted(name):
     assert not any(isinstance(v, (Shared, Sized)) for v in values)
 
 
-def test_noise_is_drawn_for_each_example():
+@pytest.fixture
+def no_seed():
+    """As in a fresh process: other tests set the seed that operations of TensorFlow's own state draw from."""
+    tf.random.set_seed(None)
+
+
+def test_noise_is_drawn_for_each_example(no_seed):
     for draw in (tf.random.uniform, tf.random.normal):
         values, _, _ = claims(lambda x, draw=draw: x * draw(tf.shape(x)), X)
         assert values == [FIRST]
