@@ -1,0 +1,105 @@
+"""What is chosen from σ, from public sizes, and from what was released already; never from a user's data.
+
+**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share COUNTS of σ⁻²:
+they are sums of so much more that they bear the greater noise.
+
+**Head.** An item is worth a row of the matrix as long as its count stands out of the noise of a row, σ_g √m:
+
+    m is the greatest for which the m-th best noisy count is at least 0.3 √(r) σ_g √m,
+
+r the mean of √d over users, which the counts' sum tells (long histories: more pairs share a user's weight). So m falls as
+the noise grows, and does not hang on the catalogue's tail.
+
+**Prior.** How many users have an item: c_j r / n, c_j its noisy count, no less than half of the noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+COUNTS = 1 / 9
+ROW_NOISE = 0.3
+LEAST_HEAD, MOST_HEAD = 16, 6000
+PRIOR = 0.5  # β
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Noise multipliers of the two releases.
+
+    Args:
+        total: σ of the one Gaussian that both together cost.
+
+    Example:
+        >>> split = Split(1.0)
+        >>> round(split.counts, 3), round((split.counts**-2 + split.gram**-2) ** -0.5, 3)
+        (3.0, 1.0)
+    """
+
+    total: float
+
+    @property
+    def counts(self) -> float:
+        """σ_c."""
+        return self.total / COUNTS**0.5
+
+    @property
+    def gram(self) -> float:
+        """σ_g."""
+        return self.total / (1 - COUNTS) ** 0.5
+
+
+def mean_root(counts: NDArray[np.float64], num_users: int) -> float:
+    """r, the mean over users of √d, at least 1."""
+    return max(1.0, float(counts.sum()) / num_users)
+
+
+def head_of(counts: NDArray[np.float64], num_users: int, sigma: float, most: int = MOST_HEAD) -> NDArray[np.int64]:
+    """Places of the items that get a row, the best count first.
+
+    Args:
+        counts: noisy counts of all items.
+        num_users: public.
+        sigma: σ_g.
+        most: at most so many.
+
+    Example:
+        >>> head_of(np.array([*[900.0] * 40, *[1.0] * 500]), num_users=2000, sigma=1.0).size
+        40
+    """
+    best = np.argsort(-counts, kind="stable")[:most]
+    sizes = np.arange(1, len(best) + 1)
+    least = ROW_NOISE * np.sqrt(mean_root(counts, num_users)) * sigma * np.sqrt(sizes)
+    worth = np.flatnonzero(counts[best] >= least)
+    size = max(int(worth[-1]) + 1 if len(worth) else 0, min(LEAST_HEAD, len(best)))
+    return best[:size]
+
+
+def prior_of(counts: NDArray[np.float64], num_users: int, sigma: float) -> NDArray[np.float64]:
+    """μ: about which share of the users has each item.
+
+    Args:
+        counts: noisy counts.
+        num_users: public.
+        sigma: σ_c.
+    """
+    return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
+
+
+def diagonal_of(counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: int, sigma: float) -> NDArray[np.float64]:
+    """D: what the diagonal of the Gram matrix would about be, were it released.
+
+    Each user with d items of the head gives √2 d to the sum of the matrix, nearly: so that sum tells the mean d, and a count
+    at weight 1/√d becomes one at weight √2/√(d(d-1)).
+
+    Args:
+        counts: noisy counts of the head.
+        noisy: its noisy matrix.
+        num_users: public.
+        sigma: σ_c.
+    """
+    mean = float(noisy.sum(dtype=np.float64)) / (np.sqrt(2) * num_users)
+    return np.maximum(counts, 0.5 * sigma) * np.sqrt(2 / max(mean - 1, 1.0))
