@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 
-from dp_accounting import GaussianDpEvent
 from scipy import optimize, special
 
-from tfdp_rec.privacy.accounting import checked_epsilon, epsilon_of
+from tfdp_rec.privacy.accounting import checked_epsilon
+
+_ROUNDED_UP = 1e-4  # by how much the grid of dp_accounting's PLD may overstate ε, up to 50; in proportion beyond
 
 
 def noise_of_one_release(epsilon: float, delta: float) -> float:
-    """The least σ, to one part in ten thousand, with which a release costs at most ε at δ by dp_accounting too.
+    """The least σ with which a release costs at most ε at δ, and not by a hair more when an `Accountant` says it.
 
     Args:
         epsilon: the budget; never exceeded by the answer.
@@ -35,10 +36,8 @@ def noise_of_one_release(epsilon: float, delta: float) -> float:
     checked_epsilon(epsilon)
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
-    sigma = optimize.brentq(lambda s: _log_delta(s, epsilon) - math.log(delta), 1e-3, 1e6, rtol=1e-10)
-    while epsilon_of(GaussianDpEvent(sigma), delta) > epsilon:  # its grid rounds up
-        sigma *= 1.00005
-    return float(sigma)
+    aimed = max(epsilon - _ROUNDED_UP * max(1.0, epsilon / 50), epsilon / 2)
+    return float(optimize.brentq(lambda s: _log_delta(s, aimed) - math.log(delta), 1e-3, 1e6, rtol=1e-10))
 
 
 def _log_delta(sigma: float, epsilon: float) -> float:

@@ -213,7 +213,7 @@ class SpectralRecommender:
         scores = self._scores(held)
         for row, places in zip(scores, held):
             row[places] = -np.inf
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        best = np.stack([_first(row, k) for row in scores])
         found = np.take_along_axis(scores, best, axis=1)
         return np.where(np.isfinite(found), self.catalogue.ids[best], 0), found
 
@@ -240,6 +240,13 @@ class SpectralRecommender:
     def _check_fitted(self) -> None:
         if not hasattr(self, "weights"):
             raise RuntimeError("Nothing was released yet: call fit(histories) first.")
+
+
+def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Places of the k best, the best first; of equals the first."""
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    places = np.flatnonzero(scores >= least)
+    return places[np.argsort(-scores[places], kind="stable")][:k]
 
 
 def _count_users(source: AnyHistories, catalogue: Catalogue) -> int:
