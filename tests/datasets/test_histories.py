@@ -35,6 +35,7 @@ def test_every_form_tells_the_same_users_whatever_the_parts(lists, events):
 def test_timelines_are_told_by_raw_ids():
     watched = Timelines([1, 3, 3], [0, 2, 2, 3], [7, 8, 9], [9, 4, 5], ["A", "B", "C"])
     assert read(histories_of(watched)) == [[0, 2], [], [0]]
+    assert read(Histories.of_timelines(watched, [2, 0, 1])) == [[0], [0, 2], []]
 
 
 def test_a_folder_is_mapped(tmp_path):

@@ -1,4 +1,4 @@
-"""Private counts: what one user gives is at most 1 in ℓ₂, by brute force over neighbours; the event is dp-accounting's."""
+"""Private counts: what one user gives is at most 1 in ℓ₂, by brute force; the event is dp-accounting's."""
 
 from fractions import Fraction
 
@@ -49,6 +49,14 @@ def test_weights_are_those_of_the_definition():
     assert (exact([[3, 1, 3, 77]]) / ONE).round(5).tolist() == [0.70711, 0.70711, 0, 0, 0, 0, 0]
     given = exact([[3, 1, 4, 15]], typical=1) / ONE  # √1/4 rather than 1/√4
     assert given[:4] == pytest.approx(0.25, abs=1e-6)
+
+
+def test_with_a_typical_user_long_histories_give_less():
+    catalogue = Catalogue(np.arange(1, 1001))
+    for length in (1, 5, 19, 20, 21, 144, 1000):
+        (part,) = histories_of([catalogue.ids[:length]]).parts(catalogue)
+        norm = np.linalg.norm(grid_counts(part, 1000, typical=20) / ONE)
+        assert norm == pytest.approx(min(1, (20 / length) ** 0.5), rel=2e-3)
 
 
 def test_counts_come_with_noise_and_the_event_of_that_noise():

@@ -1,4 +1,4 @@
-"""Denoising: closer to the truth than the release is, and than any cut of its spectrum; ridge regression where there is no noise."""
+"""Denoising: closer to the truth than the release, and than any cut of its spectrum; no noise, ridge regression."""
 
 import numpy as np
 import pytest

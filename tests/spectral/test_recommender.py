@@ -42,8 +42,9 @@ def test_epsilon_is_dp_accountings_and_within_the_budget(epsilon, delta):
     assert 0.995 * epsilon < found <= epsilon
 
 
-def test_the_two_releases_together_cost_the_one_that_is_claimed():
-    split = Split(0.8)
+@pytest.mark.parametrize("users, items", [(10, 10**6), (10**6, 10), (3000, 9000)])
+def test_the_two_releases_together_cost_the_one_that_is_claimed(users, items):
+    split = Split.of(0.8, users, items)
     both = dp_accounting.ComposedDpEvent([GaussianDpEvent(split.counts), GaussianDpEvent(split.gram)])
     assert epsilon_of(both, 1e-6) == pytest.approx(epsilon_of(GaussianDpEvent(0.8), 1e-6), rel=1e-3)
 
@@ -124,7 +125,7 @@ def test_nobody_has_anything_and_still_there_is_an_answer():
 def test_more_noise_makes_a_smaller_head():
     counts = 3000 / np.arange(1, 2001) ** 0.8
     sizes = [len(head_of(counts, 5000, sigma)) for sigma in (0.5, 1.0, 4.0, 1e6)]
-    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 16 and sizes[0] < 2000
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 16 and sizes[0] < 2000  # not all
 
 
 def test_a_history_of_the_whole_catalogue_leaves_zeros(fitted):

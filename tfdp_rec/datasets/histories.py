@@ -1,8 +1,9 @@
-"""Which items each user has, in any form that can be read twice: in memory, in files that are mapped, or told by a loop.
+"""Which items each user has, in any form that can be read twice: in memory, in files that are mapped, or told by a
+loop.
 
-A history is the raw ids of one user's items. What a user repeats counts once, ids that the catalogue does not have count
-as not there, and a user without items is a user all the same. Histories are read in parts, each user whole, so that the
-memory they take does not hang on how many there are.
+A history is the raw ids of one user's items. What a user repeats counts once, ids that the catalogue does not have
+count as not there, and a user without items is a user all the same. Histories are read in parts, each user whole, so
+that the memory they take does not hang on how many there are.
 """
 
 from __future__ import annotations
@@ -111,6 +112,20 @@ class Histories:
         if len(self.items) and not np.issubdtype(self.items.dtype, np.integer):
             raise ValueError(f"items must be whole numbers, raw ids, got {self.items.dtype}.")
 
+    @classmethod
+    def of_timelines(cls, timelines: Timelines, users: ArrayLike | None = None) -> Histories:
+        """What users of timelines watched, by raw id.
+
+        Args:
+            timelines: of all users.
+            users: which of them, by position; all if left out.
+        """
+        chosen = np.arange(timelines.num_users) if users is None else np.asarray(users, np.int64)
+        lengths = timelines.lengths[chosen]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        events = np.repeat(timelines.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return cls(timelines.movie_ids[timelines.movies[events] - 1], offsets)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -192,7 +207,7 @@ def histories_of(given: Any) -> AnyHistories:
     if isinstance(given, Histories | ToldHistories):
         return given
     if isinstance(given, Timelines):
-        return Histories(given.movie_ids[given.movies - 1], given.offsets)
+        return Histories.of_timelines(given)
     return ToldHistories(given)
 
 

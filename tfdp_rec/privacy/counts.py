@@ -4,8 +4,8 @@ A user with d different items gives each of them
 
     1/√d,   or, told that a typical user has t,   min(1/√d, √t/d),
 
-so that one user moves the vector of counts by at most 1 in ℓ₂. The first uses all the room there is; the second weighs an
-item by the chance that a random item of a random user is this one, whatever users have more than t.
+so that one user moves the vector of counts by at most 1 in ℓ₂. The first uses all the room there is; the second
+weighs an item by the chance that a random item of a random user is this one, whatever users have more than t.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def private_counts(
 def grid_counts(part: Part, num_items: int, typical: int | None = None) -> NDArray[np.int64]:
     """What some users give in all, in grid steps. No noise: not to be released."""
     lengths = part.lengths
+    weights = grid_weights(lengths)
     if typical is not None:
-        lengths = np.maximum(lengths, -(-(lengths**2) // int(typical)))  # 1/√(d²/t) = √t/d
+        weights = np.minimum(weights, grid_weights(lengths**2, over=int(typical)))  # √(t/d²)
     total = np.zeros(num_items, np.int64)
-    np.add.at(total, part.places, grid_weights(lengths)[part.users])
+    np.add.at(total, part.places, weights[part.users])
     return total

@@ -1,6 +1,6 @@
 """Sums over users, released once: on a grid of whole numbers, where a sum is what it is claimed to be.
 
-A user gives the weight w to each of p coordinates, and 0 to all others. On the grid of 2⁻²⁰ the weight is the whole number
+A user gives the weight w to each of p coordinates, and 0 to all others. On the grid of 2⁻²⁰ the weight is
 
     q = ⌊√(4²⁰ / p)⌋,   so that   p q² ≤ 4²⁰:   the user moves the sum by at most 2²⁰ grid steps = 1 in ℓ₂.
 
@@ -9,9 +9,9 @@ released is
 
     S + round(2²⁰ σ z),   z ~ N(0, 1),   in grid steps,
 
-which, S being whole, is round(S + 2²⁰ σ z): a rounding, known to all, of what the Gaussian mechanism of noise multiplier σ
-releases, so that its guarantee holds as it stands and the lowest bits of the answer tell nothing. What remains of floating
-point is z itself (`tfdp_rec.noise`).
+which, S being whole, is round(S + 2²⁰ σ z): a rounding, known to all, of what the Gaussian mechanism of noise
+multiplier σ releases, so that its guarantee holds as it stands and the lowest bits of the answer tell nothing. What
+remains of floating point is z itself (`tfdp_rec.noise`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _LARGEST_NOISE = 2.0**30
 _AT_ONCE = 2**22  # Gaussians drawn in one go
 
 
-def grid_weights(pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+def grid_weights(pieces: NDArray[np.int64], over: int = 1) -> NDArray[np.int64]:
     """q for users who give to so many coordinates, each the same; 0 for those who give to none.
 
     Args:
         pieces: p of each user.
+        over: t, for a weight √(t/p), good for at most p/t coordinates.
 
     Example:
         >>> (grid_weights(np.array([0, 1, 3])) / ONE).round(4).tolist()
         [0.0, 1.0, 0.5773]
     """
     different, which = np.unique(pieces, return_inverse=True)
-    roots = [math.isqrt(ONE * ONE // int(p)) if p > 0 else 0 for p in different]
+    roots = [math.isqrt(over * ONE * ONE // int(p)) if p > 0 else 0 for p in different]
     return np.array(roots, np.int64)[which]
 
 

@@ -1,12 +1,14 @@
-"""What a noisy Gram matrix says of the true one, and of which item goes with which history. All of it is post-processing.
+"""What a noisy Gram matrix says of the true one, and of which item goes with which history. All of it is
+post-processing.
 
-**Denoising.** G + N is released, N symmetric with N(0, σ²) off the diagonal, m × m. Its eigenvectors v_i are kept, as nothing
-better is known, and each eigenvalue y_i is replaced by what the best of all such estimates of G would have,
+**Denoising.** G + N is released, N symmetric with N(0, σ²) off the diagonal, m × m. Its eigenvectors v_i are kept, as
+nothing better is known, and each eigenvalue y_i is replaced by what the best of all such estimates of G would have,
 
     ξ_i = E v_iᵀ G v_i = y_i - 2 s² h(y_i),   s = σ√m,   h(y) = the mean over j of (y - y_j) / ((y - y_j)² + η²),
 
-the spectrum itself saying how much of an eigenvalue is noise: far above the noise's edge 2s nearly nothing is taken away,
-and inside the noise's semicircle nearly all. Negative ones become 0. No rank is chosen. η = s / (2 m^⅓) smooths the sum.
+the spectrum itself saying how much of an eigenvalue is noise: far above the noise's edge 2s nearly nothing is taken
+away, and inside the noise's semicircle nearly all. Negative ones become 0. No rank is chosen. η = s / (2 m^⅓) smooths
+the sum.
 
 **What the spectrum cannot see.** A pair of items may go together as no other does; such a pair is not in any direction
 that stands out. What is left of an entry, when the denoised matrix is taken from it, is noise unless it is large: from
@@ -16,8 +18,8 @@ beyond 4σ on it counts, less those 4σ, and half of it is believed.
 
     B = (G + Λ)⁻¹ (G - ½ diag G),   Λ = a (D + f s),
 
-D the diagonal that the release leaves out, as well as it can be told from the counts; a and f are constants. Noise makes
-the ridge heavier, for rare items most of all. Large entries S come in to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
+D the diagonal that the release leaves out, as well as it can be told from the counts; a and f are constants. Noise
+makes the ridge heavier, for rare items most of all. Large entries S come in to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
 
 Reference:
     Bun, Allez, Bouchaud and Potters, Rotational invariant estimator for general noisy matrices, IEEE Transactions on

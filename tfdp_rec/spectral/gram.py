@@ -4,8 +4,9 @@ A user with d ≥ 2 items of the head gives each of the d(d-1)/2 pairs of them t
 
     w = 1/√(d(d-1)/2)   (rounded down to the grid: see `tfdp_rec.privacy.fixed_point`),
 
-so that one user moves what stands above the diagonal by at most 1 in ℓ₂. Users with fewer items of the head give nothing;
-they are users all the same. Sums of whole numbers come out the same in any order, so parts are counted on all cores.
+so that one user moves what stands above the diagonal by at most 1 in ℓ₂. Users with fewer items of the head give
+nothing; they are users all the same. Sums of whole numbers come out the same in any order, so parts are counted on
+all cores.
 """
 
 from __future__ import annotations

@@ -72,16 +72,16 @@ class SpectralRecommender:
         if head is not None and not 2 <= head <= len(self.catalogue):
             raise ValueError(f"head must be between 2 and the {len(self.catalogue)} items, got {head!r}.")
         self.delta = float(delta)
-        sigma = noise_of_one_release(epsilon, delta) if epsilon is not None else checked_noise(noise_multiplier or 0.0)
-        self.split = rules.Split(sigma)
-        self._most, self._words, self._begun = head, words, False
+        given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
+        self.noise_multiplier = checked_noise(given or 0.0)
+        self._size, self._words, self._begun = head, words, False
 
     # What it costs.
 
     @property
     def event(self) -> DpEvent:
         """What `fit` spends on the users it reads, for `Accountant.spend`."""
-        return GaussianDpEvent(self.split.total)
+        return GaussianDpEvent(self.noise_multiplier)
 
     @property
     def epsilon(self) -> float:
@@ -101,9 +101,9 @@ class SpectralRecommender:
             ("Guarantee", f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy"),
             ("Protected unit", "one user, with all of their history"),
             ("Adjacency", "zero-out: data sets that differ by one user whose history counts as empty"),
-            ("Mechanism", f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of the "
-             f"{len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more than "
-             f"one Gaussian of multiplier {self.split.total:.4g}"),
+            ("Mechanism", f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
+             f"the {len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more "
+             f"than one Gaussian of multiplier {self.noise_multiplier:.4g}"),
             ("Public", f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items"),
             ("Covers", "everything that this recommender holds, answers or exports"),
             ("Does not cover", "another fit on the same users, which costs as much again; users whose history comes in "
@@ -133,14 +133,13 @@ class SpectralRecommender:
             )
         source = histories_of(histories)
         self.num_users = _count_users(source, self.catalogue)
+        self.split = rules.Split.of(self.noise_multiplier, self.num_users, len(self.catalogue))
         self._begun = True
         show = _Progress(self.num_users, verbose)
         show.say(f"counting {len(self.catalogue)} items")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         self.counts = counts
-        self.head = rules.head_of(counts, self.num_users, self.split.gram, len(counts))[: rules.MOST_HEAD]
-        if self._most is not None:
-            self.head = np.argsort(-counts, kind="stable")[: self._most]
+        self.head = rules.head_of(counts, self.num_users, self.split.gram, self._size)
         show.say(f"counting pairs of {len(self.head)} items")
         total = grid_gram(source, self.catalogue, self.head, show)
         noisy = released_pairs(total, self.split.gram, self._words)
@@ -220,8 +219,8 @@ class SpectralRecommender:
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        Signature `serving_default`, that of `TwoTower.export`: `history` int64 `[batch, n]`, padded with 0 anywhere; ids
-        that are not in the catalogue are ignored. Outputs `movie_ids` int64 and `scores` float32, `[batch, k]`.
+        Signature `serving_default`, that of `TwoTower.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
+        ids that are not in the catalogue are ignored. Outputs `movie_ids` int64 and `scores` float32, `[batch, k]`.
 
         Args:
             filepath: a folder that is made.
@@ -270,4 +269,5 @@ class _Progress:
     def __call__(self, users: int) -> None:
         self.done += users
         if self.verbose:
-            print(f"\r{self.what}: {self.done} of {self.num_users} users", end="\n" * (self.done >= self.num_users), flush=True)
+            end = "\n" * (self.done >= self.num_users)
+            print(f"\r{self.what}: {self.done} of {self.num_users} users", end=end, flush=True)

@@ -1,14 +1,15 @@
 """What is chosen from σ, from public sizes, and from what was released already; never from a user's data.
 
-**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share COUNTS of σ⁻²:
-they are sums of so much more that they bear the greater noise.
+**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share σ M / (30 n)
+of σ⁻² (M items, n users), no less than a ninth and no more than a third: few users and many items make the head hard to
+tell.
 
 **Head.** An item is worth a row of the matrix as long as its count stands out of the noise of a row, σ_g √m:
 
-    m is the greatest for which the m-th best noisy count is at least 0.3 √(r) σ_g √m,
+    m is the greatest for which the m-th best noisy count is at least ¼ √r σ_g √m,
 
-r the mean of √d over users, which the counts' sum tells (long histories: more pairs share a user's weight). So m falls as
-the noise grows, and does not hang on the catalogue's tail.
+r the mean of √d over users, which the counts' sum tells (long histories: more pairs share a user's weight). So m
+falls as the noise grows, and does not hang on the catalogue's tail.
 
 **Prior.** How many users have an item: c_j r / n, c_j its noisy count, no less than half of the noise.
 """
@@ -20,8 +21,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-COUNTS = 1 / 9
-ROW_NOISE = 0.3
+LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 1 / 3, 1 / 30
+ROW_NOISE = 0.25
 LEAST_HEAD, MOST_HEAD = 16, 6000
 PRIOR = 0.5  # β
 
@@ -30,26 +31,30 @@ PRIOR = 0.5  # β
 class Split:
     """Noise multipliers of the two releases.
 
-    Args:
-        total: σ of the one Gaussian that both together cost.
+    Attributes:
+        counts: σ_c.
+        gram: σ_g.
 
     Example:
-        >>> split = Split(1.0)
+        >>> split = Split.of(1.0, num_users=10_000, num_items=2_000)
         >>> round(split.counts, 3), round((split.counts**-2 + split.gram**-2) ** -0.5, 3)
         (3.0, 1.0)
     """
 
-    total: float
+    counts: float
+    gram: float
 
-    @property
-    def counts(self) -> float:
-        """σ_c."""
-        return self.total / COUNTS**0.5
+    @classmethod
+    def of(cls, total: float, num_users: int, num_items: int) -> Split:
+        """The split of a budget.
 
-    @property
-    def gram(self) -> float:
-        """σ_g."""
-        return self.total / (1 - COUNTS) ** 0.5
+        Args:
+            total: σ of the one Gaussian that both together cost.
+            num_users: public.
+            num_items: public.
+        """
+        share = min(max(COUNTS * total * num_items / num_users, LEAST_COUNTS), MOST_COUNTS)
+        return cls(total / share**0.5, total / (1 - share) ** 0.5)
 
 
 def mean_root(counts: NDArray[np.float64], num_users: int) -> float:
@@ -57,25 +62,28 @@ def mean_root(counts: NDArray[np.float64], num_users: int) -> float:
     return max(1.0, float(counts.sum()) / num_users)
 
 
-def head_of(counts: NDArray[np.float64], num_users: int, sigma: float, most: int = MOST_HEAD) -> NDArray[np.int64]:
+def head_of(
+    counts: NDArray[np.float64], num_users: int, sigma: float, size: int | None = None
+) -> NDArray[np.int64]:
     """Places of the items that get a row, the best count first.
 
     Args:
         counts: noisy counts of all items.
         num_users: public.
         sigma: σ_g.
-        most: at most so many.
+        size: how many; None for the rule's, at most 6,000, for which dense algebra takes a minute or two.
 
     Example:
         >>> head_of(np.array([*[900.0] * 40, *[1.0] * 500]), num_users=2000, sigma=1.0).size
         40
     """
-    best = np.argsort(-counts, kind="stable")[:most]
-    sizes = np.arange(1, len(best) + 1)
-    least = ROW_NOISE * np.sqrt(mean_root(counts, num_users)) * sigma * np.sqrt(sizes)
+    best = np.argsort(-counts, kind="stable")[: size or MOST_HEAD]
+    if size is not None:
+        return best
+    rows = np.arange(1, len(best) + 1)
+    least = ROW_NOISE * np.sqrt(mean_root(counts, num_users)) * sigma * np.sqrt(rows)
     worth = np.flatnonzero(counts[best] >= least)
-    size = max(int(worth[-1]) + 1 if len(worth) else 0, min(LEAST_HEAD, len(best)))
-    return best[:size]
+    return best[: max(int(worth[-1]) + 1 if len(worth) else 0, LEAST_HEAD)]
 
 
 def prior_of(counts: NDArray[np.float64], num_users: int, sigma: float) -> NDArray[np.float64]:
@@ -89,11 +97,13 @@ def prior_of(counts: NDArray[np.float64], num_users: int, sigma: float) -> NDArr
     return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
 
 
-def diagonal_of(counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: int, sigma: float) -> NDArray[np.float64]:
+def diagonal_of(
+    counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: int, sigma: float
+) -> NDArray[np.float64]:
     """D: what the diagonal of the Gram matrix would about be, were it released.
 
-    Each user with d items of the head gives √2 d to the sum of the matrix, nearly: so that sum tells the mean d, and a count
-    at weight 1/√d becomes one at weight √2/√(d(d-1)).
+    Each user with d items of the head gives √2 d to the sum of the matrix, nearly: so that sum tells the mean d, and
+    a count at weight 1/√d becomes one at weight √2/√(d(d-1)).
 
     Args:
         counts: noisy counts of the head.
