@@ -5,7 +5,7 @@
 - `spectral cut`, `ridge filter`: one release of the same two sums, m best items, divided by √max(count, f σ √m) on both
   sides; eigenvectors above the noise's edge (f = 5), or the 200 largest eigenvalues λ weighed by L / (L + a L₂₀),
   L = λ − λ₂₀₀ (f = 3). What this package does is measured against them at the head of its own rule.
-- `spectral`: `tfdp_rec.spectral`.
+- `spectral`: `tfdp_rec.spectral`; `spectral by recency`, told that the order of a history counts.
 - `EASE`: ridge regression of each item on all others, best of three ridges by the test users, on the 6,000 most popular
   items. No privacy.
 """
@@ -64,6 +64,13 @@ def dp_popularity(problem: Problem, epsilon: float, delta: float, words: WordSou
 def spectral(problem: Problem, epsilon: float, delta: float, words: WordSource) -> Answer:
     """The package's."""
     recommender = SpectralRecommender(problem.catalogue.ids, epsilon, delta, words=words)
+    recommender.fit(problem.histories, verbose=0)
+    return lambda given, k: recommender.recommend(given, k)[0]
+
+
+def spectral_by_recency(problem: Problem, epsilon: float, delta: float, words: WordSource) -> Answer:
+    """The package's, for the next item after an ordered history."""
+    recommender = SpectralRecommender(problem.catalogue.ids, epsilon, delta, recency=0.25, words=words)
     recommender.fit(problem.histories, verbose=0)
     return lambda given, k: recommender.recommend(given, k)[0]
 

@@ -20,7 +20,7 @@ folder; run it again to go on where it stopped. Seeds make the noise repeat: res
 """
 DELTA = 1e-6
 RIDGES = (30, 100, 300)
-PRIVATE = ("DP popularity", "spectral cut", "ridge filter", "spectral")
+PRIVATE = ("DP popularity", "spectral cut", "ridge filter", "spectral", "spectral by recency")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("users-apart", "leave-two-out"), default="users-apart")
     parser.add_argument("--epsilon", nargs="+", type=float, default=[8.0, 3.0, 1.0])
     parser.add_argument("--seeds", type=int, default=3, help="noises for each budget; default: %(default)s")
-    parser.add_argument("--methods", nargs="+", choices=PRIVATE, default=list(PRIVATE))
+    parser.add_argument("--methods", nargs="+", choices=PRIVATE, default=list(PRIVATE[:-1]))
     parser.add_argument("--out", default="runs/spectral", metavar="FOLDER", help="default: %(default)s")
 
 

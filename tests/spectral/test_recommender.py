@@ -169,6 +169,25 @@ def test_the_export_takes_many_histories(fitted, served):
     assert served.serve(histories)["movie_ids"].numpy().tolist() == ids.tolist()
 
 
+def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
+    import tensorflow as tf
+
+    ordered = SpectralRecommender(ITEMS, epsilon=4.0, recency=0.5, words=seeded(1)).fit(list(tastes()), verbose=0)
+    one, other = ITEMS[[0, 30, 60]], ITEMS[[60, 0, 30]]
+    plain = fitted.scores([one])[0]
+    own = [fitted.scores([[item]])[0] - fitted.prior for item in one]
+    expected = fitted.prior + own[0] * 3**-0.5 + own[1] * 2**-0.5 + own[2]
+    np.testing.assert_allclose(ordered.scores([one])[0], expected, atol=1e-5)
+    np.testing.assert_allclose(fitted.scores([other])[0], plain, atol=1e-6)
+    repeating = [ITEMS[60], 5, ITEMS[0], ITEMS[60], ITEMS[30], 999]
+    ordered.export(str(tmp_path / "servable"), k=4)
+    served = tf.saved_model.load(str(tmp_path / "servable"))
+    answer = served.serve(tf.constant([repeating], tf.int64))
+    ids, scores = ordered.recommend([repeating], k=4)
+    assert answer["movie_ids"].numpy().tolist() == ids.tolist()
+    np.testing.assert_allclose(answer["scores"].numpy(), scores, rtol=1e-4)
+
+
 # What is refused.
 
 
@@ -181,6 +200,7 @@ def test_the_export_takes_many_histories(fitted, served):
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
         ({"epsilon": 1.0, "delta": 0.0}, ValueError, "delta"),
         ({"epsilon": 1.0, "head": 121}, ValueError, "head must be between"),
+        ({"epsilon": 1.0, "recency": -0.1}, ValueError, "recency must be"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, words):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
@@ -30,6 +30,7 @@ from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
 
 _USERS_AT_ONCE = 1024
+Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class SpectralRecommender:
@@ -43,6 +44,8 @@ class SpectralRecommender:
         delta: δ.
         noise_multiplier: σ of the one Gaussian that the whole costs; decides ε.
         head: how many items get a row of the matrix; left out, the rule of `tfdp_rec.spectral.rules` says.
+        recency: g, where histories are told oldest first and the next item is asked for: an item that was followed by j
+            others then weighs (1 + j)⁻ᵍ. 0.25 helps with films and games in order, and harms where there is no order.
         words: for tests; the operating system's randomness if left out.
 
     Raises:
@@ -64,6 +67,7 @@ class SpectralRecommender:
         delta: float = 1e-6,
         noise_multiplier: float | None = None,
         head: int | None = None,
+        recency: float = 0.0,
         words: WordSource = os_entropy,
     ):
         if (epsilon is None) == (noise_multiplier is None):
@@ -71,7 +75,9 @@ class SpectralRecommender:
         self.catalogue = Catalogue(item_ids)
         if head is not None and not 2 <= head <= len(self.catalogue):
             raise ValueError(f"head must be between 2 and the {len(self.catalogue)} items, got {head!r}.")
-        self.delta = float(delta)
+        if not 0 <= recency < math.inf:
+            raise ValueError(f"recency must be at least 0, got {recency!r}.")
+        self.delta, self.recency = float(delta), float(recency)
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
         self._size, self._words, self._begun = head, words, False
@@ -162,7 +168,7 @@ class SpectralRecommender:
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
         """Scores of the whole catalogue for each history of raw ids, `[histories, items]`."""
         self._check_fitted()
-        return self._scores([self._places(history) for history in histories])
+        return self._scores([self._weighed(history) for history in histories])
 
     def recommend(self, histories: Sequence[ArrayLike], k: int = 10) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best items that are not in the history, best first.
@@ -181,7 +187,7 @@ class SpectralRecommender:
         self._check_fitted()
         self.check_k(k)
         answers = [
-            self._best([self._places(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
+            self._best([self._weighed(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
             for start in range(0, len(histories), _USERS_AT_ONCE)
         ]
         ids, scores = zip(*answers) if answers else ([np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)])
@@ -192,25 +198,28 @@ class SpectralRecommender:
         if not 1 <= k <= len(self.catalogue):
             raise ValueError(f"k must be between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}.")
 
-    def _places(self, history: ArrayLike) -> NDArray[np.int64]:
-        places = np.unique(self.catalogue.places(np.asarray(history, np.int64).reshape(-1)))
-        return places[places >= 0]
+    def _weighed(self, history: ArrayLike) -> Weighed:
+        """Places of a history's items, and how much each counts: as it stood last, if it is there more than once."""
+        places = self.catalogue.places(np.asarray(history, np.int64).reshape(-1))
+        latest_first = places[places >= 0][::-1]
+        different, age = np.unique(latest_first, return_index=True)
+        return different, (1.0 + age) ** -self.recency
 
-    def _scores(self, held: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+    def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
         position = np.full(len(self.catalogue), -1)
         position[self.head] = np.arange(len(self.head))
-        rows = np.repeat(np.arange(len(held)), [len(places) for places in held])
-        columns = position[np.concatenate([*held, np.zeros(0, np.int64)])]
+        rows = np.repeat(np.arange(len(held)), [len(places) for places, _ in held])
+        columns = position[np.concatenate([places for places, _ in held]).astype(np.int64)]
         known = columns >= 0
-        ones = np.ones(known.sum(), np.float32)
-        has = sparse.csr_matrix((ones, (rows[known], columns[known])), (len(held), len(self.head)))
+        counts = np.concatenate([weights for _, weights in held])[known].astype(np.float32)
+        has = sparse.csr_matrix((counts, (rows[known], columns[known])), (len(held), len(self.head)))
         scores = np.tile(self.prior, (len(held), 1))
         scores[:, self.head] += has @ self.weights
         return scores
 
-    def _best(self, held: Sequence[NDArray[np.int64]], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         scores = self._scores(held)
-        for row, places in zip(scores, held):
+        for row, (places, _) in zip(scores, held):
             row[places] = -np.inf
         best = np.stack([_first(row, k) for row in scores])
         found = np.take_along_axis(scores, best, axis=1)
@@ -234,7 +243,7 @@ class SpectralRecommender:
         self.check_k(k)
         from tfdp_rec.spectral.servable import write  # TensorFlow is needed here alone
 
-        write(filepath, self.catalogue.ids, self.head, self.weights, self.prior, k)
+        write(filepath, self.catalogue.ids, self.head, self.weights, self.prior, self.recency, k)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "weights"):
