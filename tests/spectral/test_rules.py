@@ -6,7 +6,9 @@ import pytest
 from tfdp_rec.spectral import rules
 
 
-@pytest.mark.parametrize("total, users, items, share", [(0.65, 30_000, 40_000, 1 / 9), (4.2, 870, 3_600, 1 / 3)])
+@pytest.mark.parametrize(
+    "total, users, items, share", [(4.2, 30_000, 40_000, 1 / 9), (1.0, 600, 6400, 0.4), (9.0, 50, 900, 0.9)]
+)
 def test_counts_get_more_where_few_users_meet_many_items(total, users, items, share):
     split = rules.Split.of(total, users, items)
     assert (total / split.counts) ** 2 == pytest.approx(share)

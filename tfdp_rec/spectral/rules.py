@@ -1,8 +1,8 @@
 """What is chosen from σ, from public sizes, and from what was released already; never from a user's data.
 
-**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share σ M / (30 n)
-of σ⁻² (M items, n users), no less than a ninth and no more than a third: few users and many items make the head hard to
-tell.
+**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share 3 σ√M / n of
+σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the length of the noise that all counts would have
+for the whole budget: where it is not small beside the number of users, even counts are hard to tell, and pairs are lost.
 
 **Head.** An item is worth a row of the matrix as long as its count stands out of the noise of a row, σ_g √m:
 
@@ -21,7 +21,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 1 / 3, 1 / 30
+LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
 ROW_NOISE = 0.25
 LEAST_HEAD, MOST_HEAD = 16, 6000
 PRIOR = 0.5  # β
@@ -53,7 +53,7 @@ class Split:
             num_users: public.
             num_items: public.
         """
-        share = min(max(COUNTS * total * num_items / num_users, LEAST_COUNTS), MOST_COUNTS)
+        share = min(max(COUNTS * total * num_items**0.5 / num_users, LEAST_COUNTS), MOST_COUNTS)
         return cls(total / share**0.5, total / (1 - share) ** 0.5)
 
 
