@@ -1,8 +1,9 @@
 """What is chosen from σ, from public sizes, and from what was released already; never from a user's data.
 
-**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share 3 σ√M / n of
-σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the length of the noise that all counts would have
-for the whole budget: where it is not small beside the number of users, even counts are hard to tell, and pairs are lost.
+**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share 3 σ√M / n
+of σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the length of the noise that all counts would
+have for the whole budget: where it is not small beside the number of users, even counts are hard to tell, and pairs are
+lost.
 
 **Head.** An item is worth a row of the matrix as long as its count stands out of the noise of a row, σ_g √m:
 
