@@ -104,7 +104,7 @@ def _filtered(
     head = rules.head_of(counts, users, split.gram)
     noisy = released_pairs(grid_gram(problem.histories, problem.catalogue, head), split.gram, words)
     scale = np.maximum(counts[head], floor * split.gram * len(head) ** 0.5).astype(np.float32) ** -0.5
-    values, vectors = linalg.eigh(noisy * scale[:, None] * scale)
+    values, vectors = linalg.eigh(noisy * scale[:, None] * scale, driver="evd")
     values, vectors = values[::-1], vectors[:, ::-1]
     return linear(problem, head, (vectors * weigh(values)) @ vectors.T, 1e-6 * np.maximum(counts, 0))
 

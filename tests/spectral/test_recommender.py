@@ -77,6 +77,7 @@ def test_noise_of_one_release_is_no_more_than_is_needed():
 
 
 def test_noise_that_a_test_supplied_has_no_guarantee(fitted):
+    assert fitted.event == dp_accounting.NonPrivateDpEvent()
     assert math.isinf(fitted.epsilon) and fitted.statement().startswith("Guarantee:      none")
 
 

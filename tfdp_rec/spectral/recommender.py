@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
@@ -86,13 +86,13 @@ class SpectralRecommender:
 
     @property
     def event(self) -> DpEvent:
-        """What `fit` spends on the users it reads, for `Accountant.spend`."""
-        return GaussianDpEvent(self.noise_multiplier)
+        """What `fit` spends on the users it reads, for `Accountant.spend`; no guarantee if a test supplied the noise."""
+        return GaussianDpEvent(self.noise_multiplier) if self._words is os_entropy else NonPrivateDpEvent()
 
     @property
     def epsilon(self) -> float:
         """ε at δ by dp_accounting, of `fit` and nothing else; infinite where a test supplied the noise."""
-        return epsilon_of(self.event, self.delta) if self._words is os_entropy else math.inf
+        return epsilon_of(self.event, self.delta)
 
     def statement(self) -> str:
         """The guarantee in words.
