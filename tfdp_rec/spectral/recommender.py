@@ -86,7 +86,7 @@ class SpectralRecommender:
 
     @property
     def event(self) -> DpEvent:
-        """What `fit` spends on the users it reads, for `Accountant.spend`; no guarantee if a test supplied the noise."""
+        """What `fit` spends, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
         return GaussianDpEvent(self.noise_multiplier) if self._words is os_entropy else NonPrivateDpEvent()
 
     @property
