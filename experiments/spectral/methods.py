@@ -6,7 +6,7 @@
   sides; eigenvectors above the noise's edge (f = 5), or the 200 largest eigenvalues λ weighed by L / (L + a L₂₀),
   L = λ − λ₂₀₀ (f = 3). What this package does is measured against them at the head of its own rule.
 - `spectral`: `tfdp_rec.spectral`; `spectral by recency`, told that the order of a history counts.
-- `EASE`: ridge regression of each item on all others, best of three ridges by the test users, on the 6,000 most popular
+- `EASE`: ridge regression of each item on all others, best of some ridges by the test users, on the 6,000 most popular
   items. No privacy.
 """
 

@@ -19,7 +19,7 @@ Data are files of yours (see experiments/spectral/data.py for their forms) or ge
 folder; run it again to go on where it stopped. Seeds make the noise repeat: results are for study, and none is private.
 """
 DELTA = 1e-6
-RIDGES = (30, 100, 300)
+RIDGES = (30.0, 100.0, 300.0, 1000.0)
 PRIVATE = ("DP popularity", "spectral cut", "ridge filter", "spectral", "spectral by recency")
 
 
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epsilon", nargs="+", type=float, default=[8.0, 3.0, 1.0])
     parser.add_argument("--seeds", type=int, default=3, help="noises for each budget; default: %(default)s")
     parser.add_argument("--methods", nargs="+", choices=PRIVATE, default=list(PRIVATE[:-1]))
+    parser.add_argument("--ridges", nargs="+", type=float, default=list(RIDGES), help="of EASE; the best counts")
     parser.add_argument("--out", default="runs/spectral", metavar="FOLDER", help="default: %(default)s")
 
 
@@ -57,7 +58,7 @@ def works(problem: Any, args: argparse.Namespace) -> dict[str, Callable[[], dict
         return lambda: measured(make(problem, *given), problem.split)
 
     found = {name_of(problem.split.name, "popularity"): cell(methods.popularity)}
-    for ridge in RIDGES:
+    for ridge in args.ridges:
         found[name_of(problem.split.name, "EASE", ridge)] = cell(methods.ease, ridge)
     for method, epsilon, seed in itertools.product(args.methods, args.epsilon, range(args.seeds)):
         make = getattr(methods, method.replace(" ", "_").lower())
@@ -89,7 +90,7 @@ def table(name: str, found: dict[str, dict[str, Any]], args: argparse.Namespace)
     for method, epsilon in itertools.product(args.methods, args.epsilon):
         results = [found[name_of(name, method, epsilon, seed)] for seed in range(args.seeds)]
         rows.append([name, method, f"{epsilon:g}", *_cells(results)])
-    best = max((found[name_of(name, "EASE", ridge)] for ridge in RIDGES), key=lambda f: f["recall@20"]["value"])
+    best = max((found[name_of(name, "EASE", ridge)] for ridge in args.ridges), key=lambda f: f["recall@20"]["value"])
     return [*rows, [name, "EASE", "–", *_cells([best])]]
 
 

@@ -200,6 +200,7 @@ def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
         ({"epsilon": 0.0}, ValueError, "target_epsilon"),
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
         ({"epsilon": 1.0, "delta": 0.0}, ValueError, "delta"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, ValueError, "delta"),
         ({"epsilon": 1.0, "head": 121}, ValueError, "head must be between"),
         ({"epsilon": 1.0, "recency": -0.1}, ValueError, "recency must be"),
     ],
@@ -223,6 +224,13 @@ def test_nothing_is_answered_before_there_is_a_release(tmp_path):
         recommender.fit([], verbose=0)
     with pytest.raises(TypeError, match="readable twice"):
         recommender.fit(iter([[7]]), verbose=0)
+
+
+def test_a_delta_that_would_allow_to_publish_somebody_is_refused():
+    recommender = SpectralRecommender(ITEMS, epsilon=1.0, delta=1e-2)
+    with pytest.raises(ValueError, match="above 1 / 101 users"):
+        recommender.fit([[7]] * 101, verbose=0)
+    recommender.fit([[7]] * 99, verbose=0)  # nothing was spent
 
 
 @pytest.mark.parametrize("k", [0, 121])

@@ -75,6 +75,8 @@ class SpectralRecommender:
         self.catalogue = Catalogue(item_ids)
         if head is not None and not 2 <= head <= len(self.catalogue):
             raise ValueError(f"head must be between 2 and the {len(self.catalogue)} items, got {head!r}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
         if not 0 <= recency < math.inf:
             raise ValueError(f"recency must be at least 0, got {recency!r}.")
         self.delta, self.recency = float(delta), float(recency)
@@ -130,7 +132,7 @@ class SpectralRecommender:
 
         Raises:
             RuntimeError: it was fitted before.
-            ValueError: there is no user.
+            ValueError: there is no user, or δ is too large for so few.
         """
         if self._begun:
             raise RuntimeError(
@@ -139,6 +141,11 @@ class SpectralRecommender:
             )
         source = histories_of(histories)
         self.num_users = _count_users(source, self.catalogue)
+        if self.delta > 1 / self.num_users:
+            raise ValueError(
+                f"delta = {self.delta:g} is above 1 / {self.num_users} users: a release of one user's whole history would "
+                "still meet it. Choose a smaller delta."
+            )
         self.split = rules.Split.of(self.noise_multiplier, self.num_users, len(self.catalogue))
         self._begun = True
         show = _Progress(self.num_users, verbose)
