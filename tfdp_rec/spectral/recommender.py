@@ -143,8 +143,8 @@ class SpectralRecommender:
         self.num_users = _count_users(source, self.catalogue)
         if self.delta > 1 / self.num_users:
             raise ValueError(
-                f"delta = {self.delta:g} is above 1 / {self.num_users} users: a mechanism that publishes one user's whole "
-                "history would still meet it. Choose a smaller delta."
+                f"delta = {self.delta:g} is above 1 / {self.num_users} users: a mechanism that publishes one user's "
+                "whole history would still meet it. Choose a smaller delta."
             )
         self.split = rules.Split.of(self.noise_multiplier, self.num_users, len(self.catalogue))
         self._begun = True
