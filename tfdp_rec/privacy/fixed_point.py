@@ -7,9 +7,9 @@ A user gives the weight w to each of p coordinates, and 0 to all others. On the 
 That is arithmetic of whole numbers: no rounding depends on who else is there or in which order they come. What is
 released is
 
-    S + round(2²⁰ σ z),   z ~ N(0, 1),   in grid steps,
+    S + ⌊2²⁰ σ z + ½⌋,   z ~ N(0, 1),   in grid steps,
 
-which, S being whole, is round(S + 2²⁰ σ z): a rounding, known to all, of what the Gaussian mechanism of noise
+which, S being whole, is ⌊S + 2²⁰ σ z + ½⌋: a rounding, known to all, of what the Gaussian mechanism of noise
 multiplier σ releases, so that its guarantee holds as it stands and the lowest bits of the answer tell nothing. What
 remains of floating point is z itself (`tfdp_rec.noise`).
 """
@@ -62,7 +62,7 @@ def released(
 ) -> NDArray[np.float64]:
     """A vector of sums in grid steps, with its noise, back in units of 1."""
     noise = gaussian(words, total.shape) * (noise_multiplier * ONE)
-    return (total + np.rint(noise).astype(np.int64)) / ONE
+    return (total + np.floor(noise + 0.5).astype(np.int64)) / ONE
 
 
 def released_pairs(
