@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tfdp_rec"
 ROOMS = (
     "optimizers", "training", "clipping", "privacy", "noise", "callbacks", "audit", "models", "datasets", "distribute",
-    "federated",
+    "federated", "spectral",
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {"index.md": front("README.md"), "contributing.md": front("CONTRIBUTING.md")}
     pages["changelog.md"] = front("CHANGELOG.md")
     pages |= {f"tutorials/{path.stem}.md": notebook(path) for path in sorted((ROOT / "tutorials").glob("*.ipynb"))}
-    pages["reference/tfdp_rec.md"] = "# tfdp_rec\n\n::: tfdp_rec.mechanisms\n"
+    pages["reference/tfdp_rec.md"] = "# tfdp_rec\n\n::: tfdp_rec.mechanisms\n\n::: tfdp_rec.metrics\n"
     pages |= {f"reference/{room}.md": reference(room) for room in ROOMS}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))

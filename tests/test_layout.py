@@ -15,13 +15,13 @@ PACKAGE = ROOT / "tfdp_rec"
 
 # The floors, from the ground up: a part imports from lower floors alone, and from its own where it is named.
 FLOORS = (
-    {"demands", "files", "keras_internals", "lazily", "mechanisms", "settings"},
+    {"demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "settings"},
     {"noise"},
     {"clipping", "audit", "datasets"},
     {"privacy"},
     {"optimizers"},
     {"training"},
-    {"data", "models", "callbacks"},
+    {"data", "models", "callbacks", "spectral"},
     {"federated", "distribute", "private_plan"},
     {"movies"},
     {"cli"},

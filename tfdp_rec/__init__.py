@@ -32,7 +32,9 @@ _HOMES = {
     "models": "models",
     "noise": "noise",
     "optimizers": "optimizers",
+    "metrics": "metrics",
     "privacy": "privacy",
+    "spectral": "spectral",
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -83,21 +83,6 @@ def test_split_parts_the_users_and_leaves_out_the_short(tiny, small):
         tiny.split_users(1.0)
 
 
-def test_popularity_moves_by_at_most_one_with_a_user(small, tiny):
-    users = np.arange(0, 3000, 7)
-    everyone = small.popularity(users)
-    moves = {}
-    for left_out in range(0, len(users), 13):
-        change = everyone - small.popularity(np.delete(users, left_out))
-        moves[int(small.lengths[users[left_out]])] = np.linalg.norm(change)
-    assert max(moves.values()) <= 1 + 1e-9
-    assert all(move == pytest.approx(min(1, (20 / length) ** 0.5)) for length, move in moves.items())
-    assert min(moves) < 20 < max(moves)
-    repeating = Timelines([2, 2, 2, 1], [0, 4], [1], [5, 6], ["A", "B"]).popularity()
-    assert repeating.tolist() == pytest.approx([0.5**0.5, 0.5**0.5])
-    assert tiny.popularity([1]).tolist() == [0] * 5
-
-
 def test_generated_timelines_repeat_with_the_seed_only(small):
     again, other = synthetic.timelines(**SMALL), synthetic.timelines(**SMALL, seed=1)
     assert again.movies.tolist() == small.movies.tolist() and again.titles == small.titles

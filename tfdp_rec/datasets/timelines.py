@@ -123,21 +123,6 @@ class Timelines:
         cut = round(train * len(usable))
         return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])
 
-    def popularity(self, users: ArrayLike | None = None) -> NDArray[np.float64]:
-        """How popular each movie is with these users, [M]; one user more or less moves it by at most 1 in ℓ₂.
-
-        A user's d different movies weigh √20/d each, but no more than 1/√d: in proportion to the chance that a random
-        movie of a random user is this one (timelines are rarely shorter than 20). These are exact, private counts:
-        before anything learns from them, add Gaussian noise of standard deviation σ and `spend` GaussianDpEvent(σ) in
-        the accountant.
-        """
-        weights = np.zeros(self.num_movies)
-        for user in range(self.num_users) if users is None else np.asarray(users).tolist():
-            different = np.unique(self[user])
-            if len(different):
-                weights[different - 1] += min(len(different) ** -0.5, 20**0.5 / len(different))
-        return weights
-
     def save(self, path: str | Path) -> None:
         """Writes an .npz file, whole or not at all."""
         path = Path(path)

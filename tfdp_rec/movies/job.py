@@ -6,9 +6,8 @@
 The privacy unit is a user: users are Poisson-sampled, and a sampled user gives one example, a random movie of their
 timeline as label and the 20 before it as context.
 
-*Popularity prior.* Each training user gives a vector with √20/n on each of their n distinct movies (1/√n if n < 20).
-Its norm is at most 1, so the sum has sensitivity 1 and gets N(0, σ_p² I). What comes out is a public prior; its
-budget is in the accountant.
+*Popularity prior.* The movies are counted once by `private_counts`, told that a typical user has 20 movies. What comes
+out is a public prior; its budget is in the accountant.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ import tensorflow as tf
 from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
+from tfdp_rec.datasets.histories import Catalogue, Histories
 from tfdp_rec.models import TwoTower
 from tfdp_rec.movies import report
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import Settings
-from tfdp_rec.noise import gaussians
-from tfdp_rec.privacy import Accountant, calibrate_noise
+from tfdp_rec.privacy import Accountant, calibrate_noise, private_counts
+from tfdp_rec.privacy.counts import Counted
 
 _KS = (1, 5, 10, 20)
+_TYPICAL = 20  # movies of a user: what the popularity prior counts on
 
 
 @dataclasses.dataclass
@@ -55,17 +56,18 @@ class Problem:
         return [(self.prior_event, "popularity counts")]
 
 
-def noisy_popularity(timelines: Timelines, users: np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """Popularity of each movie, up to scale, under DP: sensitivity 1 for a user; all values positive.
+def noisy_popularity(timelines: Timelines, users: np.ndarray, noise_multiplier: float) -> Counted:
+    """Popularity of each movie, up to scale, under DP, all of it positive; and what that cost.
 
     Args:
         timelines: of all users.
         users: whose timelines to count.
         noise_multiplier: σ_p.
     """
-    counts = timelines.popularity(users)
+    watched, catalogue = Histories.of_timelines(timelines, users), Catalogue(timelines.movie_ids)
+    counts, event = private_counts(watched, catalogue, noise_multiplier=noise_multiplier, typical=_TYPICAL)
     # Movies that the noise hides share what is left of the noise above zero, about 0.4 of its standard deviation.
-    return np.maximum(counts + noise_multiplier * gaussians(counts.shape), 0.0) + 0.25 * noise_multiplier + 0.1
+    return Counted(np.maximum(counts, 0.0) + 0.25 * noise_multiplier + 0.1, event)
 
 
 def prepare(timelines: Timelines, settings: Settings) -> Problem:
@@ -77,9 +79,9 @@ def prepare(timelines: Timelines, settings: Settings) -> Problem:
     train, test = timelines.split_users(0.8, seed=settings.seed)
     sampling = PoissonSampling(len(train), settings.batch_size, unit="user")
     delta = settings.delta if settings.delta is not None else min(1e-6, 1.0 / len(train))
-    prior = noisy_popularity(timelines, train, settings.prior_noise)
+    prior, event = noisy_popularity(timelines, train, settings.prior_noise)
     test = test[: settings.test_users]
-    return Problem(timelines, train, test, prior, sampling, delta, dp_accounting.GaussianDpEvent(settings.prior_noise))
+    return Problem(timelines, train, test, prior, sampling, delta, event)
 
 
 def noise_for(problem: Problem, settings: Settings) -> float:

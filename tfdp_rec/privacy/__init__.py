@@ -2,6 +2,7 @@
 
 from tfdp_rec.privacy.accounting import Accountant, Unaccounted, epsilon_of
 from tfdp_rec.privacy.calibration import calibrate_noise
+from tfdp_rec.privacy.counts import private_counts
 from tfdp_rec.privacy.eana_bound import (
     eana_epsilon,
     eana_instance_epsilon,
@@ -10,6 +11,7 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_instance,
     eana_rdp_published,
 )
+from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
 from tfdp_rec.privacy.set_union import private_terms
 
@@ -27,5 +29,7 @@ __all__ = [
     "eana_rdp_instance",
     "eana_rdp_published",
     "epsilon_of",
+    "noise_of_one_release",
+    "private_counts",
     "private_terms",
 ]

@@ -1,0 +1,1 @@
+"""Recommendations from private sums: what they are worth beside popularity and what needs no privacy."""

@@ -1,0 +1,266 @@
+"""The recommender: what it costs, what it answers, what it refuses; and its export answers the same."""
+
+import math
+import subprocess
+import sys
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+
+from tfdp_rec.noise.words import seeded
+from tfdp_rec.privacy import Accountant, PoissonSampling, epsilon_of, noise_of_one_release
+from tfdp_rec.spectral import Histories, SpectralRecommender
+from tfdp_rec.spectral.rules import Split, head_of
+
+ITEMS = np.random.default_rng(9).permutation(np.arange(1, 121)) * 7
+
+
+def tastes(users=3000, seed=0):
+    """Each user has eight items of one of six tastes and two of any."""
+    rng = np.random.default_rng(seed)
+    for _ in range(users):
+        taste = rng.integers(6)
+        yield np.concatenate([ITEMS[taste * 20 + rng.choice(20, 8, replace=False)], rng.choice(ITEMS, 2)])
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(1)).fit(list(tastes()), verbose=0)
+
+
+# What it costs.
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("delta", [1e-5, 1e-6])
+def test_epsilon_is_dp_accountings_and_within_the_budget(epsilon, delta):
+    recommender = SpectralRecommender(ITEMS, epsilon=epsilon, delta=delta)
+    found = dp_accounting.pld.PLDAccountant().compose(recommender.event).get_epsilon(delta)
+    assert recommender.epsilon == pytest.approx(found, rel=1e-9)
+    assert 0.995 * epsilon < found <= epsilon
+
+
+@pytest.mark.parametrize("users, items", [(10, 10**6), (10**6, 10), (3000, 9000)])
+def test_the_two_releases_together_cost_the_one_that_is_claimed(users, items):
+    split = Split.of(0.8, users, items)
+    both = dp_accounting.ComposedDpEvent([GaussianDpEvent(split.counts), GaussianDpEvent(split.gram)])
+    assert epsilon_of(both, 1e-6) == pytest.approx(epsilon_of(GaussianDpEvent(0.8), 1e-6), rel=1e-3)
+
+
+def test_the_releases_are_made_with_the_noise_that_is_claimed(monkeypatch):
+    from tfdp_rec.spectral import recommender as module
+
+    used = []
+    counts, pairs = module.private_counts, module.released_pairs
+    monkeypatch.setattr(
+        module, "private_counts", lambda *a, noise_multiplier, **o: used.append(noise_multiplier)
+        or counts(*a, noise_multiplier=noise_multiplier, **o),
+    )  # fmt: skip
+    monkeypatch.setattr(module, "released_pairs", lambda t, sigma, w: used.append(sigma) or pairs(t, sigma, w))
+    SpectralRecommender(ITEMS, noise_multiplier=1.3).fit([[7, 14]] * 9, verbose=0)
+    assert len(used) == 2 and sum(sigma**-2 for sigma in used) == pytest.approx(1.3**-2)
+
+
+def test_an_accountant_adds_it_to_a_training():
+    sampling = PoissonSampling(num_units=3000, expected_batch_size=100, unit="user")
+    accountant = Accountant(GaussianDpEvent(2.0), sampling, delta=1e-5)
+    accountant.spend(SpectralRecommender(ITEMS, epsilon=1.0, delta=1e-5).event, "spectral release")
+    assert accountant.epsilon(0) == pytest.approx(1.0, rel=5e-3)
+    assert "spectral release: Gaussian noise" in accountant.statement(steps=10)
+
+
+def test_noise_of_one_release_is_no_more_than_is_needed():
+    sigma = noise_of_one_release(2.0, 1e-6)
+    assert epsilon_of(GaussianDpEvent(sigma), 1e-6) <= 2.0 < epsilon_of(GaussianDpEvent(sigma * 0.999), 1e-6)
+
+
+def test_noise_that_a_test_supplied_has_no_guarantee(fitted):
+    assert fitted.event == dp_accounting.NonPrivateDpEvent()
+    assert math.isinf(fitted.epsilon) and fitted.statement().startswith("Guarantee:      none")
+
+
+def test_the_statement_says_what_was_released():
+    said = SpectralRecommender(ITEMS, epsilon=4.0).fit([[7, 14, 21]] * 50, verbose=0).statement()
+    for words in ("epsilon = 4", "delta = 1e-06", "one user", "the number of users, 50", "120 items", "zero-out"):
+        assert words in said, said
+
+
+def test_the_operating_system_decides():
+    one, other = (SpectralRecommender(ITEMS, epsilon=4.0).fit([[7, 14]] * 50, verbose=0) for _ in range(2))
+    assert (one.counts != other.counts).all() and not np.array_equal(one.weights, other.weights)
+
+
+# What it answers.
+
+
+def test_it_recommends_the_rest_of_a_taste(fitted):
+    histories = [ITEMS[taste * 20 : taste * 20 + 6] for taste in range(6)]
+    ids, scores = fitted.recommend(histories, k=10)
+    for taste, (row, history) in enumerate(zip(ids, histories)):
+        assert len(set(row) & set(ITEMS[taste * 20 : taste * 20 + 20])) >= 9
+        assert not set(row) & set(history)
+    assert (np.diff(scores) <= 0).all()
+
+
+def test_an_empty_history_is_answered_by_the_noisy_counts(fitted):
+    ids, _ = fitted.recommend([[], [999_999]], k=5)
+    assert ids.tolist() == [ITEMS[np.argsort(-fitted.counts)[:5]].tolist()] * 2
+
+
+def test_users_without_items_and_unknown_ids_change_nothing_but_the_number_of_users():
+    told = list(tastes(2000))
+    with_more = [[*history, 8, 8, 10**12] for history in told]
+    one, other = (SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(2)).fit(t, verbose=0) for t in (told, with_more))
+    assert np.array_equal(one.weights, other.weights) and np.array_equal(one.counts, other.counts)
+    emptied = SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(2)).fit([*told, [], []], verbose=0)
+    assert np.array_equal(one.counts, emptied.counts) and emptied.num_users == 2002
+
+
+def test_nobody_has_anything_and_still_there_is_an_answer():
+    ids, scores = SpectralRecommender(ITEMS, epsilon=1.0).fit([[]] * 20, verbose=0).recommend([[7], []], k=3)
+    assert ids.shape == (2, 3) and np.isfinite(scores).all()
+
+
+def test_more_noise_makes_a_smaller_head():
+    counts = 3000 / np.arange(1, 2001) ** 0.8
+    sizes = [len(head_of(counts, 5000, sigma)) for sigma in (0.5, 1.0, 4.0, 1e6)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 16 and sizes[0] < 2000  # not all
+
+
+def test_a_history_of_the_whole_catalogue_leaves_zeros(fitted):
+    ids, _ = fitted.recommend([ITEMS[3:]], k=5)
+    assert set(ids[0, :3]) == set(ITEMS[:3]) and ids[0, 3:].tolist() == [0, 0]
+
+
+def test_progress_is_said_once_a_part(capsys):
+    SpectralRecommender(ITEMS, epsilon=4.0).fit([[7, 14]] * 9)
+    said = capsys.readouterr().out
+    assert "counting 120 items" in said and "9 of 9 users" in said and said.endswith("done\n")
+
+
+# What is exported.
+
+
+@pytest.fixture(scope="module")
+def served(fitted, tmp_path_factory):
+    import tensorflow as tf
+
+    path = str(tmp_path_factory.mktemp("served") / "servable")
+    fitted.export(path, k=6)
+    return tf.saved_model.load(path)
+
+
+@pytest.mark.parametrize("history", [ITEMS[:4], ITEMS[[5, 50, 100, 5]], [], [999, ITEMS[7]], ITEMS[2:]])
+def test_the_export_answers_as_python_does(fitted, served, history):
+    import tensorflow as tf
+
+    padded = np.concatenate([[0], np.asarray(history, np.int64), [0, 0]])
+    answer = served.signatures["serving_default"](history=tf.constant([padded], tf.int64))
+    ids, scores = fitted.recommend([history], k=6)
+    assert answer["movie_ids"].numpy().tolist() == ids.tolist()
+    found = ids > 0
+    np.testing.assert_allclose(answer["scores"].numpy()[found], scores[found], rtol=1e-4, atol=1e-6)
+
+
+def test_the_export_takes_many_histories(fitted, served):
+    histories = np.stack([history for history in tastes(40, seed=5)])
+    ids, _ = fitted.recommend(histories, k=6)
+    assert served.serve(histories)["movie_ids"].numpy().tolist() == ids.tolist()
+
+
+def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
+    import tensorflow as tf
+
+    ordered = SpectralRecommender(ITEMS, epsilon=4.0, recency=0.5, words=seeded(1)).fit(list(tastes()), verbose=0)
+    one, other = ITEMS[[0, 30, 60]], ITEMS[[60, 0, 30]]
+    plain = fitted.scores([one])[0]
+    own = [fitted.scores([[item]])[0] - fitted.prior for item in one]
+    expected = fitted.prior + own[0] * 3**-0.5 + own[1] * 2**-0.5 + own[2]
+    np.testing.assert_allclose(ordered.scores([one])[0], expected, atol=1e-5)
+    np.testing.assert_allclose(fitted.scores([other])[0], plain, atol=1e-6)
+    repeating = [ITEMS[60], 5, ITEMS[0], ITEMS[60], ITEMS[30], 999]
+    ordered.export(str(tmp_path / "servable"), k=4)
+    served = tf.saved_model.load(str(tmp_path / "servable"))
+    answer = served.serve(tf.constant([repeating], tf.int64))
+    ids, scores = ordered.recommend([repeating], k=4)
+    assert answer["movie_ids"].numpy().tolist() == ids.tolist()
+    np.testing.assert_allclose(answer["scores"].numpy(), scores, rtol=1e-4)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({}, TypeError, "either epsilon"),
+        ({"epsilon": 1.0, "noise_multiplier": 1.0}, TypeError, "either epsilon"),
+        ({"epsilon": 0.0}, ValueError, "target_epsilon"),
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
+        ({"epsilon": 1.0, "delta": 0.0}, ValueError, "delta"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, ValueError, "delta"),
+        ({"epsilon": 1.0, "head": 121}, ValueError, "head must be between"),
+        ({"epsilon": 1.0, "recency": -0.1}, ValueError, "recency must be"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        SpectralRecommender(ITEMS, **arguments)
+
+
+def test_a_second_fit_is_refused(fitted):
+    with pytest.raises(RuntimeError, match="fitted already"):
+        fitted.fit([[7]], verbose=0)
+
+
+def test_nothing_is_answered_before_there_is_a_release(tmp_path):
+    recommender = SpectralRecommender(ITEMS, epsilon=1.0)
+    for ask in (lambda: recommender.recommend([[7]]), lambda: recommender.export(str(tmp_path)), recommender.statement):
+        with pytest.raises(RuntimeError, match="call fit"):
+            ask()
+    with pytest.raises(ValueError, match="no user"):
+        recommender.fit([], verbose=0)
+    with pytest.raises(TypeError, match="readable twice"):
+        recommender.fit(iter([[7]]), verbose=0)
+
+
+def test_a_delta_that_would_allow_to_publish_somebody_is_refused():
+    recommender = SpectralRecommender(ITEMS, epsilon=1.0, delta=1e-2)
+    with pytest.raises(ValueError, match="above 1 / 101 users"):
+        recommender.fit([[7]] * 101, verbose=0)
+    recommender.fit([[7]] * 99, verbose=0)  # nothing was spent
+
+
+@pytest.mark.parametrize("k", [0, 121])
+def test_k_out_of_range_is_refused(fitted, k):
+    with pytest.raises(ValueError, match="k must be between 1 and the 120 items"):
+        fitted.recommend([[7]], k=k)
+
+
+# What it takes.
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from tfdp_rec.noise.words import seeded
+from tfdp_rec.spectral import Histories, SpectralRecommender
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+SpectralRecommender(np.arange(1, 2001), epsilon=1.0, head=300).fit(Histories.load(sys.argv[1]), verbose=0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_does_not_hang_on_the_number_of_events(tmp_path):
+    taken = []
+    for users in (20_000, 200_000):
+        items = np.random.default_rng(0).integers(1, 2001, users * 30)
+        Histories(items, np.arange(0, users * 30 + 1, 30)).save(tmp_path / str(users))
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(tmp_path / str(users))], check=True, capture_output=True, text=True
+        )
+        taken.append(int(done.stdout) / 1024)  # MB
+    events = 180_000 * 30 * 8 / 2**20
+    # The mapped pages of the file count as resident while there is room: they are taken off.
+    assert taken[1] - taken[0] - events < 60, taken

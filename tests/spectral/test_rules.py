@@ -1,0 +1,49 @@
+"""The rules: from σ, public sizes and released numbers alone."""
+
+import numpy as np
+import pytest
+
+from tfdp_rec.spectral import rules
+
+
+@pytest.mark.parametrize(
+    "total, users, items, share", [(4.2, 30_000, 40_000, 1 / 9), (1.0, 600, 6400, 0.4), (9.0, 50, 900, 0.9)]
+)
+def test_counts_get_more_where_few_users_meet_many_items(total, users, items, share):
+    split = rules.Split.of(total, users, items)
+    assert (total / split.counts) ** 2 == pytest.approx(share)
+    assert split.counts**-2 + split.gram**-2 == pytest.approx(total**-2)
+
+
+def test_the_head_ends_where_counts_drown_in_a_rows_noise():
+    counts = np.arange(1000, 0, -1.0)
+    users, sigma = 50_000, 3.0
+    head = rules.head_of(counts, users, sigma)
+    least = rules.ROW_NOISE * np.sqrt(rules.mean_root(counts, users)) * sigma
+    assert counts[head[-1]] >= least * np.sqrt(len(head)) and head.tolist() == list(range(len(head)))
+    assert counts[len(head)] < least * np.sqrt(len(head) + 1)
+
+
+def test_a_head_that_was_asked_for_is_given():
+    counts = np.array([5.0, 9.0, -3.0, 7.0])
+    assert rules.head_of(counts, 100, 1.0, size=3).tolist() == [1, 3, 0]
+
+
+def test_a_head_is_never_too_large_to_compute_with():
+    assert len(rules.head_of(np.full(9000, 1e9), 10**9, 1.0)) == rules.MOST_HEAD
+    assert len(rules.head_of(np.full(9000, -1.0), 1000, 1.0)) == rules.LEAST_HEAD
+
+
+def test_the_prior_is_a_share_of_users():
+    """Every user has the same nine items, and weighs each a third."""
+    counts = np.concatenate([np.full(9, 1000 / 3), np.zeros(5)])
+    prior = rules.prior_of(counts, num_users=1000, sigma=2.0)
+    assert prior[:9] == pytest.approx(1.0) and (prior[9:] > 0).all() and (prior[9:] < 0.01).all()
+
+
+def test_the_diagonal_is_told_by_the_sum_of_the_matrix():
+    """1,000 users with the same nine items: each gives 1/√36 to a pair, so the diagonal would be 1000/6."""
+    noisy = np.full((9, 9), 1000 / 6, np.float32)
+    np.fill_diagonal(noisy, 0)
+    diagonal = rules.diagonal_of(np.full(9, 1000 / 3), noisy, num_users=1000, sigma=1.0)
+    assert diagonal == pytest.approx(1000 / 6, rel=0.05)

@@ -1,0 +1,109 @@
+"""How good recommendations are, with given splits: several held-out items a user, and what is uncertain about the mean.
+
+For a user with the relevant items R, recommended the items r_1 … r_k (best first, what they had before left out),
+
+    recall@k = |R ∩ {r_1 … r_k}| / |R|           hit@k = 1 if any of them is in R, else 0
+    DCG@k = Σ over places p with r_p in R of 1/log₂(p + 1),   nDCG@k = DCG@k / (DCG@k of the best possible order).
+
+Each function gives a value a user; `Mean` says what they come to. Numbers of users' test items never leave a private
+training, so these are for held-out users, or for users who agreed to be counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A mean over users, and its standard error.
+
+    Example:
+        >>> Mean.of([0.0, 0.5, 1.0, 0.5])
+        Mean(value=0.5, error=0.204..., users=4)
+        >>> print(Mean.of([0.0, 0.5, 1.0, 0.5]))
+        .5000 ± .2041
+    """
+
+    value: float
+    error: float
+    users: int
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> Mean:
+        """The mean of a value a user.
+
+        Raises:
+            ValueError: there are none.
+        """
+        found = np.asarray(values, np.float64)
+        if found.ndim != 1 or not found.size:
+            raise ValueError("A mean needs one value a user, of at least one user.")
+        error = found.std(ddof=1) / found.size**0.5 if found.size > 1 else np.inf
+        return cls(float(found.mean()), float(error), found.size)
+
+    def interval(self, errors: float = 1.96) -> tuple[float, float]:
+        """Where the mean over all such users lies, with 95% confidence."""
+        return self.value - errors * self.error, self.value + errors * self.error
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.error:.4f}".replace("0.", ".")
+
+
+def hits(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.bool_]:
+    """Whether each recommended item is one of its user's relevant ones, `[users, k]`.
+
+    Args:
+        recommended: item ids, best first, `[users, k]`; 0 stands for none.
+        relevant: the ids of each user, at least one.
+
+    Raises:
+        ValueError: they are not of the same users, or a user has nothing that is relevant.
+
+    Example:
+        >>> hits([[3, 1], [2, 4]], [[1], [4, 2]]).tolist()
+        [[False, True], [True, True]]
+    """
+    rows = np.asarray(recommended)
+    if rows.ndim != 2 or len(rows) != len(relevant):
+        raise ValueError(f"recommended must be a row a user of {len(relevant)} users, got shape {rows.shape}.")
+    if not all(np.size(items) for items in relevant):
+        raise ValueError("A user has no relevant item: leave such users out of both.")
+    return np.stack([np.isin(row, items) & (row != 0) for row, items in zip(rows, relevant)]) if len(rows) else rows > 0
+
+
+def recall_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """recall@k of each user.
+
+    Example:
+        >>> recall_at_k([[3, 1], [2, 4]], [[1, 7], [4, 2]]).tolist()
+        [0.5, 1.0]
+    """
+    return hits(recommended, relevant).sum(1) / np.array([len(np.unique(items)) for items in relevant])
+
+
+def hit_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """hit@k of each user.
+
+    Example:
+        >>> hit_at_k([[3, 1], [2, 4]], [[7], [4, 2]]).tolist()
+        [0.0, 1.0]
+    """
+    return hits(recommended, relevant).any(1).astype(np.float64)
+
+
+def ndcg_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """nDCG@k of each user.
+
+    Example:
+        >>> ndcg_at_k([[3, 1], [2, 4]], [[1], [4, 2]]).round(4).tolist()
+        [0.6309, 1.0]
+    """
+    found = hits(recommended, relevant)
+    gains = 1 / np.log2(np.arange(2, found.shape[1] + 2))
+    most = np.array([min(len(np.unique(items)), found.shape[1]) for items in relevant])
+    return found @ gains / np.cumsum(gains)[most - 1]

@@ -1,0 +1,98 @@
+"""Sums over users, released once: on a grid of whole numbers, where a sum is what it is claimed to be.
+
+A user gives the weight w to each of p coordinates, and 0 to all others. On the grid of 2⁻²⁰ the weight is
+
+    q = ⌊√(4²⁰ / p)⌋,   so that   p q² ≤ 4²⁰:   the user moves the sum by at most 2²⁰ grid steps = 1 in ℓ₂.
+
+That is arithmetic of whole numbers: no rounding depends on who else is there or in which order they come. What is
+released is
+
+    S + ⌊2²⁰ σ z + ½⌋,   z ~ N(0, 1),   in grid steps,
+
+which, S being whole, is ⌊S + 2²⁰ σ z + ½⌋: a rounding, known to all, of what the Gaussian mechanism of noise
+multiplier σ releases, so that its guarantee holds as it stands and the lowest bits of the answer tell nothing.
+
+What remains of floating point is z. One Gaussian by the inverse distribution function of 2⁵² uniforms has gaps in its
+tails: from 6.3 standard deviations on (chance 3·10⁻¹⁰) they are wider than a grid step at σ = 1, and a user of a
+thousand items touches half a million entries. So z is half the sum of four of them, which reaches every grid step in
+very many ways.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdp_rec.files import row_chunks
+from tfdp_rec.noise.words import WordSource, gaussian, os_entropy
+
+GRID_BITS = 20
+ONE = 2**GRID_BITS
+_LARGEST_NOISE = 2.0**20  # beyond, a double's own steps come near those of the grid
+_TERMS = 4
+_AT_ONCE = 2**22  # Gaussians drawn in one go
+
+
+def grid_weights(pieces: NDArray[np.int64], over: int = 1) -> NDArray[np.int64]:
+    """q for users who give to so many coordinates, each the same; 0 for those who give to none.
+
+    Args:
+        pieces: p of each user.
+        over: t, for a weight √(t/p), good for at most p/t coordinates.
+
+    Example:
+        >>> (grid_weights(np.array([0, 1, 3])) / ONE).round(4).tolist()
+        [0.0, 1.0, 0.5773]
+    """
+    different, which = np.unique(pieces, return_inverse=True)
+    roots = [math.isqrt(over * ONE * ONE // int(p)) if p > 0 else 0 for p in different]
+    return np.array(roots, np.int64)[which]
+
+
+def checked_noise(noise_multiplier: float) -> float:
+    """σ, if it is one.
+
+    Raises:
+        ValueError: it is not positive, or so large that the grid would overflow.
+    """
+    if not 0 < noise_multiplier < _LARGEST_NOISE:
+        raise ValueError(f"noise_multiplier must be positive and below 2^20, got {noise_multiplier!r}.")
+    return float(noise_multiplier)
+
+
+def released(
+    total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
+) -> NDArray[np.float64]:
+    """A vector of sums in grid steps, with its noise, back in units of 1."""
+    noise = _without_gaps(words, total.shape) * (noise_multiplier * ONE)
+    return (total + np.floor(noise + 0.5).astype(np.int64)) / ONE
+
+
+def _without_gaps(words: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    total = np.zeros(shape)
+    for _ in range(_TERMS):
+        total += gaussian(words, shape)
+    return total / _TERMS**0.5
+
+
+def released_pairs(
+    total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
+) -> NDArray[np.float32]:
+    """The part of a square array above its diagonal, released, and mirrored; the diagonal is 0.
+
+    Args:
+        total: sums in grid steps; what stands on and below the diagonal is not looked at.
+        noise_multiplier: σ.
+        words: for tests; the operating system's if left out.
+    """
+    size = len(total)
+    noisy = np.zeros((size, size), np.float32)  # rounding what is released is post-processing
+    for start, end in row_chunks((size, size), _AT_ONCE):
+        block = released(total[start:end, start:], noise_multiplier, words)
+        noisy[start:end, start:] = np.triu(block, 1)
+    for start, end in row_chunks((size, size), _AT_ONCE):
+        noisy[end:, start:end] = noisy[start:end, end:].T
+        noisy[start:end, start:end] += noisy[start:end, start:end].T
+    return noisy

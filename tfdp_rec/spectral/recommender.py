@@ -1,0 +1,289 @@
+"""Recommendations from two sums over users, each released once: how many have an item, and how many have two together.
+
+    histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
+              -> denoised -> ridge regression: scores = βμ + history · B
+
+Nothing is trained. What is private is in `privacy/counts.py` and `gram.py`, which bound what one user gives, and in
+`privacy/fixed_point.py`, which adds the noise; everything after that is arithmetic on what was released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from tfdp_rec.datasets.histories import AnyHistories, Catalogue, histories_of
+from tfdp_rec.noise.words import WordSource, os_entropy
+from tfdp_rec.privacy.accounting import epsilon_of
+from tfdp_rec.privacy.counts import private_counts
+from tfdp_rec.privacy.fixed_point import checked_noise, released_pairs
+from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.privacy.statement import rounded_up
+from tfdp_rec.spectral import rules
+from tfdp_rec.spectral.denoising import weights_between_items
+from tfdp_rec.spectral.gram import grid_gram
+
+_USERS_AT_ONCE = 1024
+Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+class SpectralRecommender:
+    """A private recommender in seconds: DP counts, one DP Gram matrix, and a ridge regression on what it says.
+
+    The privacy unit is a user with their whole history, however long. The number of users is public.
+
+    Args:
+        item_ids: raw ids of the public catalogue.
+        epsilon: budget of the whole; or give `noise_multiplier`.
+        delta: δ.
+        noise_multiplier: σ of the one Gaussian that the whole costs; decides ε.
+        head: how many items get a row of the matrix; left out, the rule of `tfdp_rec.spectral.rules` says.
+        recency: g, where histories are told oldest first and the next item is asked for: an item that was followed by j
+            others then weighs (1 + j)⁻ᵍ. 0.25 helps with films and games in order, and harms where there is no order.
+        words: for tests; the operating system's randomness if left out.
+
+    Raises:
+        TypeError: both or neither of `epsilon` and `noise_multiplier` are given.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> histories = [[10, 20]] * 200 + [[30, 40]] * 200 + [[10, 20, 30], []]
+        >>> recommender = SpectralRecommender([10, 20, 30, 40], epsilon=8.0, delta=1e-4)
+        >>> ids, scores = recommender.fit(histories, verbose=0).recommend([[10], [40]], k=1)
+        >>> ids.tolist(), round(recommender.epsilon, 2)
+        ([[20], [30]], 8.0)
+    """
+
+    def __init__(
+        self,
+        item_ids: ArrayLike,
+        epsilon: float | None = None,
+        delta: float = 1e-6,
+        noise_multiplier: float | None = None,
+        head: int | None = None,
+        recency: float = 0.0,
+        words: WordSource = os_entropy,
+    ):
+        if (epsilon is None) == (noise_multiplier is None):
+            raise TypeError("Give SpectralRecommender either epsilon= or noise_multiplier=: each decides the other.")
+        self.catalogue = Catalogue(item_ids)
+        if head is not None and not 2 <= head <= len(self.catalogue):
+            raise ValueError(f"head must be between 2 and the {len(self.catalogue)} items, got {head!r}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
+        if not 0 <= recency < math.inf:
+            raise ValueError(f"recency must be at least 0, got {recency!r}.")
+        self.delta, self.recency = float(delta), float(recency)
+        given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
+        self.noise_multiplier = checked_noise(given or 0.0)
+        self._size, self._words, self._begun = head, words, False
+
+    # What it costs.
+
+    @property
+    def event(self) -> DpEvent:
+        """What `fit` spends, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
+        return GaussianDpEvent(self.noise_multiplier) if self._words is os_entropy else NonPrivateDpEvent()
+
+    @property
+    def epsilon(self) -> float:
+        """ε at δ by dp_accounting, of `fit` and nothing else; infinite where a test supplied the noise."""
+        return epsilon_of(self.event, self.delta)
+
+    def statement(self) -> str:
+        """The guarantee in words.
+
+        Raises:
+            RuntimeError: nothing was released yet.
+        """
+        self._check_fitted()
+        if math.isinf(self.epsilon):
+            return "Guarantee:      none: the noise was supplied by a test, and whoever has it can subtract it.\n"
+        lines = (
+            ("Guarantee", f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy"),
+            ("Protected unit", "one user, with all of their history"),
+            ("Adjacency", "zero-out: data sets that differ by one user whose history counts as empty"),
+            ("Mechanism", f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
+             f"the {len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more "
+             f"than one Gaussian of multiplier {self.noise_multiplier:.4g}"),
+            ("Public", f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items"),
+            ("Covers", "everything that this recommender holds, answers or exports"),
+            ("Does not cover", "another fit on the same users, which costs as much again; users whose history comes in "
+             "more than one piece; whoever reads the memory of the counting"),
+        )  # fmt: skip
+        return "".join(f"{name + ':':<16}{text}.\n" for name, text in lines)
+
+    # Fitting.
+
+    def fit(self, histories: Any, verbose: int = 1) -> SpectralRecommender:
+        """Reads the users twice, releases counts and pairs, and computes the rest from these. Once only.
+
+        Args:
+            histories: each user's raw ids, one user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
+                files), `Timelines`, or what yields a user's ids at a time and can be iterated twice. Repeats count
+                once, ids that are not in the catalogue do not count.
+            verbose: 0 prints nothing.
+
+        Raises:
+            RuntimeError: it was fitted before.
+            ValueError: there is no user, or δ is too large for so few.
+        """
+        if self._begun:
+            raise RuntimeError(
+                "This recommender was fitted already, and each fit spends its budget anew: make another one for other "
+                "data, and account for both if users are in both."
+            )
+        source = histories_of(histories)
+        self.num_users = _count_users(source, self.catalogue)
+        if self.delta > 1 / self.num_users:
+            raise ValueError(
+                f"delta = {self.delta:g} is above 1 / {self.num_users} users: a mechanism that publishes one user's "
+                "whole history would still meet it. Choose a smaller delta."
+            )
+        self.split = rules.Split.of(self.noise_multiplier, self.num_users, len(self.catalogue))
+        self._begun = True
+        show = _Progress(self.num_users, verbose)
+        show.say(f"counting {len(self.catalogue)} items")
+        counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
+        self.counts = counts
+        self.head = rules.head_of(counts, self.num_users, self.split.gram, self._size)
+        show.say(f"counting pairs of {len(self.head)} items")
+        total = grid_gram(source, self.catalogue, self.head, show)
+        noisy = released_pairs(total, self.split.gram, self._words)
+        del total
+        show.say("denoising")
+        self._conclude(noisy)
+        show.say("done")
+        return self
+
+    def _conclude(self, noisy: NDArray[np.float32]) -> None:
+        """Weights and prior, from what was released."""
+        of_head = self.counts[self.head]
+        diagonal = rules.diagonal_of(of_head, noisy, self.num_users, self.split.counts)
+        self.weights = weights_between_items(noisy, self.split.gram, diagonal)
+        prior = rules.prior_of(self.counts, self.num_users, self.split.counts)
+        self.prior = (rules.PRIOR * prior).astype(np.float32)
+
+    # Answering.
+
+    def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
+        """Scores of the whole catalogue for each history of raw ids, `[histories, items]`."""
+        self._check_fitted()
+        return self._scores([self._weighed(history) for history in histories])
+
+    def recommend(self, histories: Sequence[ArrayLike], k: int = 10) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k best items that are not in the history, best first.
+
+        Args:
+            histories: of raw ids; unknown ids are ignored, and an empty history is answered by popularity.
+            k: items an answer.
+
+        Returns:
+            Raw ids and scores, `[histories, k]`. Where a history leaves fewer than k, id 0 fills up.
+
+        Raises:
+            RuntimeError: there was no `fit`.
+            ValueError: k is not between 1 and the size of the catalogue.
+        """
+        self._check_fitted()
+        self.check_k(k)
+        answers = [
+            self._best([self._weighed(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
+            for start in range(0, len(histories), _USERS_AT_ONCE)
+        ]
+        ids, scores = zip(*answers) if answers else ([np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)])
+        return np.concatenate(ids), np.concatenate(scores)
+
+    def check_k(self, k: int) -> None:
+        """Raises for a number of items that cannot be recommended."""
+        if not 1 <= k <= len(self.catalogue):
+            raise ValueError(f"k must be between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}.")
+
+    def _weighed(self, history: ArrayLike) -> Weighed:
+        """Places of a history's items, and how much each counts: as it stood last, if it is there more than once."""
+        places = self.catalogue.places(np.asarray(history, np.int64).reshape(-1))
+        latest_first = places[places >= 0][::-1]
+        different, age = np.unique(latest_first, return_index=True)
+        return different, (1.0 + age) ** -self.recency
+
+    def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
+        position = np.full(len(self.catalogue), -1)
+        position[self.head] = np.arange(len(self.head))
+        rows = np.repeat(np.arange(len(held)), [len(places) for places, _ in held])
+        columns = position[np.concatenate([places for places, _ in held]).astype(np.int64)]
+        known = columns >= 0
+        counts = np.concatenate([weights for _, weights in held])[known].astype(np.float32)
+        has = sparse.csr_matrix((counts, (rows[known], columns[known])), (len(held), len(self.head)))
+        scores = np.tile(self.prior, (len(held), 1))
+        scores[:, self.head] += has @ self.weights
+        return scores
+
+    def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        scores = self._scores(held)
+        for row, (places, _) in zip(scores, held):
+            row[places] = -np.inf
+        best = np.stack([_first(row, k) for row in scores])
+        found = np.take_along_axis(scores, best, axis=1)
+        return np.where(np.isfinite(found), self.catalogue.ids[best], 0), found
+
+    def export(self, filepath: str, k: int = 10) -> None:
+        """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
+
+        Signature `serving_default`, that of `TwoTower.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
+        ids that are not in the catalogue are ignored. Outputs `movie_ids` int64 and `scores` float32, `[batch, k]`.
+
+        Args:
+            filepath: a folder that is made.
+            k: items an answer.
+
+        Raises:
+            RuntimeError: there was no `fit`.
+            ValueError: k is not between 1 and the size of the catalogue.
+        """
+        self._check_fitted()
+        self.check_k(k)
+        from tfdp_rec.spectral.servable import write  # TensorFlow is needed here alone
+
+        write(filepath, self.catalogue.ids, self.head, self.weights, self.prior, self.recency, k)
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "weights"):
+            raise RuntimeError("Nothing was released yet: call fit(histories) first.")
+
+
+def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Places of the k best, the best first; of equals the first."""
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    places = np.flatnonzero(scores >= least)
+    return places[np.argsort(-scores[places], kind="stable")][:k]
+
+
+def _count_users(source: AnyHistories, catalogue: Catalogue) -> int:
+    users = len(source) if hasattr(source, "__len__") else sum(part.num_users for part in source.parts(catalogue))
+    if not users:
+        raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
+    return users
+
+
+class _Progress:
+    """One line that says what is being done and how far it is."""
+
+    def __init__(self, num_users: int, verbose: int):
+        self.num_users, self.verbose, self.what, self.done = num_users, verbose, "", 0
+
+    def say(self, what: str) -> None:
+        self.what, self.done = what, 0
+        if self.verbose:
+            print(what, flush=True)
+
+    def __call__(self, users: int) -> None:
+        self.done += users
+        if self.verbose:
+            end = "\n" * (self.done >= self.num_users)
+            print(f"\r{self.what}: {self.done} of {self.num_users} users", end=end, flush=True)

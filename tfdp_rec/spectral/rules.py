@@ -1,0 +1,116 @@
+"""What is chosen from σ, from public sizes, and from what was released already; never from a user's data.
+
+**Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share 3 σ√M / n
+of σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the length of the noise that all counts would
+have for the whole budget: where it is not small beside the number of users, even counts are hard to tell, and pairs are
+lost.
+
+**Head.** An item is worth a row of the matrix as long as its count stands out of the noise of a row, σ_g √m:
+
+    m is the greatest for which the m-th best noisy count is at least ¼ √r σ_g √m,
+
+r the mean of √d over users, which the counts' sum tells (long histories: more pairs share a user's weight). So m
+falls as the noise grows, and does not hang on the catalogue's tail.
+
+**Prior.** How many users have an item: c_j r / n, c_j its noisy count, no less than half of the noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
+ROW_NOISE = 0.25
+LEAST_HEAD, MOST_HEAD = 16, 6000
+PRIOR = 0.5  # β
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Noise multipliers of the two releases.
+
+    Attributes:
+        counts: σ_c.
+        gram: σ_g.
+
+    Example:
+        >>> split = Split.of(1.0, num_users=10_000, num_items=2_000)
+        >>> round(split.counts, 3), round((split.counts**-2 + split.gram**-2) ** -0.5, 3)
+        (3.0, 1.0)
+    """
+
+    counts: float
+    gram: float
+
+    @classmethod
+    def of(cls, total: float, num_users: int, num_items: int) -> Split:
+        """The split of a budget.
+
+        Args:
+            total: σ of the one Gaussian that both together cost.
+            num_users: public.
+            num_items: public.
+        """
+        share = min(max(COUNTS * total * num_items**0.5 / num_users, LEAST_COUNTS), MOST_COUNTS)
+        return cls(total / share**0.5, total / (1 - share) ** 0.5)
+
+
+def mean_root(counts: NDArray[np.float64], num_users: int) -> float:
+    """r, the mean over users of √d, at least 1."""
+    return max(1.0, float(counts.sum()) / num_users)
+
+
+def head_of(
+    counts: NDArray[np.float64], num_users: int, sigma: float, size: int | None = None
+) -> NDArray[np.int64]:
+    """Places of the items that get a row, the best count first.
+
+    Args:
+        counts: noisy counts of all items.
+        num_users: public.
+        sigma: σ_g.
+        size: how many; None for the rule's, at most 6,000, for which dense algebra takes a minute or two.
+
+    Example:
+        >>> head_of(np.array([*[900.0] * 40, *[1.0] * 500]), num_users=2000, sigma=1.0).size
+        40
+    """
+    best = np.argsort(-counts, kind="stable")[: size or MOST_HEAD]
+    if size is not None:
+        return best
+    rows = np.arange(1, len(best) + 1)
+    least = ROW_NOISE * np.sqrt(mean_root(counts, num_users)) * sigma * np.sqrt(rows)
+    worth = np.flatnonzero(counts[best] >= least)
+    return best[: max(int(worth[-1]) + 1 if len(worth) else 0, LEAST_HEAD)]
+
+
+def prior_of(counts: NDArray[np.float64], num_users: int, sigma: float) -> NDArray[np.float64]:
+    """μ: about which share of the users has each item.
+
+    Args:
+        counts: noisy counts.
+        num_users: public.
+        sigma: σ_c.
+    """
+    return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
+
+
+def diagonal_of(
+    counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: int, sigma: float
+) -> NDArray[np.float64]:
+    """D: what the diagonal of the Gram matrix would about be, were it released.
+
+    Each user with d items of the head gives √2 d to the sum of the matrix, nearly: so that sum tells the mean d, and
+    a count at weight 1/√d becomes one at weight √2/√(d(d-1)).
+
+    Args:
+        counts: noisy counts of the head.
+        noisy: its noisy matrix.
+        num_users: public.
+        sigma: σ_c.
+    """
+    mean = float(noisy.sum(dtype=np.float64)) / (np.sqrt(2) * num_users)
+    return np.maximum(counts, 0.5 * sigma) * np.sqrt(2 / max(mean - 1, 1.0))
