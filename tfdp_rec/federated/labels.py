@@ -25,17 +25,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.noise import words
+from tfdp_rec.privacy.events import PureDpEvent
 
 
 @dataclasses.dataclass(frozen=True)
 class _Permutation:
     epsilon: float
     num_negatives: int = 4
+
+    holds: ClassVar[bool]
+    """Whether ε bounds what a label tells."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
@@ -50,6 +56,11 @@ class _Permutation:
             )
         if not 0 <= clicked < num_candidates:
             raise ValueError(f"clicked must be in [0, {num_candidates}), got {clicked}.")
+
+    @property
+    def event(self) -> DpEvent:
+        """What one label costs."""
+        return PureDpEvent(self.epsilon) if self.holds and math.isfinite(self.epsilon) else NonPrivateDpEvent()
 
 
 @dataclasses.dataclass(frozen=True)

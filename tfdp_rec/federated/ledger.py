@@ -55,7 +55,7 @@ class State:
         accountant = accounting.ClientAccountant()
         for settings, count in self.releases:
             mechanism = AttentionMechanism.from_settings(settings)
-            accountant.spend_history(accounting.AttentionRelease(mechanism), count)
+            accountant.spend_history(mechanism.event, count)
         return accountant.epsilon(delta)
 
 

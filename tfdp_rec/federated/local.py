@@ -21,12 +21,12 @@ Reference:
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from dp_accounting import NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.federated import accounting
@@ -83,8 +83,7 @@ class LocalUpdate(abc.ABC):
     def charge_once(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         """Record what a client that takes part at all has released before: labels drawn once and for all."""
         if client.label_epsilon:
-            private = math.isfinite(client.label_epsilon)
-            accountant.spend_labels(accounting.PureRelease(client.label_epsilon) if private else accounting.Unbounded())
+            accountant.spend_labels(LabelPermutation(client.label_epsilon, self.labels.num_negatives).event)
 
     @abc.abstractmethod
     def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
@@ -92,9 +91,7 @@ class LocalUpdate(abc.ABC):
 
     def _charge_labels(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         if client.spends_on_labels:
-            private = self.labels.holds and math.isfinite(self.labels.epsilon)
-            release = accounting.PureRelease(self.labels.epsilon) if private else accounting.Unbounded()
-            accountant.spend_labels(release)
+            accountant.spend_labels(self.labels.event)
 
     def _client_losses(self, news: tf.Tensor, users: tf.Tensor, samples: Any, counted: Any) -> tf.Tensor:
         candidates = tf.gather(news, samples)
@@ -168,9 +165,9 @@ class PrivateUpdate(LocalUpdate):
     def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         """One attention release, one label per click, and the user gradient where there is one."""
         if client.spends_on_history:
-            accountant.spend_history(accounting.AttentionRelease(self.mechanism))
+            accountant.spend_history(self.mechanism.event)
             if self.user_gradient is not None:
-                accountant.spend_history(self.user_gradient.profile)
+                accountant.spend_history(self.user_gradient.event)
         self._charge_labels(client, accountant)
 
 
@@ -204,7 +201,7 @@ class PublishedUpdate(LocalUpdate):
     def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         """Unbounded: the gradient shows the raw history."""
         if client.spends_on_history:
-            accountant.spend_history(accounting.Unbounded())
+            accountant.spend_history(NonPrivateDpEvent())
         self._charge_labels(client, accountant)
 
 
@@ -261,9 +258,9 @@ class GradientUpdate(LocalUpdate):
     def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         """One gradient, which covers a click of the history and a training click alike."""
         if client.spends_on_history:
-            accountant.spend_history(self.noise.profile)
+            accountant.spend_history(self.noise.event)
         if client.spends_on_labels:
-            accountant.spend_labels(self.noise.profile)
+            accountant.spend_labels(self.noise.event)
 
 
 def clipped_sum(

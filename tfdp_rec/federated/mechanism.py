@@ -19,6 +19,7 @@ import dataclasses
 from typing import Any, Literal
 
 import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.federated import calibration as calibrations
@@ -174,6 +175,14 @@ class AttentionMechanism:
         if clipped.shape[-1] != self.num_basis:
             raise ValueError(f"attention must have {self.num_basis} weights, got {clipped.shape[-1]}.")
         return normalise(clipped + np.asarray(noise), self.activation)
+
+    @property
+    def event(self) -> DpEvent:
+        """What one release really costs, whatever the calibration claims."""
+        scale = self.noise_scale
+        if scale == 0:
+            return NonPrivateDpEvent()
+        return self.calibration.event(scale, self.padding, self.num_basis, self.clip_norm)
 
     def delta_at(self, epsilon: calibrations.Number) -> calibrations.Number:
         """The true δ(`epsilon`) of one release, whatever the calibration claims.
