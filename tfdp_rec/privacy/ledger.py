@@ -22,7 +22,7 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dp_accounting import DpEvent
@@ -64,15 +64,16 @@ def read(path: Path) -> Chain:
     return Chain.of(os.fspath(path), text + torn)
 
 
-def total(chain: Chain, delta: float, accountant: str = "pld") -> float:
+def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
     """ε at δ of everything in a ledger, from its entries alone: that of the item most was told of.
 
     Args:
         chain: the entries.
         delta: δ.
         accountant: "pld" or "rdp".
+        more: what is not paid yet.
     """
-    found = {canonical(to_json(event)): event for event in map(composed, by_item(chain.paid))}
+    found = {canonical(to_json(event)): event for event in map(composed, by_item([*chain.paid, *more]))}
     return max(epsilon_of(event, delta, accountant) for event in found.values())
 
 
@@ -264,9 +265,9 @@ class Ledger:
 
     # What was paid.
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """ε at δ of all that was paid."""
-        return total(self.chain, delta, accountant)
+    def epsilon(self, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
+        """ε at δ of all that was paid, and of what more may be."""
+        return total(self.chain, delta, accountant, more)
 
     @property
     def paid(self) -> list[Paid]:

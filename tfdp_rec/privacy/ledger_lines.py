@@ -156,8 +156,8 @@ def _finite_event(event: DpEvent) -> dict[str, Any]:
     fields = events.to_json(event)
     if finite(fields) != fields:
         raise ValueError(
-            f"{event!r} has an infinite number: write NonPrivateDpEvent for what has no guarantee, and nothing at all for "
-            "what costs nothing."
+            f"{event!r} has an infinite number: write NonPrivateDpEvent for what has no guarantee, and nothing at "
+            "all for what costs nothing."
         )
     return fields
 
