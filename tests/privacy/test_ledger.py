@@ -187,6 +187,22 @@ def test_one_owner_in_and_across_processes(filled):
     opened(filled).close()
 
 
+def test_a_forked_child_neither_keeps_nor_loses_the_lock(filled):
+    ledger = opened(filled)
+    begin, end = os.pipe()
+    child = os.fork()
+    if not child:
+        ledger.close()
+        os.read(begin, 1)
+        os._exit(0)
+    with pytest.raises(ValueError, match="in use"):
+        opened(filled)
+    ledger.close()
+    opened(filled).close()
+    os.write(end, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("harm", ["remove", "replace", "append"])
 def test_a_file_that_changes_while_it_is_open_takes_no_more_payments(filled, harm):
     with opened(filled) as ledger:

@@ -64,15 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     settings = _whole_paths(_checked(chosen(args, Settings())))
-    nodes = _kept(chosen(args, Nodes()).of_run(settings))
+    nodes = chosen(args, Nodes())
     if args.write_app is not None:
+        _refuse_terms(nodes)
         write_app(args.write_app, settings)
         print(f"wrote a Flower app to {args.write_app}; docs/federated.md says how to run it")
         return 0
     flag, count = ("simulate", args.simulate) if args.simulate is not None else ("processes", args.processes)
     if count < 1:
         raise ValueError(f"--{flag} must be at least 1, got {count}.")
-    settings = dataclasses.replace(settings, clients=count)
+    settings, nodes = dataclasses.replace(settings, clients=count), _kept(nodes.of_run(settings))
     refuse_more_than(len(mind.read(settings.data, title_length=8, body_length=16).by_user()), count)
     code = simulate(settings, nodes) if flag == "simulate" else over_processes(settings, nodes)
     print(spent(nodes))
@@ -82,7 +83,20 @@ def run(args: argparse.Namespace) -> int:
 def _kept(nodes: Nodes) -> Nodes:
     if nodes.methods == ("published",) and math.isfinite(nodes.budget_epsilon):
         raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out.")
+    if list(Path(nodes.ledgers).glob("client-*.json")):
+        raise ValueError(
+            f"{nodes.ledgers} holds ledgers of version 0.1, which do not say what they counted. Choose another "
+            "--ledgers folder; what those clients have spent before is then in no total."
+        )
     return nodes
+
+
+def _refuse_terms(nodes: Nodes) -> None:
+    if nodes != Nodes():
+        raise ValueError(
+            "What a client allows is its own node's configuration, and is in no app that is written: leave out "
+            "--budget-epsilon, --round-epsilon, --methods and --ledgers, and give them as --node-config."
+        )
 
 
 def spent(nodes: Nodes) -> str:

@@ -118,24 +118,26 @@ def guard(join: Join) -> Callable[[Message, Context, Callable[[Message, Context]
     Args:
         join: From a node's context to its participant; asked once a round.
     """
-    from flwr.app.message_type import MessageType
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-        def paid(message: Message, context: Context) -> Message:
-            if message.metadata.message_type != MessageType.TRAIN:
-                raise Refused(f"The server asks for {message.metadata.message_type!r}, and this client only trains.")
-            participant = join(context)
-            participant.pay_round()
-            _paid.participant = participant
-            try:
-                reply = call_next(message, context)
-            finally:
-                vars(_paid).clear()  # good for this round alone, used or not
-            return reply if reply.has_error() else strip(reply)
-
-        return silence(message, context, paid)
+        return silence(message, context, lambda message, context: _paid_round(join, message, context, call_next))
 
     return mod
+
+
+def _paid_round(join: Join, message: Message, context: Context, call_next: Callable) -> Message:
+    from flwr.app.message_type import MessageType
+
+    if message.metadata.message_type != MessageType.TRAIN:
+        raise Refused(f"The server asks for {message.metadata.message_type!r}, and this client only trains.")
+    participant = join(context)
+    participant.pay_round()
+    _paid.participant = participant
+    try:
+        reply: Message = call_next(message, context)
+    finally:
+        vars(_paid).clear()  # good for this round alone, used or not
+    return reply if reply.has_error() else strip(reply)
 
 
 def strip(reply: Message) -> Message:

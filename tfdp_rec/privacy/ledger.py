@@ -305,6 +305,8 @@ class Ledger:
     def close(self) -> None:
         """Lets another own the file."""
         if self._file >= 0:
+            if self._process == os.getpid():  # else a forked child ends, and its parent goes on
+                fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
         self._file = -1
 

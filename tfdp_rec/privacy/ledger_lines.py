@@ -225,7 +225,7 @@ class Chain:
         try:
             self._take(fields)
         except (KeyError, TypeError, ValueError) as problem:
-            raise self._broken(number, f"says what no ledger says ({problem})") from problem
+            raise self._broken(number, f"says what no ledger says ({str(problem).rstrip('.')})") from problem
         self.lines.append(fields)
 
     def _broken(self, number: int, what: str) -> BrokenLedger:
@@ -237,22 +237,22 @@ class Chain:
     def _take(self, fields: dict[str, Any]) -> None:
         if fields["number"] == 0:
             if fields["kind"] != "begin" or fields["format"] != FORMAT:
-                raise ValueError(f"the format is not {FORMAT}")
+                raise ValueError(f"the format is not {FORMAT}.")
         elif fields["kind"] == "pay":
             self.payments[fields["number"]] = _paid(fields)
         elif fields["kind"] == "return":
             self._give_back(fields)
         elif fields["kind"] != "note":
-            raise ValueError(f"unknown kind {fields['kind']!r}")
+            raise ValueError(f"unknown kind {fields['kind']!r}.")
 
     def _give_back(self, fields: dict[str, Any]) -> None:
         """Attempts that were never made; only who paid for them can know."""
         paid = self.payments[fields["of"]]
         left = paid.attempts - fields["attempts"]
         if not 0 <= left < paid.attempts or not 0 <= fields["steps"] <= paid.steps:
-            raise ValueError("more is given back than was paid")
+            raise ValueError("more is given back than was paid.")
         if fields["session"] != paid.session:
-            raise ValueError("somebody gives back what another paid")
+            raise ValueError("somebody gives back what another paid.")
         steps = paid.steps - fields["steps"]
         self.payments[fields["of"]] = dataclasses.replace(paid, attempts=left, steps=steps)
 

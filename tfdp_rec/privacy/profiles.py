@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import dp_accounting
 import numpy as np
@@ -34,7 +34,7 @@ from tfdp_rec.privacy.events import PaddedDpEvent, PureDpEvent
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 Releases = tuple[tuple[DpEvent, int], ...]
-Distribution = privacy_loss_distribution.PrivacyLossDistribution
+Distribution: TypeAlias = "privacy_loss_distribution.PrivacyLossDistribution"
 
 _TAIL = 1e-13
 
@@ -198,7 +198,8 @@ def _distribution(release: DpEvent, interval: float) -> Distribution:
     reach = math.ceil(_crossing(lambda epsilon: delta_of(release, epsilon), _TAIL) / interval)
     deltas = np.clip(delta_of(release, np.arange(-reach, reach + 1) * interval), 0.0, 1.0)
     dots = np.minimum.accumulate(deltas)
-    return Distribution(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -reach, reach, dots))
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -reach, reach, dots)
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 
 def _crossing(delta_at: Callable[[Any], Any], target: float) -> float:
