@@ -167,3 +167,31 @@ def test_what_a_ledger_cannot_pay_for_is_refused(tmp_path):
         Accountant(GaussianDpEvent(1.0), ShuffledEpochs(100, 10), 1e-3, ledger=tmp_path / "a.jsonl")
     with Ledger(tmp_path / "b.jsonl", "click", Snapshot(500)) as ledger, pytest.raises(BrokenLedger):
         Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), DELTA, ledger=ledger)
+
+
+class TrainsAsWell(keras.callbacks.Callback):
+    """Makes steps of its own, that no batch of the fit announces."""
+
+    def __init__(self, batches, steps):
+        super().__init__()
+        self.batches, self.steps = batches, steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        iterator = iter(self.batches)
+        for _ in range(self.steps):
+            self.model.train_on_batch(next(iterator))
+
+
+@pytest.mark.parametrize("extra, made", [(1, 6), (9, 4)])
+def test_a_step_that_no_ledger_has_paid_for_refuses_itself(tmp_path, monkeypatch, extra, made):
+    """Blocks of 4: a callback's steps are paid for as long as the block lasts, and not one more is made."""
+    monkeypatch.setattr("tfdp_rec.privacy.book.BLOCK", 4)
+    path = tmp_path / "ledger.jsonl"
+    run = Run(path)
+    callback = TrainsAsWell(run.sampling.batches(rows), extra)
+    if extra == 1:
+        run.fit(3, [callback])
+    else:
+        with pytest.raises(Exception, match="Refused batch"):
+            run.fit(3, [callback])
+    assert int(run.model.optimizer.iterations) == made <= read(path).steps

@@ -57,10 +57,10 @@ class Accountant:
         accountant: "pld" or "rdp".
         allow_large_delta: accept δ above 1 / num_units, where publishing one unit's data whole would still
             qualify.
-        ledger: a file, or a `Ledger`, that everything is paid for in before it is done (docs/ledger.md). What is in it
-            already counts, whoever paid; the models' own histories are then held against it.
         asserted: where `sampling` itself did not draw the batches: in words, what did, just as it would have. The
             statement then says that this was asserted, not checked.
+        ledger: a file, or a `Ledger`, that everything is paid for in before it is done (docs/ledger.md). What is in it
+            already counts, whoever paid; the models' own histories are then held against it.
 
     Raises:
         TypeError: sampling or event is not one.

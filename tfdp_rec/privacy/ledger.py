@@ -304,11 +304,14 @@ class Ledger:
 
     def close(self) -> None:
         """Lets another own the file."""
-        if self._file >= 0:
+        if getattr(self, "_file", -1) >= 0:
             if self._process == os.getpid():  # else a forked child ends, and its parent goes on
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
         self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Ledger:
         return self
