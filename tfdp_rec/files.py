@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[str]:
         if os.path.lexists(temporary):
             _sync(temporary)
             _put_in_place(temporary, os.path.join(folder, name))
-            _sync_entry(folder)
+            sync_entry(folder)
     finally:
         remove(temporary)
 
@@ -144,13 +144,14 @@ def _sync(path: str) -> None:
     """Flushes a file, or a folder with all that is in it, to disk."""
     for folder, _, files in os.walk(path):
         for file in files:
-            _sync_entry(os.path.join(folder, file))
-        _sync_entry(folder)
+            sync_entry(os.path.join(folder, file))
+        sync_entry(folder)
     if os.path.isfile(path):
-        _sync_entry(path)
+        sync_entry(path)
 
 
-def _sync_entry(path: str) -> None:
+def sync_entry(path: str) -> None:
+    """Flushes one file, or one folder's list of names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import NonPrivateDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
@@ -12,13 +13,13 @@ from tfdp_rec.federated import (
     ClientAccountant,
     PublishedGaussian,
     PureLaplace,
-    accounting,
 )
+from tfdp_rec.privacy.events import PureDpEvent
 
 
 def history_epsilon(mechanism, count, delta):
     accountant = ClientAccountant()
-    accountant.spend_history(accounting.AttentionRelease(mechanism), count)
+    accountant.spend_history(mechanism.event, count)
     return accountant.epsilon(delta)
 
 
@@ -58,8 +59,8 @@ def test_padded_composition_bounds_the_worst_encoder_by_simulation():
 def test_pure_releases_add_up_at_delta_zero():
     accountant = ClientAccountant()
     mechanism = AttentionMechanism(3, 2.0, 0.0, padding=0.3, calibration=PureLaplace())
-    accountant.spend_history(accounting.AttentionRelease(mechanism), 3)
-    accountant.spend_labels(accounting.PureRelease(0.5))
+    accountant.spend_history(mechanism.event, 3)
+    accountant.spend_labels(PureDpEvent(0.5))
     assert accountant.epsilon(0.0) == pytest.approx(6.5, rel=1e-5)
     assert accountant.epsilon(0.0, disjoint=True) == pytest.approx(6.0, rel=1e-5)
     assert accountant.epsilon(1e-2) < 6.5
@@ -68,7 +69,7 @@ def test_pure_releases_add_up_at_delta_zero():
 def test_gaussian_at_delta_zero_and_unbounded_releases_are_infinite():
     assert history_epsilon(AttentionMechanism(3, 1.0), 1, 0.0) == math.inf
     accountant = ClientAccountant()
-    accountant.spend_history(accounting.Unbounded())
+    accountant.spend_history(NonPrivateDpEvent())
     assert accountant.epsilon(1e-5) == math.inf
     assert history_epsilon(AttentionMechanism(3, math.inf), 1, 1e-5) == math.inf
 
@@ -82,6 +83,6 @@ def test_nothing_spent_is_zero_and_bad_arguments_are_refused():
     accountant = ClientAccountant()
     assert accountant.epsilon(1e-5) == 0.0
     with pytest.raises(ValueError, match="count"):
-        accountant.spend_labels(accounting.PureRelease(1.0), -1)
+        accountant.spend_labels(PureDpEvent(1.0), -1)
     with pytest.raises(ValueError, match="delta"):
         accountant.epsilon(1.0)

@@ -10,6 +10,7 @@ from scipy import integrate, stats
 
 from tfdp_rec.federated import calibration
 from tfdp_rec.federated.mechanism import AttentionMechanism, clip
+from tfdp_rec.privacy import profiles
 
 GRID = list(itertools.product((0.001, 0.1, 1.0, 5.0, 10.0, 20.0), (1e-6, 1e-5, 1e-3), (0.0, 0.2, 0.5, 0.9)))
 CLIPS = (0.1, 0.4, 0.6, 0.8, 1.0, 3.0)
@@ -42,7 +43,7 @@ def test_no_two_clipped_vectors_are_further_apart_than_the_sensitivity_and_some_
 
 @pytest.mark.parametrize("epsilon, delta, padding", GRID)
 def test_amplification_inverts(epsilon, delta, padding):
-    assert calibration.amplify(calibration.deamplify(epsilon, padding), padding) == pytest.approx(epsilon)
+    assert profiles.amplify(profiles.deamplify(epsilon, padding), padding) == pytest.approx(epsilon)
 
 
 @pytest.mark.parametrize("sigma", (0.3, 1.0, 7.0))

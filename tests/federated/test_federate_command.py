@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-import math
+import re
 import tomllib
 
 import pytest
@@ -10,7 +10,11 @@ import pytest
 from tfdp_rec.cli import federate, main
 from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import build
-from tfdp_rec.federated.settings import Settings
+from tfdp_rec.federated.participant import DATA, UNIT
+from tfdp_rec.federated.settings import Nodes, Settings
+from tfdp_rec.privacy import Ledger
+from tfdp_rec.privacy.events import PureDpEvent
+from tfdp_rec.privacy.ledger import REPLACE
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +22,17 @@ def readers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readers")
     SyntheticNews(num_users=30, num_news=60, num_days=3, candidates=6, history_length=6).write(folder)
     return folder
+
+
+def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
+    nodes = Nodes(ledgers=str(tmp_path), budget_delta=1e-6).of_run(Settings())
+    assert "no client has answered" in federate.spent(nodes)
+    for client, rounds in enumerate((1, 3)):
+        with Ledger(tmp_path / f"client-{client}.jsonl", UNIT, DATA, REPLACE) as ledger:
+            for _ in range(rounds):
+                ledger.pay(PureDpEvent(1.0))
+    said = federate.spent(nodes)
+    assert re.match(r"epsilon = 3(\.00\d+)? at delta = 1e-06 for one click", said) and "2 ledgers" in said
 
 
 @pytest.mark.parametrize(
@@ -28,7 +43,10 @@ def readers(tmp_path_factory):
         ("--simulate 2 --data {readers} --method best", "argument --method: invalid choice"),
         ("--simulate 2 --data {readers} --encoder bert", "argument --encoder: invalid choice"),
         ("--simulate 2 --data {readers} --method published --budget-epsilon 3", "no privacy bound"),
-        ("--simulate 2 --data {readers} --budget-epsilon 3", "--budget-epsilon needs --ledgers"),
+        ("--simulate 2 --data {readers} --budget-epsilon 0", "--budget-epsilon must be positive"),
+        ("--simulate 2 --data {readers} --round-epsilon nan", "--round-epsilon must be positive"),
+        ("--write-app app --data {readers} --budget-epsilon 3", "own node's configuration|Flower is missing"),
+        ("--simulate 31 --data {readers}", "two budgets|Flower is missing"),
         ("--simulate 0 --data {readers}", "--simulate must be at least 1|Flower is missing"),
         ("--data {readers}", "one of the arguments"),
     ),
@@ -60,7 +78,8 @@ def test_a_written_app_holds_every_setting_and_its_initial_weights(readers, tmp_
     federate.write_app(tmp_path / "app", settings)
     flower = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     carried = Settings.of_run(flower["config"])
-    assert carried == dataclasses.replace(settings, initial=carried.initial) and carried.budget_epsilon == math.inf
+    assert carried == dataclasses.replace(settings, initial=carried.initial)
+    assert not {"budget_epsilon", "ledgers", "methods"} & set(flower["config"]), "terms are each node's own"
     assert flower["components"] == {
         "serverapp": "tfdp_rec.federated.app.server_app:app",
         "clientapp": "tfdp_rec.federated.app.client_app:app",

@@ -1,7 +1,7 @@
 """PrivateRec on Flower. Needs the extra `federated`; run with  pytest -m slow tests/federated/test_flower.py"""
 
 import dataclasses
-import json
+import logging
 import math
 import os
 import subprocess
@@ -17,9 +17,11 @@ from tfdp_rec.cli import federate  # noqa: E402
 from tfdp_rec.datasets.mind.generated import SyntheticNews  # noqa: E402
 from tfdp_rec.federated import build  # noqa: E402
 from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
-from tfdp_rec.federated.settings import Settings  # noqa: E402
+from tfdp_rec.federated.settings import Nodes, Settings  # noqa: E402
+from tfdp_rec.privacy import ledger  # noqa: E402
 
 TAU = 1e-5
+NO_LIMIT = {"ledger": "nowhere.jsonl", "budget-epsilon": math.inf}
 SILENT = {"epsilon": math.inf, "label_epsilon": math.inf, "padding": 0.0, "history": 6, "samples": 3, "rounds": 3}
 
 
@@ -30,12 +32,23 @@ def settings(tmp_path, **change):
     return Settings(**SILENT | {"data": str(data), "output": str(tmp_path / "out.npz")} | change)
 
 
+def node(tmp_path, chosen, partition=0, **terms):
+    """One node's own configuration, as its owner writes it."""
+    (tmp_path / "l").mkdir(exist_ok=True)
+    nodes = Nodes(**{"ledgers": str(tmp_path / "l"), **terms}).of_run(chosen)
+    return nodes.config(chosen, partition)
+
+
+def participant(tmp_path, chosen, partition=0, **terms):
+    return build.participant(chosen, node(tmp_path, chosen, partition, **terms))
+
+
 def in_process(chosen, partitions):
     """The same rounds by the package's own simulation."""
     from tfdp_rec.federated.simulation import FedAdam, Simulation
 
     here = dataclasses.replace(chosen, output="in process.npz")
-    clients = [build.participant(here, p).data for p in partitions]
+    clients = [build.participant(here, {"partition-id": p, "data": here.data, **NO_LIMIT}).data for p in partitions]
     model, _ = build.world(here)
     initial = Path(chosen.output).with_suffix(".initial.npz")
     for variable, value in zip(model.trainable_variables, build.load(str(initial), model)):
@@ -71,54 +84,117 @@ def test_the_guard_strips_what_tells_about_the_data():
     assert dict(stripped.metric_records["fitres.num_examples"]) == {"num_examples": 1}
 
 
-def test_the_guard_charges_before_it_computes_and_refuses_beyond_the_budget(tmp_path):
+def test_the_guard_pays_before_it_computes_and_refuses_beyond_the_budget(tmp_path, caplog):
     from tfdp_rec.federated import flower
 
-    chosen = settings(tmp_path, epsilon=2.0, label_epsilon=1.0, budget_epsilon=2.5, ledgers=str(tmp_path / "l"))
-    participant = build.participant(chosen, 0)
+    chosen = settings(tmp_path, epsilon=2.0, label_epsilon=1.0)
+    asked = participant(tmp_path, chosen, budget_epsilon=3.5)
     calls = []
 
     def compute(given, context):
-        calls.append(json.loads(participant.ledger.read_text())["releases"])
+        calls.append([paid.label for paid in ledger.read(asked.terms.ledger).paid])
+        assert flower.take_paid() is asked
         return message({}, {"num_examples": 3})
 
-    mod = flower.guard(lambda context: participant)
+    mod = flower.guard(lambda context: asked)
     first = mod(message({}, {}), None, compute)
-    assert not first.has_error() and calls == [[[{"round of": "PrivateUpdate"}, 1]]]
-    second = mod(message({}, {}), None, compute)
-    assert second.has_error() and "budget of 2.5" in second.error.reason and len(calls) == 1
+    assert not first.has_error() and calls == [["labels", "round"]]
+    with caplog.at_level(logging.WARNING):
+        second = mod(message({}, {}), None, compute)
+    assert second.has_error() and second.error.reason == flower.NO_ANSWER and len(calls) == 1
+    assert "budget of 3.5" in caplog.text, "the node's own log says why"
 
 
-def test_a_budget_that_nobody_counts_is_refused(tmp_path):
+@pytest.mark.parametrize("where", ["join", "pay", "compute", "reply"])
+def test_whatever_fails_the_server_reads_one_constant_sentence(tmp_path, where, monkeypatch):
+    from flwr.app import Error, Message
+
     from tfdp_rec.federated import flower
 
-    known = build.participant(settings(tmp_path), 0)
-    with pytest.raises(ValueError, match="needs a ledger"):
-        flower.Participant(known.update, known.data, None, 3.0)
+    asked = participant(tmp_path, settings(tmp_path))
+
+    def fail(*arguments):
+        raise KeyError("N1234 was clicked")
+
+    monkeypatch.setattr(type(asked), "pay_round", fail if where == "pay" else lambda self: None)
+    answers = {
+        "compute": fail,
+        "reply": lambda given, context: Message(Error(code=7, reason="N1234 was clicked"), reply_to=given),
+    }
+    join = fail if where == "join" else lambda context: asked
+    for mod in (
+        flower.guard(join),
+        lambda m, c, then: flower.silence(m, c, lambda m, c: flower.guard(join)(m, c, then)),
+    ):
+        reply = mod(message({}, {}), None, answers.get(where, fail))
+        assert (reply.error.code, reply.error.reason) == (flower.REFUSED, flower.NO_ANSWER)
 
 
-def test_labels_are_drawn_once_also_over_restarts(tmp_path):
+def test_messages_that_are_no_training_and_updates_that_nobody_paid_for_get_no_answer(tmp_path):
+    from flwr.app import Message, RecordDict
+
+    from tfdp_rec.federated import flower
+
+    asked = participant(tmp_path, settings(tmp_path))
+    mod = flower.guard(lambda context: asked)
+    for kind in ("evaluate", "query", "train.other"):
+        reply = mod(Message(RecordDict(), dst_node_id=1, message_type=kind), None, lambda m, c: message({}, {}))
+        assert reply.has_error() and reply.error.reason == flower.NO_ANSWER
+    with pytest.raises(RuntimeError, match="No round was paid for"):
+        flower.take_paid()
+
+
+def test_a_join_that_builds_a_participant_per_call_uses_the_labels_that_were_paid_for(tmp_path):
     from tfdp_rec.federated import flower
 
     chosen = settings(tmp_path, epsilon=2.0, label_epsilon=0.01)
-    first = build.participant(chosen, 0)
-    seen = []
-    for _ in range(3):
-        restarted = flower.Participant(first.update, first.data, tmp_path / "one.json", 50.0)
-        restarted.charge_round()
-        seen.append(restarted.data)
-    assert seen[0] == seen[1] == seen[2] and seen[0].label_epsilon == 0.01
-    assert first.data.label_epsilon is None
-    once = flower.Participant(first.update, first.data, tmp_path / "two.json", 50.0)
-    once.charge_round()
-    assert restarted.epsilon(3) == pytest.approx(once.epsilon(3))
-    shorter = flower.Participant(
-        first.update, dataclasses.replace(first.data, clicks=first.data.clicks[:1]), tmp_path / "three.json", 50.0
-    )
-    shorter.charge_round()
-    longer = flower.Participant(first.update, first.data, tmp_path / "three.json", 50.0)
-    longer.charge_round()
-    assert longer.data.clicks[0] == shorter.data.clicks[0] and len(longer.data.clicks) == 3
+    joined, used = [], []
+
+    def join(context):
+        joined.append(participant(tmp_path, chosen))
+        return joined[-1]
+
+    def compute(given, context):
+        used.append(flower.take_paid().data)
+        return message({}, {})
+
+    for _ in range(4):
+        flower.guard(join)(message({}, {}), None, compute)
+    assert len(joined) == 4 and used[0].label_epsilon == 0.0 and all(data == used[0] for data in used)
+    paid = ledger.read(joined[0].terms.ledger).paid
+    assert [entry.label for entry in paid].count("labels") == 1
+
+
+def test_a_submitters_wishes_do_not_move_the_nodes_terms(tmp_path):
+    """The review's run: `budget_epsilon=inf method='gradient'` from a node that had refused before."""
+    from tfdp_rec.federated.app import client_app
+    from tfdp_rec.federated.participant import Refused
+
+    chosen = settings(tmp_path)
+    own = node(tmp_path, chosen, budget_epsilon=5.0, methods=("private",))
+
+    class Context:
+        node_config = own
+        run_config = dataclasses.asdict(chosen) | {
+            "budget_epsilon": math.inf, "ledgers": "/elsewhere", "ledger": "/elsewhere", "methods": "gradient",
+            "budget-epsilon": math.inf, "method": "gradient", "data": "/elsewhere",
+        }  # fmt: skip
+
+    asked = client_app.join(Context())
+    assert asked.terms.budget_epsilon == 5.0 and str(asked.terms.ledger) == own["ledger"]
+    with pytest.raises(Refused, match="asks for method gradient"):
+        asked.pay_round()
+    Context.node_config = {"partition-id": 0, "data": chosen.data}
+    with pytest.raises(ValueError, match="lacks ledger and budget-epsilon"):
+        client_app.join(Context())
+
+
+def test_one_user_is_never_behind_two_clients(tmp_path):
+    chosen = settings(tmp_path)
+    users = len(build.world(chosen)[1].by_user())
+    participant(tmp_path, chosen, users - 1)
+    with pytest.raises(ValueError, match="two budgets"):
+        participant(tmp_path, chosen, users)
 
 
 def test_telemetry_is_off():
@@ -131,7 +207,9 @@ def test_telemetry_is_off():
 @pytest.mark.parametrize("secure", (False, True))
 def test_flowers_simulation_equals_ours(tmp_path, secure):
     chosen = settings(tmp_path, clients=3, secure=secure)
-    federate.simulate(chosen)
+    nodes = Nodes().of_run(chosen)
+    federate.simulate(chosen, nodes)
+    assert "epsilon = inf" in federate.spent(nodes) and "3 ledgers" in federate.spent(nodes)
     # SecAgg+ rounds weights to 2^22 steps of [-8, 8], and Adam divides by small numbers
     assert_same(chosen.output, in_process(chosen, range(3)), atol=5e-3 if secure else 2e-5, chosen=chosen)
 
@@ -158,12 +236,13 @@ def test_real_processes_survive_a_killed_client_and_equal_the_simulation(tmp_pat
     federate.write_app(tmp_path / "app", chosen)
     with Loopback(tmp_path) as net:
         net.superlink()
-        nodes = [net.supernode(f"node{i}", 0) for i in range(2)]
+        terms = [node(tmp_path, chosen) | {"ledger": str(tmp_path / f"{i}.jsonl")} for i in range(3)]
+        nodes = [net.supernode(f"node{i}", terms[i]) for i in range(2)]
         net.run(tmp_path / "app")
         wait_for(lambda: "[ROUND 2]" in net.log("run") or net.failed(), 240, lambda: net.log("run"))
         assert not net.failed(), net.log("run")
         end(nodes[1])
-        net.supernode("node2", 0)
+        net.supernode("node2", terms[2])
         wait_for(lambda: Path(chosen.output).exists() or net.failed(), 400, lambda: net.log("run"))
         assert not net.failed(), net.log("run")
         listening = [name for name in ("superlink", "node0") if "0.0.0.0" in net.log(name)]

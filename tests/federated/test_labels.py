@@ -72,10 +72,25 @@ def test_infinite_epsilon_keeps_the_label():
     (
         (lambda: LabelPermutation(0.0), "epsilon"),
         (lambda: LabelPermutation(1.0, 0), "num_negatives"),
-        (lambda: LabelPermutation(1.0, 4).sample(4, 0), "num_negatives"),
+        (lambda: LabelPermutation(1.0, 4).sample(1, 0), "num_candidates"),
         (lambda: LabelPermutation(1.0, 2).sample(4, 4), "clicked"),
     ),
 )
 def test_values_that_do_not_fit_are_refused(call, name):
     with pytest.raises(ValueError, match=name):
         call()
+
+
+@pytest.mark.parametrize("kind", (LabelPermutation, PublishedLabelPermutation))
+def test_where_there_are_too_few_others_all_are_negatives_over_and_over(kind):
+    for candidates in (2, 3, 4):
+        label, *negatives = kind(1.0, 4).sample(candidates, 1, words.seeded(candidates)).tolist()
+        assert len(negatives) == 4 and set(negatives) == set(range(candidates)) - {label}
+
+
+def test_a_short_impressions_label_follows_the_stated_distribution():
+    source = words.seeded(11)
+    counts = np.bincount([LabelPermutation(1.0, 4).sample(3, 2, source)[0] for _ in range(20_000)], minlength=3)
+    expected = LabelPermutation(1.0, 4).probabilities(3, 2)
+    assert stats.chisquare(counts, 20_000 * expected).pvalue > 1e-6
+    assert stats.chisquare(counts, 20_000 * LabelPermutation(1.3, 4).probabilities(3, 2)).pvalue < 1e-6

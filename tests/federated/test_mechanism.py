@@ -33,13 +33,17 @@ def test_settings_out_of_range_are_refused(change):
         AttentionMechanism(**({"num_basis": 3, "epsilon": 1.0} | change))
 
 
-def test_attention_that_is_not_a_probability_vector_of_the_right_width_is_refused():
-    private = AttentionMechanism(3, 1.0)
-    for bad in ([0.5, np.nan, 0.5], [0.5, -0.1, 0.6], [np.inf, 0.0, 0.0]):
-        with pytest.raises(ValueError, match="finite"):
-            private.release(bad)
+def test_attention_of_another_width_is_refused():
     with pytest.raises(ValueError, match="3 weights"):
-        private.release([0.5, 0.5])
+        AttentionMechanism(3, 1.0).release([0.5, 0.5])
+
+
+def test_attention_that_is_no_probability_vector_counts_as_uniform():
+    """A refusal would tell whose clicks made it so."""
+    bad = [[0.5, np.nan, 0.5], [0.5, -0.1, 0.6], [np.inf, 0.0, 0.0]]
+    np.testing.assert_allclose(mechanism.clip([*bad, [0.2, 0.3, 0.5]], 1.0), [[1 / 3] * 3] * 3 + [[0.2, 0.3, 0.5]])
+    assert np.isfinite(AttentionMechanism(3, 1.0).release(bad)).all()
+    assert np.linalg.norm(mechanism.clip([[1e308] * 3], 0.5)) <= 0.5
 
 
 @pytest.mark.parametrize("theta", (0.3, 1.0, 5.0))

@@ -1,18 +1,20 @@
-"""Serving: bundles, the client's ledger, memoised draws, the budget, and bytes on the wire."""
+"""Serving: bundles, the client's ledger, memoised draws, a budget for every click, and bytes on the wire."""
 
 import dataclasses
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client, ledger
+from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client
 from tfdp_rec.noise import words
+from tfdp_rec.privacy import BrokenLedger
+from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.privacy.profiles import composed_epsilon
 
 MECHANISM = AttentionMechanism(3, 2.0, 1e-5, padding=0.2)
 
@@ -34,7 +36,7 @@ def served(world, tmp_path_factory):
 
 def make(served, tmp_path, **settings):
     settings = {"budget_epsilon": 20.0, "source": words.seeded(4)} | settings
-    return client.PrivateClient(served[0] / "client", tmp_path / "ledger.json", **settings)
+    return client.PrivateClient(served[0] / "client", tmp_path / "ledger.jsonl", **settings)
 
 
 @pytest.mark.parametrize("runtime", ("saved_model", "tflite"))
@@ -95,11 +97,10 @@ def test_new_draws_follow_the_number_of_clicks_not_their_content(served, tmp_pat
 
 def test_every_answer_pads_anew(served, tmp_path, monkeypatch):
     """One padding under two answers would tell of itself, and the second answer would not be amplified."""
-    phone, seen = make(served, tmp_path, source=words.os_entropy), []
+    phone, seen = make(served, tmp_path, budget_epsilon=100.0, source=words.os_entropy), []
     encode, anonymous = phone._encode, phone._vectors[0]
     monkeypatch.setattr(phone, "_encode", lambda vectors, mask: (seen.append(vectors[0]), encode(vectors, mask))[1])
     monkeypatch.setattr(phone, "mechanism", dataclasses.replace(MECHANISM, padding=0.5))
-    monkeypatch.setattr(phone, "_spend", lambda state: None)  # 65 compositions take a minute
     for _ in range(65):
         phone.record("N3")
         phone.attention()
@@ -110,17 +111,129 @@ def test_every_answer_pads_anew(served, tmp_path, monkeypatch):
     phone.close()
 
 
-def test_a_query_beyond_the_budget_is_refused_and_leaves_the_ledger_as_it_was(served, tmp_path):
-    phone = make(served, tmp_path, budget_epsilon=2.5)
+def answers_that_fit(budget):
+    """How many answers one click may be in, by composition alone."""
+    count = 0
+    while composed_epsilon({MECHANISM.event: count + 1}, 1e-5) <= budget:
+        count += 1
+    return count
+
+
+def seen_by(phone, monkeypatch):
+    """The windows that the encoder is given."""
+    seen, encode = [], phone._encode
+    monkeypatch.setattr(phone, "_encode", lambda vectors, mask: (seen.append(vectors[0]), encode(vectors, mask))[1])
+    return seen
+
+
+def test_a_click_is_in_as_many_answers_as_its_budget_holds_and_then_left_out(served, tmp_path, monkeypatch):
+    """The policy: there is always an answer, with the same noise; who has spent all counts as the anonymous news."""
+    budget = 4.0
+    fits = answers_that_fit(budget)
+    assert 2 <= fits <= 4
+    phone = make(served, tmp_path, budget_epsilon=budget)
+    monkeypatch.setattr(type(phone.mechanism), "padding_mask", lambda self, length, source: np.zeros(length, bool))
+    seen = seen_by(phone, monkeypatch)
+    for number in range(1, 31):
+        phone.record(f"N{number % 12 + 1}")
+        assert phone.attention().shape == (3,)
+        window = min(number, 5)
+        anonymous = [np.array_equal(row, phone._vectors[0]) for row in seen[-1][:window]]
+        assert anonymous == [place < window - fits for place in range(window)]
+    assert phone.spent() <= budget
+    assert (
+        total(read(tmp_path / "ledger.jsonl"), 1e-5)
+        == phone.spent()
+        == pytest.approx(composed_epsilon({MECHANISM.event: fits}, 1e-5))
+    )
+    phone.close()
+
+
+def test_a_budget_is_spent_over_the_window_a_click_is_in_not_over_a_life(served, tmp_path):
+    """Once it was 55 answers and then refused for ever."""
+    phone = make(served, tmp_path, budget_epsilon=20.0)
+    for _ in range(80):
+        phone.record("N1")
+        phone.query()
+    assert phone.spent() == pytest.approx(composed_epsilon({MECHANISM.event: 5}, 1e-5))
+    phone.close()
+
+
+def test_who_is_left_out_depends_on_counts_never_on_what_was_clicked(served, tmp_path):
+    paid = []
+    for name, clicks in (("a", ["N1"] * 9), ("b", ["N7", "gone", "N7", "N2"] + ["N3"] * 5)):
+        (tmp_path / name).mkdir()
+        phone = make(served, tmp_path / name, budget_epsilon=4.0)
+        for news in clicks:
+            phone.record(news)
+            phone.query()
+        entries = read(tmp_path / name / "ledger.jsonl").paid
+        paid.append([(entry.attempts, entry.about, entry.event) for entry in entries])
+        phone.close()
+    assert paid[0] == paid[1] and len(paid[0]) == 9
+
+
+def test_what_was_paid_is_not_priced_anew_by_another_bundle(served, tmp_path):
+    phone = make(served, tmp_path, budget_epsilon=50.0)
     phone.record("N1")
-    kept = phone.attention()
-    phone.record("N2")
-    before = (tmp_path / "ledger.json").read_bytes()
-    for _ in range(2):
-        with pytest.raises(client.BudgetSpent, match="budget of 2.5"):
-            phone.attention()
-    assert (tmp_path / "ledger.json").read_bytes() == before
-    assert phone.spent() == pytest.approx(2.0, rel=1e-3) and kept.shape == (3,)
+    phone.attention()
+    loud = AttentionMechanism(3, 9.0, 1e-5, padding=0.2)
+    phone.mechanism, phone._about = loud, {**phone._about, "model": "another"}
+    phone.attention()
+    both = composed_epsilon({MECHANISM.event: 1, loud.event: 1}, 1e-5)
+    assert phone.spent() == pytest.approx(both) and both > 9
+    phone.close()
+    again = make(served, tmp_path, budget_epsilon=50.0)
+    assert again.spent() == pytest.approx(both)
+    again.close()
+
+
+def test_the_answers_noise_has_the_mechanisms_scale(served, tmp_path, monkeypatch):
+    """End to end against an oracle: kills a serving noise of half or a tenth."""
+    phone = make(served, tmp_path)
+    clipped = np.array([[0.2, 0.5, 0.3]])
+    monkeypatch.setattr(phone, "_encode", lambda vectors, mask: clipped)
+    protected = np.array([True, True])
+    answers = np.array([phone._release([3, 4], protected) for _ in range(8000)])
+    rng = np.random.default_rng(5)
+
+    def oracle(scale):
+        positive = np.logaddexp(0.0, clipped + scale * MECHANISM.noise_scale * rng.standard_normal((40_000, 3)))
+        return positive / positive.sum(1, keepdims=True)
+
+    for place in range(3):
+        assert stats.ks_2samp(answers[:, place], oracle(1.0)[:, place]).pvalue > 1e-6
+        for wrong in (0.1, 0.5, 0.8, 1.25):
+            assert stats.ks_2samp(answers[:, place], oracle(wrong)[:, place]).pvalue < 1e-6
+    phone.close()
+
+
+def test_news_that_expired_or_are_no_numbers_are_served_as_the_anonymous_news(served, tmp_path, monkeypatch):
+    phone = make(served, tmp_path, budget_epsilon=100.0)
+    monkeypatch.setattr(type(phone.mechanism), "padding_mask", lambda self, length, source: np.zeros(length, bool))
+    vectors = phone._vectors.copy()
+    vectors[4] = np.nan
+    monkeypatch.setattr(phone, "_vectors", client._finite(vectors))
+    seen = seen_by(phone, monkeypatch)
+    for news in ("N2", "expired long ago", "N4"):
+        phone.record(news)
+        assert np.isfinite(phone.attention()).all()
+    window = seen[-1][:3]
+    assert [np.array_equal(row, vectors[0]) for row in window] == [False, True, True]
+    assert len(read(tmp_path / "ledger.jsonl").paid) == 3, "it is noised, and paid for, as ever"
+    nothing = np.full_like(vectors, np.nan)
+    assert not client._finite(nothing).any()
+    monkeypatch.setattr(phone, "_encode", lambda vectors, mask: np.full((1, 3), np.nan))
+    phone.record("N1")
+    assert np.isfinite(phone.attention()).all()
+    phone.close()
+
+
+def test_news_that_are_not_in_the_bundle_are_never_free(served, tmp_path):
+    phone = make(served, tmp_path, non_sensitive=("politics", ""))
+    phone.record("expired")
+    phone.attention()
+    assert phone.spent() == pytest.approx(2.0, rel=1e-3)
     phone.close()
 
 
@@ -138,43 +251,46 @@ def test_declared_categories_are_free_and_exact(served, world, tmp_path):
     phone.close()
 
 
-def test_the_ledger_is_on_disk_before_the_answer_leaves(served, tmp_path, monkeypatch):
+def test_the_ledger_is_on_disk_before_the_click_is_looked_at(served, tmp_path, monkeypatch):
     phone = make(served, tmp_path)
     phone.record("N1")
+    calls, encode, sync = [], phone._encode, os.fsync
+    monkeypatch.setattr(phone, "_encode", lambda *a: (calls.append("encode"), encode(*a))[1])
+    monkeypatch.setattr(os, "fsync", lambda *a: (calls.append("sync"), sync(*a))[1])
+    phone.attention()
+    assert calls[:2] == ["sync", "encode"]
+    phone.record("N2")
+    calls.clear()
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
         phone.attention()
-    monkeypatch.undo()
-    assert phone.spent() == 0.0, "no answer left, so nothing is spent"
+    assert calls == []
     phone.close()
 
 
-def test_a_ledger_killed_at_any_moment_is_the_old_or_the_new_one(tmp_path):
-    path = tmp_path / "ledger.json"
-    program = (
-        "import sys; from tfdp_rec.federated.ledger import Ledger, State\n"
-        "ledger = Ledger(sys.argv[1]); n = 0\n"
-        "while True:\n    n += 1; ledger.save(State(clicks=['N1'] * (n % 400)))\n    print(n, flush=True)"
-    )
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
-        for _ in range(20):
-            process.stdout.readline()
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        with ledger.Ledger(path) as opened:
-            assert set(opened.load().clicks) <= {"N1"}
-
-
-def test_a_second_process_is_kept_out_and_a_broken_ledger_refused(tmp_path):
-    path = tmp_path / "ledger.json"
-    with ledger.Ledger(path), pytest.raises(BlockingIOError):
-        ledger.Ledger(path)
-    for broken in ("{", "[]", '{"format": 9}', '{"format": 1, "clocks": []}'):
-        path.write_text(broken)
-        with pytest.raises(ValueError, match="not a readable ledger"):
-            ledger.Ledger(path)
+def test_an_older_ledger_and_a_second_phone_are_refused(served, tmp_path):
+    phone = make(served, tmp_path)
+    phone.record("N1")
+    path, older = tmp_path / "ledger.jsonl", (tmp_path / "ledger.jsonl").read_bytes()
+    phone.attention()
+    with pytest.raises(ValueError, match="in use"):
+        make(served, tmp_path)
+    phone.close()
+    assert path.stat().st_mode & 0o777 == (tmp_path / "ledger.jsonl.clicks").stat().st_mode & 0o777 == 0o600
+    whole = path.read_bytes()
+    path.write_bytes(older)
+    with pytest.raises(BrokenLedger, match="older backup"):
+        make(served, tmp_path)
+    path.unlink()
+    with pytest.raises(BrokenLedger, match="not the ledger"):
+        make(served, tmp_path)
+    path.write_text('{"format": 1, "clicks": ["N1"], "releases": [], "draw_key": "", "draw": []}')  # as 0.1 kept it
+    with pytest.raises(BrokenLedger):
+        make(served, tmp_path)
+    path.write_bytes(whole)
+    (tmp_path / "ledger.jsonl.clicks").write_text("{")
+    with pytest.raises(ValueError, match="does not hold clicks"):
+        make(served, tmp_path)
 
 
 def test_bytes_on_the_wire_grow_with_the_basis_alone(served, tmp_path):
@@ -222,6 +338,7 @@ def test_what_does_not_fit_is_refused(served, tmp_path):
         ({"budget_delta": 1.0}, "budget_delta"),
         ({"non_sensitive": ("sprot",)}, "sprot"),
         ({"runtime": "onnx"}, "runtime"),
+        ({"budget_epsilon": 1.9}, "no click could ever be used"),
     ):
         with pytest.raises(ValueError, match=name):
             make(served, tmp_path, **settings)
@@ -233,9 +350,8 @@ def test_what_does_not_fit_is_refused(served, tmp_path):
     with pytest.raises(FileExistsError):
         serving.export_server(model, catalogue, folder / "server")
     phone = make(served, tmp_path)
-    for bad in ("", "N99"):
-        with pytest.raises(ValueError, match="news_id"):
-            phone.record(bad)
+    with pytest.raises(ValueError, match="news_id"):
+        phone.record("")
     phone.close()
     for message in (b"", b"\x03\x00abc"):
         with pytest.raises(ValueError, match="not a query"):

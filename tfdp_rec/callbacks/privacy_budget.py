@@ -3,6 +3,7 @@
 - ε never exceeds the target, not by one step: a step is counted before it runs, and training stops while the next one
   (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
 - Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback.
+- With a ledger, steps are paid for in it before they run, in blocks (`privacy.book`).
 - The count is the model's own history (`privacy.step_history`): what was interrupted, restored or made elsewhere is in it.
 """
 
@@ -87,6 +88,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Later steps are for a later budget."""
         self.accountant.restarts_ahead = 0
+        self.accountant.settle()
         self.model.optimizer.privacy_history.allow(None)
 
     def _check_source(self) -> None:
@@ -127,8 +129,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         basis = (event, before, len(self.accountant.spent_besides))
         if basis != self._basis:  # else more of the same was made
             self._basis, self._limit = basis, self.accountant.max_steps(self.target_epsilon)
-            left = max(0, self._limit - self.accountant.steps)
-            self.model.optimizer.privacy_history.allow(left)
+            self.model.optimizer.privacy_history.allow(0 if self.accountant.book else self._left())
+
+    def _left(self) -> int:
+        return max(0, self._limit - self.accountant.steps)
 
     def _fits(self) -> bool:
         self._look_up_limit()
@@ -144,3 +148,6 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"{self._limit} steps. Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger "
                 "target; a mechanism without a guarantee, such as EANA, fits no target."
             )
+        if self.accountant.book:  # the step itself refuses to be one that no ledger has paid for
+            paid = self.accountant.pay_ahead(int(self.model.steps_per_execution), self._left())
+            self.model.optimizer.privacy_history.allow(paid)

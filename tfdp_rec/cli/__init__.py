@@ -17,6 +17,7 @@ COMMANDS = (
         "the epsilon of a training: noise, sampling and steps in, (epsilon, delta) out",
     ),
     Command("calibrate", "tfdp_rec.cli.calibrate", "the least noise multiplier for a privacy budget"),
+    Command("ledger", "tfdp_rec.cli.ledger", "what a ledger says was spent, and whether it is whole"),
     Command(
         "audit",
         "tfdp_rec.cli.audit",

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import math
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tfdp_rec.federated.settings import Settings
+from tfdp_rec.datasets.mind import files as mind
+from tfdp_rec.federated.settings import Nodes, Settings, refuse_more_than
+from tfdp_rec.privacy import ledger
+from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.settings import add_options, chosen
 
 HELP = """\
@@ -19,8 +23,10 @@ HELP = """\
   tfdp-rec federate --processes 2 --data FOLDER    a SuperLink and SuperNodes, real processes on loopback
   tfdp-rec federate --write-app APP --data FOLDER  a Flower app, to be run as docs/federated.md says
 
-FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, and
---budget-epsilon makes clients refuse what goes beyond. Needs the extra  tfdp-rec[federated].
+FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, every client
+keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts
+refuse what goes beyond; clients of a written app have terms of their own (docs/federated.md). Needs the extra
+tfdp-rec[federated].
 """
 
 APP = """\
@@ -52,20 +58,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--processes", type=int, metavar="N", help="run N clients as real processes on loopback")
     how.add_argument("--write-app", type=Path, metavar="FOLDER", help="write a Flower app and stop")
     add_options(parser, Settings)
+    add_options(parser, Nodes)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     settings = _whole_paths(_checked(chosen(args, Settings())))
+    nodes = chosen(args, Nodes())
     if args.write_app is not None:
+        _refuse_terms(nodes)
         write_app(args.write_app, settings)
         print(f"wrote a Flower app to {args.write_app}; docs/federated.md says how to run it")
         return 0
     flag, count = ("simulate", args.simulate) if args.simulate is not None else ("processes", args.processes)
     if count < 1:
         raise ValueError(f"--{flag} must be at least 1, got {count}.")
-    settings = dataclasses.replace(settings, clients=count)
-    return simulate(settings) if flag == "simulate" else over_processes(settings)
+    settings, nodes = dataclasses.replace(settings, clients=count), _kept(nodes.of_run(settings))
+    refuse_more_than(len(mind.read(settings.data, title_length=8, body_length=16).by_user()), count)
+    code = simulate(settings, nodes) if flag == "simulate" else over_processes(settings, nodes)
+    print(spent(nodes))
+    return code
+
+
+def _kept(nodes: Nodes) -> Nodes:
+    if nodes.methods == ("published",) and math.isfinite(nodes.budget_epsilon):
+        raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out.")
+    if list(Path(nodes.ledgers).glob("client-*.json")):
+        raise ValueError(
+            f"{nodes.ledgers} holds ledgers of version 0.1, which do not say what they counted. Choose another "
+            "--ledgers folder; what those clients have spent before is then in no total."
+        )
+    return nodes
+
+
+def _refuse_terms(nodes: Nodes) -> None:
+    if nodes != Nodes():
+        raise ValueError(
+            "What a client allows is its own node's configuration, and is in no app that is written: leave out "
+            "--budget-epsilon, --round-epsilon, --methods and --ledgers, and give them as --node-config."
+        )
+
+
+def spent(nodes: Nodes) -> str:
+    """What the client that spent most has spent, from the ledgers alone."""
+    chains = [ledger.read(path) for path in sorted(Path(nodes.ledgers).glob("*.jsonl"))]
+    if not chains:
+        return f"no client has answered: there is no ledger in {nodes.ledgers}"
+    most = max(ledger.total(chain, nodes.budget_delta) for chain in chains)
+    return (
+        f"epsilon = {rounded_up(most):g} at delta = {nodes.budget_delta:g} for one click of the client that spent "
+        f"most, in all the rounds that the {len(chains)} ledgers in {nodes.ledgers} hold"
+    )
 
 
 def _checked(settings: Settings) -> Settings:
@@ -78,22 +121,27 @@ def _checked(settings: Settings) -> Settings:
 
 def _whole_paths(settings: Settings) -> Settings:
     """Flower's processes run in folders of their own."""
-    whole = {name: getattr(settings, name) for name in ("data", "output", "initial", "ledgers")}
+    whole = {name: getattr(settings, name) for name in ("data", "output", "initial")}
     changes: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in whole.items() if path}
     return dataclasses.replace(settings, **changes)
 
 
-def simulate(settings: Settings) -> int:
+def simulate(settings: Settings, nodes: Nodes) -> int:
     """Run the apps in Flower's simulation engine and end its processes, whatever happens."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from flwr.simulation import run_simulation
 
     from tfdp_rec.federated import build, flower
-    from tfdp_rec.federated.app import client_app, server_app
+    from tfdp_rec.federated.app import server_app
 
     settings = build.with_initial(settings)
-    client = flower.client_app(lambda context: client_app.join(context, settings), lambda context: settings.secure)
+    Path(nodes.ledgers).mkdir(parents=True, exist_ok=True)
+
+    def join(context: Any) -> Any:
+        return build.participant(settings, nodes.config(settings, int(context.node_config["partition-id"])))
+
+    client = flower.client_app(join, lambda context: settings.secure)
     server = flower.server_app(lambda context: server_app.training_of(settings))
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     start = {"init_args": {"num_cpus": min(2, os.cpu_count() or 1), "include_dashboard": False}}
@@ -106,7 +154,7 @@ def simulate(settings: Settings) -> int:
     return 0
 
 
-def over_processes(settings: Settings) -> int:
+def over_processes(settings: Settings, nodes: Nodes) -> int:
     """Run a SuperLink and SuperNodes on loopback until the weights are written; end them, whatever happens."""
     from tfdp_rec.federated.loopback import Loopback
 
@@ -114,10 +162,11 @@ def over_processes(settings: Settings) -> int:
     output.unlink(missing_ok=True)
     folder = output.with_suffix(".run")
     write_app(folder / "app", settings)
+    Path(nodes.ledgers).mkdir(parents=True, exist_ok=True)
     with Loopback(folder) as net:
         net.superlink()
         for client in range(settings.clients):
-            net.supernode(f"client-{client}", client)
+            net.supernode(f"client-{client}", nodes.config(settings, client))
         run = net.run(folder / "app")
         while not output.exists() and not net.failed() and run.poll() is None:
             time.sleep(0.5)

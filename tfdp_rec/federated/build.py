@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import keras
 import numpy as np
 
 from tfdp_rec.datasets.mind import files as mind
-from tfdp_rec.federated import flower, local
+from tfdp_rec.federated import local
+from tfdp_rec.federated import participant as participants
 from tfdp_rec.federated.calibration import AnalyticGaussian, PublishedGaussian
-from tfdp_rec.federated.cohort import client_of
+from tfdp_rec.federated.cohort import Client, client_of
 from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
-from tfdp_rec.federated.settings import Settings
+from tfdp_rec.federated.settings import Settings, refuse_more_than
 from tfdp_rec.federated.vector import ClippedVector, VectorMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.models import news
@@ -116,16 +118,29 @@ def update(settings: Settings) -> local.LocalUpdate:
     )  # fmt: skip
 
 
+def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Participant:
+    """The client that a node is: its own data and terms, and what the run asks it to compute.
+
+    Args:
+        settings: of the run.
+        node: the node's own configuration: partition-id, data, and what `participant.Terms.of_node` reads.
+
+    Raises:
+        ValueError: If the data have no such user, or the node's configuration lacks its terms.
+    """
+    terms, partition = participants.Terms.of_node(node), int(node["partition-id"])
+    if "data" not in node:
+        raise ValueError("The node's configuration lacks data, the folder of its clicks: give --node-config it.")
+    here = dataclasses.replace(settings, data=str(node["data"]))
+    users = _users(here)
+    refuse_more_than(len(users), partition + 1)
+    return participants.Participant(update(here), users[partition], terms, settings.method)
+
+
 @functools.cache
-def participant(settings: Settings, partition: int) -> flower.Participant:
-    """The client that holds the clicks of one user of the data, once a process."""
+def _users(settings: Settings) -> list[Client]:
     users = sorted(world(settings)[1].by_user().items())
-    _, impressions = users[partition % len(users)]
-    ledger = Path(settings.ledgers) / f"client-{partition}.json" if settings.ledgers else None
-    if ledger is not None:
-        ledger.parent.mkdir(parents=True, exist_ok=True)
-    data = client_of(impressions)
-    return flower.Participant(update(settings), data, ledger, settings.budget_epsilon, settings.delta)
+    return [client_of(impressions) for _, impressions in users]
 
 
 def with_initial(settings: Settings) -> Settings:

@@ -30,15 +30,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import TypeVar
 
 import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize
 
 from tfdp_rec.noise import words
-
-Number = TypeVar("Number", float, NDArray[np.float64])
+from tfdp_rec.privacy import profiles
+from tfdp_rec.privacy.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.privacy.profiles import Number, deamplify, gaussian_delta
 
 
 def l2_sensitivity(clip_norm: float) -> float:
@@ -71,58 +72,6 @@ def l1_sensitivity(num_basis: int, clip_norm: float) -> float:
     return min(1.0, clip_norm * math.sqrt(small)) + min(1.0, clip_norm * math.sqrt(large))
 
 
-def amplify(epsilon: float, padding: float) -> float:
-    """The ε left of an `epsilon`-mechanism when each click is padded with probability `padding`.
-
-    Example:
-        >>> round(amplify(1.0, 0.5), 4)
-        0.6201
-    """
-    return float(np.logaddexp(math.log1p(-padding) + epsilon, math.log(padding) if padding else -math.inf))
-
-
-def deamplify(epsilon: Number, padding: float) -> Number:
-    """The ε a mechanism may spend so that padding brings it down to `epsilon`: inverse of `amplify`.
-
-    Example:
-        >>> round(deamplify(amplify(3.0, 0.2), 0.2), 9)
-        3.0
-    """
-    shrunk = -np.expm1(-np.asarray(epsilon, dtype=np.float64)) / (1.0 - padding)
-    kept = np.exp(-np.asarray(epsilon, dtype=np.float64))
-    return _like(epsilon, epsilon + np.log(shrunk + kept))
-
-
-def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
-    """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S.
-
-    Args:
-        epsilon: Any real number.
-        sensitivity: L2 sensitivity S.
-        sigma: Standard deviation.
-
-    Example:
-        >>> round(gaussian_delta(1.0, 1.0, 1.0), 4)
-        0.1269
-    """
-    values = np.asarray(epsilon, dtype=np.float64)
-    near, far = sensitivity / (2 * sigma), values * sigma / sensitivity
-    exact = special.ndtr(near - far) - np.exp(values + special.log_ndtr(-near - far))
-    return _like(epsilon, np.clip(exact, -np.expm1(np.minimum(values, 0.0)), 1.0))
-
-
-def laplace_delta(epsilon: Number, pure_epsilon: float) -> Number:
-    """A bound on δ(ε) for any pure `pure_epsilon` mechanism: that of randomised response.
-
-    Example:
-        >>> laplace_delta(2.0, 1.0)
-        0.0
-    """
-    values = np.asarray(epsilon, dtype=np.float64)
-    inside = -np.expm1(np.minimum(values - pure_epsilon, 0.0)) / (1.0 + math.exp(-pure_epsilon))
-    return _like(epsilon, np.maximum(inside, -np.expm1(np.minimum(values, 0.0))))
-
-
 @dataclasses.dataclass(frozen=True)
 class Calibration(abc.ABC):
     """The noise of the attention vector: how wide, how drawn, and what it really gives."""
@@ -142,19 +91,17 @@ class Calibration(abc.ABC):
         """Noise of scale 1."""
 
     @abc.abstractmethod
-    def unpadded_delta(self, epsilon: Number, scale: float, num_basis: int, clip_norm: float) -> Number:
-        """The true δ(ε) of noise of this scale on the clipped attention, without padding."""
+    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+        """What noise of this scale on the clipped attention really is, without padding."""
+
+    def event(self, scale: float, padding: float, num_basis: int, clip_norm: float) -> DpEvent:
+        """What one release really is, padding included."""
+        inner = self.unpadded(scale, num_basis, clip_norm)
+        return PaddedDpEvent(inner, padding) if padding else inner
 
     def delta_at(self, epsilon: Number, scale: float, padding: float, num_basis: int, clip_norm: float) -> Number:
-        """The true δ(`epsilon`) of noise of this scale, padding included, for any real `epsilon`.
-
-        Below zero the symmetry of the replace-one relation is used: h(-e) = 1 - exp(-e) + exp(-e) h(e).
-        """
-        values = np.asarray(epsilon, dtype=np.float64)
-        unpadded = self.unpadded_delta(deamplify(np.abs(values), padding), scale, num_basis, clip_norm)
-        above = (1.0 - padding) * unpadded
-        mirrored = -np.expm1(np.minimum(values, 0.0)) + np.exp(np.minimum(values, 0.0)) * above
-        return _like(epsilon, np.where(values < 0, mirrored, above))
+        """The true δ(`epsilon`) of noise of this scale, padding included, for any real `epsilon`."""
+        return profiles.delta_of(self.event(scale, padding, num_basis, clip_norm), epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +109,8 @@ class _Gaussian(Calibration):
     def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
         return words.gaussian(source, shape)
 
-    def unpadded_delta(self, epsilon: Number, scale: float, num_basis: int, clip_norm: float) -> Number:
-        return gaussian_delta(epsilon, l2_sensitivity(clip_norm), scale)
+    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+        return GaussianDpEvent(scale / l2_sensitivity(clip_norm))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +120,8 @@ class _Laplace(Calibration):
     def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
         return words.laplace(source, shape)
 
-    def unpadded_delta(self, epsilon: Number, scale: float, num_basis: int, clip_norm: float) -> Number:
-        return laplace_delta(epsilon, l1_sensitivity(num_basis, clip_norm) / scale)
+    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+        return PureDpEvent(l1_sensitivity(num_basis, clip_norm) / scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,8 +198,3 @@ def unit_sigma(epsilon: float, delta: float) -> float:
         high += 2.0
     root = float(optimize.brentq(excess, math.log(1e-3), high, xtol=1e-12))
     return math.exp(root) * (1.0 + 1e-9)
-
-
-def _like(given: Number, values: NDArray[np.float64]) -> Number:
-    """A float for a float, an array for an array."""
-    return values if isinstance(given, np.ndarray) else float(values)

@@ -86,7 +86,7 @@ class Client:
         """Whether any training click is protected and not yet a private label."""
         if self.label_epsilon is not None:
             return False
-        return any(self.protects(candidates[clicked]) for candidates, clicked in self.clicks)
+        return any(_is_choice(self, candidates, clicked) for candidates, clicked in self.clicks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def with_private_labels(
     if client.label_epsilon is not None:
         raise ValueError("client has private labels already; drawing again would cost again.")
     clicks = tuple(
-        (shown, int(labels.sample(len(shown), click, source)[0]) if client.protects(shown[click]) else click)
+        (shown, int(labels.sample(len(shown), click, source)[0]) if _is_choice(client, shown, click) else click)
         for shown, click in client.clicks
     )
     cost = labels.epsilon if client.spends_on_labels else 0.0
@@ -181,9 +181,6 @@ def draw(
         history_length: Positions H that every history is brought to.
         samples_per_client: Training clicks S used of each client, the latest ones.
         source: Where the randomness comes from.
-
-    Raises:
-        ValueError: If a client has an impression with too few candidates.
     """
     history = histories(clients, history_length)
     protected = np.array([[client.protects(row) for row in rows] for client, rows in zip(clients, history)])
@@ -194,12 +191,19 @@ def draw(
     counted = np.zeros((len(clients), samples_per_client), dtype=np.float32)
     for index, client in enumerate(clients):
         for slot, (candidates, clicked) in enumerate(client.clicks[-samples_per_client:]):
+            if len(candidates) < 2:
+                continue  # one news alone tells nothing
             fresh = client.label_epsilon is None and client.protects(candidates[clicked])
             rule = labels if fresh else _exact(labels)
             positions = rule.sample(len(candidates), clicked, source)
             samples[index, slot] = np.asarray(candidates, dtype=np.int32)[positions]
             counted[index, slot] = 1.0
     return Draws(history, padded, noise, samples, counted)
+
+
+def _is_choice(client: Client, shown: tuple[int, ...], click: int) -> bool:
+    """Whether there is anything to hide: a protected click among several candidates."""
+    return len(shown) > 1 and client.protects(shown[click])
 
 
 def _exact(labels: LabelPermutation | PublishedLabelPermutation) -> LabelPermutation:

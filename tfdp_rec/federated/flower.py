@@ -1,11 +1,12 @@
-"""PrivateRec on Flower: a client app whose mod guards what leaves, and a server app with FedAdam.
+"""PrivateRec on Flower: a client app whose mods guard what leaves, and a server app with FedAdam.
 
-    message from the server -> [SecAgg+ mod] -> guard mod -> local update -> guard mod -> [SecAgg+ mod] -> server
+    message from the server -> [silence] -> [SecAgg+ mod] -> [guard] -> local update, and back the same way
 
-The guard mod opens the client's training ledger, refuses a round that the budget does not cover, and writes the
-round down *before* the update is computed. Of the reply it lets through the new weights alone: no loss, no
-metric, no count of examples (every client weighs 1, so counts tell nothing). The update itself draws its noise,
-padding and labels from the operating system.
+The guard asks the participant, which checks the round against the node's own terms and pays for it in its ledger
+*before* the update is computed. Of the reply it lets through the new weights alone: no loss, no metric, no count of
+examples (every client weighs 1, so counts tell nothing). Whatever fails, silence answers with one constant sentence:
+the text of an error, which Flower would send to the server, may quote a click; it goes to the node's own log. The
+update itself draws its noise, padding and labels from the operating system.
 
 With SecAgg+ the server sees the sum of the updates only. That hides single updates from an honest-but-curious
 server; the ε stated is the local one and does not rely on it.
@@ -17,9 +18,10 @@ need it, so that the module can be read without it; to run them, `pip install tf
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -28,11 +30,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.federated import accounting
-from tfdp_rec.federated.cohort import Client, with_private_labels
-from tfdp_rec.federated.labels import LabelPermutation
-from tfdp_rec.federated.ledger import BudgetSpent, Ledger, State
-from tfdp_rec.federated.local import LocalUpdate
+from tfdp_rec.federated.participant import Participant, Refused
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -41,83 +39,10 @@ if TYPE_CHECKING:
     from flwr.server.strategy import FedAdam
 
 REFUSED = 1  # Flower's code for an error that the application raised
+NO_ANSWER = "This client does not take part in this round."
 
-
-@dataclasses.dataclass
-class Participant:
-    """One client as the apps see it.
-
-    Args:
-        update: What it computes.
-        data: Its private data.
-        ledger: Path of its training ledger, or None to keep none (simulations; labels are then drawn, and paid
-            for, every round).
-        budget_epsilon: The most it will spend in training.
-        budget_delta: Failure probability at which that is measured.
-        client_rate: Client learning rate.
-
-    Raises:
-        ValueError: If there is a budget and no ledger to hold it to.
-    """
-
-    update: LocalUpdate
-    data: Client
-    ledger: Path | None = None
-    budget_epsilon: float = float("inf")
-    budget_delta: float = 1e-5
-    client_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.ledger is None and self.budget_epsilon < float("inf"):
-            raise ValueError("budget_epsilon needs a ledger: without one nobody counts what is spent.")
-
-    def charge_round(self) -> None:
-        """Write one more round down, and with the first the private labels, drawn once.
-
-        Raises:
-            BudgetSpent: If the budget does not cover it; nothing is written then.
-        """
-        if self.ledger is None:
-            return
-        with Ledger(self.ledger) as ledger:
-            state = ledger.load()
-            self._keep_labels(state)
-            state.add({"round of": type(self.update).__name__})
-            total = self.epsilon(sum(count for _, count in state.releases))
-            if total > self.budget_epsilon:
-                raise BudgetSpent(
-                    f"another round would bring epsilon to {total:.3g}, above the budget of {self.budget_epsilon:.3g}."
-                )
-            ledger.save(state)
-
-    def _keep_labels(self, state: State) -> None:
-        """Use the ledger's private labels; draw those that it lacks."""
-        if not isinstance(self.update.labels, LabelPermutation):
-            return
-        if self.data.label_epsilon is None:
-            fresh = with_private_labels(self.data, self.update.labels)
-            known = [int(position) for position in state.draw]
-            positions = [*known, *(click for _, click in fresh.clicks[len(known) :])]
-            clicks = tuple((shown, click) for (shown, _), click in zip(fresh.clicks, positions))
-            self.data = dataclasses.replace(fresh, clicks=clicks)
-        state.draw, state.draw_key = [float(click) for _, click in self.data.clicks], "labels"
-
-    def epsilon(self, rounds: int) -> float:
-        """What this many rounds cost this client."""
-        accountant = accounting.ClientAccountant()
-        if rounds:
-            self.update.charge_once(self.data, accountant)
-        for _ in range(rounds):
-            self.update.charge(self.data, accountant)
-        return accountant.epsilon(self.budget_delta, disjoint=True)
-
-    def step(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """One local update: the server's weights in, this client's out."""
-        variables = self.update.model.trainable_variables
-        for variable, value in zip(variables, weights):
-            variable.assign(value)
-        gradients, _ = self.update.gradients(self.update.draw([self.data]))
-        return [w - self.client_rate * g for w, g in zip(weights, gradients)]
+_log = logging.getLogger(__name__)
+_paid = threading.local()  # the participant that has just paid, from the guard to what it guards
 
 
 Join: TypeAlias = "Callable[[Context], Participant]"
@@ -141,8 +66,36 @@ def client_app(join: Join, secure: Callable[[Context], bool] = lambda context: F
             return self.participant.step(parameters), 1, {}
 
     return ClientApp(
-        client_fn=lambda context: Updater(join(context)).to_client(), mods=[masked(secure), guard(join)]
+        client_fn=lambda context: Updater(take_paid()).to_client(), mods=[silence, masked(secure), guard(join)]
     )
+
+
+def take_paid() -> Participant:
+    """The participant that has paid for this round, with the labels that it paid for; good for one update.
+
+    Raises:
+        RuntimeError: Nobody has paid.
+    """
+    participant: Participant | None = vars(_paid).pop("participant", None)
+    if participant is None:
+        raise RuntimeError("No round was paid for: nothing is computed without the guard.")
+    return participant
+
+
+def silence(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """The outermost client mod: whatever goes wrong, the server reads one constant sentence."""
+    from flwr.app import Error, Message
+
+    try:
+        reply = call_next(message, context)
+        problem = reply.error.reason if reply.has_error() else None
+    except Exception as error:
+        problem = repr(error)
+    if problem is None:
+        return reply
+    if problem != NO_ANSWER:
+        _log.warning("No answer in this round: %s", problem)
+    return Message(Error(code=REFUSED, reason=NO_ANSWER), reply_to=message)
 
 
 def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Callable], Message]:
@@ -160,25 +113,31 @@ def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Cal
 
 
 def guard(join: Join) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """The client mod that charges a round and strips the reply.
+    """The client mod that has a round paid for and strips the reply; messages that are no training are not answered.
 
     Args:
-        join: From a node's context to its participant.
+        join: From a node's context to its participant; asked once a round.
     """
-    from flwr.app import Error, Message
-    from flwr.app.message_type import MessageType
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return call_next(message, context)
-        try:
-            join(context).charge_round()
-        except BudgetSpent as refusal:
-            return Message(Error(code=REFUSED, reason=str(refusal)), reply_to=message)
-        reply = call_next(message, context)
-        return reply if reply.has_error() else strip(reply)
+        return silence(message, context, lambda message, context: _paid_round(join, message, context, call_next))
 
     return mod
+
+
+def _paid_round(join: Join, message: Message, context: Context, call_next: Callable) -> Message:
+    from flwr.app.message_type import MessageType
+
+    if message.metadata.message_type != MessageType.TRAIN:
+        raise Refused(f"The server asks for {message.metadata.message_type!r}, and this client only trains.")
+    participant = join(context)
+    participant.pay_round()
+    _paid.participant = participant
+    try:
+        reply: Message = call_next(message, context)
+    finally:
+        vars(_paid).clear()  # good for this round alone, used or not
+    return reply if reply.has_error() else strip(reply)
 
 
 def strip(reply: Message) -> Message:

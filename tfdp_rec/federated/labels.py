@@ -6,9 +6,9 @@ The server showed C candidates, so it knows them; which one was clicked is priva
 
     Pr[l = j] = e^ε / (C - 1 + e^ε)  if j was clicked,   1 / (C - 1 + e^ε)  otherwise,
 
-and only then k negatives, uniformly from the other C - 1. The negatives depend on l alone, so the training
-sample (l, negatives) is post-processing of an (ε, 0)-private draw: every probability changes by at most
-e^ε when the click moves.
+and only then k negatives, uniformly from the other C - 1 (all of them, over and over, where C ≤ k). The negatives
+depend on l alone, so the training sample (l, negatives) is post-processing of an (ε, 0)-private draw: every
+probability changes by at most e^ε when the click moves.
 
 `PublishedLabelPermutation` samples the k negatives from the candidates that were not clicked and permutes the
 label among those k + 1. The sampled candidates always hold the click, and the local gradient shows which
@@ -25,17 +25,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.noise import words
+from tfdp_rec.privacy.events import PureDpEvent
 
 
 @dataclasses.dataclass(frozen=True)
 class _Permutation:
     epsilon: float
     num_negatives: int = 4
+
+    holds: ClassVar[bool]
+    """Whether ε bounds what a label tells."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
@@ -44,12 +50,15 @@ class _Permutation:
             raise ValueError(f"num_negatives must be at least 1, got {self.num_negatives}.")
 
     def _check(self, num_candidates: int, clicked: int) -> None:
-        if num_candidates <= self.num_negatives:
-            raise ValueError(
-                f"num_negatives must be below the number of candidates {num_candidates}, got {self.num_negatives}."
-            )
+        if num_candidates < 2:
+            raise ValueError(f"num_candidates must be at least 2, got {num_candidates}: one news alone is no choice.")
         if not 0 <= clicked < num_candidates:
             raise ValueError(f"clicked must be in [0, {num_candidates}), got {clicked}.")
+
+    @property
+    def event(self) -> DpEvent:
+        """What one label costs."""
+        return PureDpEvent(self.epsilon) if self.holds and math.isfinite(self.epsilon) else NonPrivateDpEvent()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +129,9 @@ class PublishedLabelPermutation(_Permutation):
 
     def keep_probability(self, num_candidates: int) -> float:
         """Probability that the click keeps its label: e^β / (k + e^β)."""
-        shift = math.log(self.num_negatives / (num_candidates - 1))
-        beta = max(0.0, shift + self.epsilon)
-        return 1.0 / (1.0 + self.num_negatives * math.exp(-beta))
+        negatives = min(self.num_negatives, num_candidates - 1)
+        beta = max(0.0, math.log(negatives / (num_candidates - 1)) + self.epsilon)
+        return 1.0 / (1.0 + negatives * math.exp(-beta))
 
     def sample(
         self, num_candidates: int, clicked: int, source: words.WordSource = words.os_entropy
@@ -132,11 +141,12 @@ class PublishedLabelPermutation(_Permutation):
         others = np.delete(np.arange(num_candidates), clicked)
         negatives = _choose(others, self.num_negatives, source)
         keep = self.keep_probability(num_candidates)
-        weights = np.full(self.num_negatives + 1, (1.0 - keep) / self.num_negatives)
+        distinct = min(self.num_negatives, num_candidates - 1)
+        weights = np.full(distinct + 1, (1.0 - keep) / distinct)
         weights[0] = keep
-        sampled = np.concatenate([[clicked], negatives])
+        sampled = np.concatenate([[clicked], negatives[:distinct]])
         label = _categorical(weights, source)
-        return np.concatenate([[sampled[label]], np.delete(sampled, label)])
+        return np.concatenate([[sampled[label]], np.resize(np.delete(sampled, label), self.num_negatives)])
 
 
 def _categorical(probabilities: NDArray[np.float64], source: words.WordSource) -> int:
@@ -146,5 +156,8 @@ def _categorical(probabilities: NDArray[np.float64], source: words.WordSource) -
 
 
 def _choose(values: NDArray[np.int64], count: int, source: words.WordSource) -> NDArray[np.int64]:
-    """`count` of the values without replacement, uniformly: those with the smallest random words."""
-    return values[np.argsort(source(len(values)), kind="stable")[:count]]
+    """`count` of the values without replacement, uniformly: those with the smallest random words.
+
+    Where there are fewer, all of them, over and over.
+    """
+    return np.resize(values[np.argsort(source(len(values)), kind="stable")], count)

@@ -21,12 +21,12 @@ Reference:
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.federated import accounting
@@ -80,21 +80,37 @@ class LocalUpdate(abc.ABC):
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """The cohort's mean gradients and loss (the loss is for the client's own eyes)."""
 
+    # What it costs.
+
+    @abc.abstractmethod
+    def round_events(self, client: Client) -> tuple[DpEvent, ...]:
+        """What one round tells of any click, but for the labels."""
+
+    @property
+    def label_event(self) -> DpEvent | None:
+        """What one label's draw tells of its click; None where the round's own events cover the labels."""
+        return self.labels.event
+
+    def settings(self) -> dict[str, Any]:
+        """Mechanism and noise as plain values, for a ledger."""
+        return {
+            "update": type(self).__name__,
+            "attention": self.mechanism.settings(),
+            "label_epsilon": self.labels.epsilon,
+            "negatives": self.labels.num_negatives,
+        }
+
     def charge_once(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         """Record what a client that takes part at all has released before: labels drawn once and for all."""
         if client.label_epsilon:
-            private = math.isfinite(client.label_epsilon)
-            accountant.spend_labels(accounting.PureRelease(client.label_epsilon) if private else accounting.Unbounded())
+            accountant.spend_labels(LabelPermutation(client.label_epsilon, self.labels.num_negatives).event)
 
-    @abc.abstractmethod
     def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
         """Record what one update of this client releases."""
-
-    def _charge_labels(self, client: Client, accountant: accounting.ClientAccountant) -> None:
-        if client.spends_on_labels:
-            private = self.labels.holds and math.isfinite(self.labels.epsilon)
-            release = accounting.PureRelease(self.labels.epsilon) if private else accounting.Unbounded()
-            accountant.spend_labels(release)
+        for event in self.round_events(client):
+            accountant.spend_history(event)
+        if client.spends_on_labels and self.label_event is not None:
+            accountant.spend_labels(self.label_event)
 
     def _client_losses(self, news: tf.Tensor, users: tf.Tensor, samples: Any, counted: Any) -> tf.Tensor:
         candidates = tf.gather(news, samples)
@@ -128,7 +144,7 @@ class PrivateUpdate(LocalUpdate):
         self._users = tf.function(self._user_gradients)
 
     def _attention(self, history: Any, padded: Any) -> tf.Tensor:
-        news = self.model.news_vectors(self.features)
+        news = finite_news(self.model.news_vectors(self.features))
         return self.model.encode_history(news, history, padded)[0]
 
     def _public_gradients(self, attention: Any, samples: Any, counted: Any) -> tuple[list[Any], tf.Tensor]:
@@ -165,13 +181,15 @@ class PrivateUpdate(LocalUpdate):
             gradients += noised_mean(self.user_gradient, sums, len(draws.history), source)
         return self._aligned(variables, gradients), float(loss)
 
-    def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
-        """One attention release, one label per click, and the user gradient where there is one."""
-        if client.spends_on_history:
-            accountant.spend_history(accounting.AttentionRelease(self.mechanism))
-            if self.user_gradient is not None:
-                accountant.spend_history(self.user_gradient.profile)
-        self._charge_labels(client, accountant)
+    def round_events(self, client: Client) -> tuple[DpEvent, ...]:
+        """One attention release, and the user gradient where there is one."""
+        if not client.spends_on_history:
+            return ()
+        return (self.mechanism.event, *([self.user_gradient.event] if self.user_gradient is not None else []))
+
+    def settings(self) -> dict[str, Any]:
+        """As in `LocalUpdate`, with the noise of the user gradient."""
+        return super().settings() | {"user_gradient": repr(self.user_gradient)}
 
 
 class PublishedUpdate(LocalUpdate):
@@ -201,11 +219,9 @@ class PublishedUpdate(LocalUpdate):
         found, loss = self._through(draws.history, draws.padded, noise, draws.samples, draws.counted)
         return self._aligned(self.model.trainable_variables, list(found)), float(loss)
 
-    def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
+    def round_events(self, client: Client) -> tuple[DpEvent, ...]:
         """Unbounded: the gradient shows the raw history."""
-        if client.spends_on_history:
-            accountant.spend_history(accounting.Unbounded())
-        self._charge_labels(client, accountant)
+        return (NonPrivateDpEvent(),) if client.spends_on_history else ()
 
 
 class GradientUpdate(LocalUpdate):
@@ -258,12 +274,25 @@ class GradientUpdate(LocalUpdate):
         sums, loss = self._singly(*data)
         return noised_mean(self.noise, sums, len(draws.history), source), float(loss)
 
-    def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
+    label_event = None
+
+    def round_events(self, client: Client) -> tuple[DpEvent, ...]:
         """One gradient, which covers a click of the history and a training click alike."""
-        if client.spends_on_history:
-            accountant.spend_history(self.noise.profile)
-        if client.spends_on_labels:
-            accountant.spend_labels(self.noise.profile)
+        return (self.noise.event,) if client.spends_on_history or client.spends_on_labels else ()
+
+    def settings(self) -> dict[str, Any]:
+        """As in `LocalUpdate`, with the noise of the gradient."""
+        return super().settings() | {"gradient": repr(self.noise)}
+
+
+def finite_news(vectors: tf.Tensor) -> tf.Tensor:
+    """News vectors, with those that are not finite as the anonymous news (row 0), and that as zeros if it is none.
+
+    What a model makes of one news must not decide whether those who clicked it answer.
+    """
+    whole = tf.reduce_all(tf.math.is_finite(vectors), axis=-1, keepdims=True)
+    anonymous = tf.where(whole[:1], vectors[:1], tf.zeros_like(vectors[:1]))
+    return tf.where(whole, vectors, anonymous)
 
 
 def clipped_sum(

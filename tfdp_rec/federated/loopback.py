@@ -8,6 +8,7 @@ its children (PR_SET_PDEATHSIG, Linux), and Flower's helpers end with their pare
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,12 @@ class Loopback:
         wait_for(lambda: _answers(self.control), 60, lambda: self.log("superlink"))
         return process
 
-    def supernode(self, name: str, partition: int) -> subprocess.Popen[bytes]:
+    def supernode(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Start a SuperNode.
 
         Args:
             name: Of its log.
-            partition: Which user's clicks it holds.
+            config: The node's own: whose clicks it holds, and on what terms.
         """
         return self._start(
             name,
@@ -83,7 +84,7 @@ class Loopback:
             "--insecure",
             *("--superlink", f"127.0.0.1:{self.fleet}"),
             *("--clientappio-api-address", f"127.0.0.1:{free_port()}"),
-            *("--node-config", f"partition-id={partition}"),
+            *("--node-config", " ".join(f"{key}={_toml(value)}" for key, value in config.items())),
         )
 
     def run(self, app: str | Path) -> subprocess.Popen[bytes]:
@@ -118,6 +119,10 @@ class Loopback:
     def __exit__(self, *exception: object) -> None:
         for process in self.processes:
             end(process)
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else str(value)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

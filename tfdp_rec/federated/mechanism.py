@@ -19,6 +19,7 @@ import dataclasses
 from typing import Any, Literal
 
 import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.federated import calibration as calibrations
@@ -30,22 +31,21 @@ Activation = Literal["softplus", "relu"]
 def clip(attention: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
     """Scale attention vectors (last axis) down to sum at most 1 and L2 norm at most `clip_norm`.
 
-    A softmax sums to 1 already; that it does is not left to the model, for the sensitivity rests on it.
+    A softmax sums to 1 already; that it does is not left to the model, for the sensitivity rests on it. Nor is it
+    left to the model that there are numbers at all: a vector that is not finite, or negative somewhere, counts as
+    uniform, so that no click can decide whether there is an answer.
 
     Args:
-        attention: Non-negative finite numbers, shape [..., B].
+        attention: Shape [..., B].
         clip_norm: The clip θ.
-
-    Raises:
-        ValueError: If a number is negative or not finite: its sensitivity would be unknown.
 
     Example:
         >>> clip([[0.6, 0.8]], 0.5).round(2).tolist()
         [[0.3, 0.4]]
     """
     values = np.asarray(attention, dtype=np.float64)
-    if not np.all(np.isfinite(values)) or np.any(values < 0):
-        raise ValueError("attention must be finite and not negative; check the user encoder's output.")
+    sound = (np.isfinite(values) & (values >= 0)).all(axis=-1, keepdims=True)
+    values = np.where(sound, values, 1.0 / values.shape[-1])
     values = values / np.maximum(values.sum(axis=-1, keepdims=True), 1.0)
     norms = np.linalg.norm(values, axis=-1, keepdims=True)
     return values * np.minimum(1.0, clip_norm / np.maximum(norms, np.finfo(float).tiny))
@@ -155,7 +155,7 @@ class AttentionMechanism:
             source: Where the randomness comes from.
 
         Raises:
-            ValueError: If the attention has another width, or is negative or not finite.
+            ValueError: If the attention has another width.
         """
         shape = np.shape(attention)
         return self.finish(attention, self.noise(shape, source))
@@ -168,12 +168,20 @@ class AttentionMechanism:
             noise: The same shape, of the mechanism's scale.
 
         Raises:
-            ValueError: If the attention has another width, or is negative or not finite.
+            ValueError: If the attention has another width.
         """
         clipped = clip(attention, self.clip_norm)
         if clipped.shape[-1] != self.num_basis:
             raise ValueError(f"attention must have {self.num_basis} weights, got {clipped.shape[-1]}.")
         return normalise(clipped + np.asarray(noise), self.activation)
+
+    @property
+    def event(self) -> DpEvent:
+        """What one release really costs, whatever the calibration claims."""
+        scale = self.noise_scale
+        if scale == 0:
+            return NonPrivateDpEvent()
+        return self.calibration.event(scale, self.padding, self.num_basis, self.clip_norm)
 
     def delta_at(self, epsilon: calibrations.Number) -> calibrations.Number:
         """The true δ(`epsilon`) of one release, whatever the calibration claims.

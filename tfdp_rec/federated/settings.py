@@ -1,6 +1,8 @@
 """What a federated run needs to know: the options of `tfdp-rec federate`, and the run configuration of its Flower app.
 
-A run's settings travel as this one value; Flower carries its fields as the app's configuration.
+A run's settings travel as one value; Flower carries its fields as the app's configuration. What clients allow is not
+among
+them: that is each node's own (`Nodes`), and whoever submits a run has no say in it.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tfdp_rec.settings import option, refuse_wrong
+from tfdp_rec.settings import BETWEEN_0_AND_1, Check, option, refuse_wrong
 
 METHODS = ("private", "private+user", "published", "gradient")
 ENCODERS = ("nrms", "naml", "plm")
+ABOVE_0 = Check("must be positive", lambda value: value > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +50,12 @@ class Settings:
     fraction: float = option(1.0, "share of them asked in a round")
     eta: float = option(0.01, "server learning rate")
     secure: bool = option(False, "SecAgg+ masks what clients send")
-    budget_epsilon: float = option(math.inf, "the most a client will spend in all")
-    ledgers: str = option("", "folder of the clients' training ledgers; left out, none are kept")
     seed: int = option(0, "seed of the initial weights (not of any noise)")
 
     def __post_init__(self) -> None:
         refuse_wrong(self)
         if not self.output.endswith(".npz"):
             raise ValueError(f"--output must end in .npz, got {self.output!r}.")
-        if self.method == "published" and math.isfinite(self.budget_epsilon):
-            raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out.")
-        if math.isfinite(self.budget_epsilon) and not self.ledgers:
-            raise ValueError("--budget-epsilon needs --ledgers FOLDER: without ledgers nobody counts what is spent.")
 
     def as_toml(self) -> str:
         """The fields as lines of TOML, for Flower."""
@@ -68,6 +66,49 @@ class Settings:
         """The settings that Flower carried, its run configuration."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in config.items() if name in known})
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """What the clients that this machine starts allow: each node's own configuration, never the run's."""
+
+    budget_epsilon: float = option(math.inf, "the most that one client's training may cost in all", ABOVE_0)
+    budget_delta: float = option(1e-5, "delta at which that is measured", BETWEEN_0_AND_1)
+    round_epsilon: float = option(math.inf, "the most that one round may cost a client: the least noise", ABOVE_0)
+    methods: tuple[str, ...] = option((), "what clients compute; left out, the run's --method", choices=METHODS)
+    ledgers: str = option("", "folder of the clients' training ledgers; left out, beside --output")
+
+    def of_run(self, settings: Settings) -> Nodes:
+        """With what was left out taken from the run that the same person starts."""
+        beside = str(Path(settings.output).with_suffix(".ledgers"))
+        return dataclasses.replace(
+            self, methods=self.methods or (settings.method,), ledgers=str(Path(self.ledgers or beside).resolve())
+        )
+
+    def config(self, settings: Settings, partition: int) -> dict[str, Any]:
+        """One node's configuration, as Flower's --node-config takes it."""
+        return {
+            "partition-id": partition,
+            "data": settings.data,
+            "ledger": str(Path(self.ledgers) / f"client-{partition}.jsonl"),
+            "budget-epsilon": self.budget_epsilon,
+            "budget-delta": self.budget_delta,
+            "round-epsilon": self.round_epsilon,
+            "methods": " ".join(self.methods),
+        }
+
+
+def refuse_more_than(users: int, clients: int) -> None:
+    """One user behind two clients would have two budgets.
+
+    Raises:
+        ValueError: If there are more clients than users.
+    """
+    if clients > users:
+        raise ValueError(
+            f"The data have {users} users, and {clients} clients were asked for: a user behind two of them would spend "
+            "two budgets. Ask for fewer."
+        )
 
 
 def _toml(value: Any) -> str:

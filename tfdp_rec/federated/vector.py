@@ -19,10 +19,12 @@ import math
 from typing import ClassVar
 
 import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated import accounting, calibration
+from tfdp_rec.federated import calibration
 from tfdp_rec.noise import words
+from tfdp_rec.privacy.events import PureDpEvent
 
 
 class ClippedVector(abc.ABC):
@@ -44,7 +46,7 @@ class ClippedVector(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def profile(self) -> accounting.Profile:
+    def event(self) -> DpEvent:
         """What one release costs."""
 
     @abc.abstractmethod
@@ -126,11 +128,11 @@ class VectorMechanism(ClippedVector):
         return 2.0 * self.l2_norm_clip * calibration.unit_sigma(self.epsilon, self.delta)
 
     @property
-    def profile(self) -> accounting.Profile:
+    def event(self) -> DpEvent:
         """What one release costs."""
         if self.noiseless:
-            return accounting.Unbounded()
-        return accounting.GaussianRelease(self.scale, 2.0 * self.l2_norm_clip)
+            return NonPrivateDpEvent()
+        return GaussianDpEvent(self.scale / (2.0 * self.l2_norm_clip))
 
     def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         """As in `ClippedVector`; the mean of Gaussians is a Gaussian, drawn at once."""
@@ -172,9 +174,9 @@ class PureVectorMechanism(ClippedVector):
         return 2.0 * self.l1_norm_clip / self.epsilon
 
     @property
-    def profile(self) -> accounting.Profile:
+    def event(self) -> DpEvent:
         """What one release costs."""
-        return accounting.Unbounded() if self.noiseless else accounting.PureRelease(self.epsilon)
+        return NonPrivateDpEvent() if self.noiseless else PureDpEvent(self.epsilon)
 
     def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         """As in `ClippedVector`; a sum of Laplace variables is none, so each release's noise is drawn."""

@@ -1,7 +1,8 @@
 """What a guarantee costs, and what can be said where there is none."""
 
-from tfdp_rec.privacy.accounting import Accountant, Unaccounted, epsilon_of
+from tfdp_rec.privacy.accounting import Accountant, Unaccounted
 from tfdp_rec.privacy.calibration import calibrate_noise
+from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.counts import private_counts
 from tfdp_rec.privacy.eana_bound import (
     eana_epsilon,
@@ -12,14 +13,20 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_published,
 )
 from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.privacy.ledger import Ledger
+from tfdp_rec.privacy.ledger_lines import BrokenLedger, Payment, Snapshot
 from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
 from tfdp_rec.privacy.set_union import private_terms
 
 __all__ = [
     "Accountant",
+    "BrokenLedger",
+    "Ledger",
+    "Payment",
     "PoissonSampling",
     "Sampling",
     "ShuffledEpochs",
+    "Snapshot",
     "Unaccounted",
     "calibrate_noise",
     "eana_epsilon",

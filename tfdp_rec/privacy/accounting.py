@@ -14,6 +14,7 @@ on the data, and whatever else looks at the data once goes in by `spend`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -22,14 +23,16 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent
 
+from tfdp_rec.files import Path
 from tfdp_rec.privacy import events
+from tfdp_rec.privacy.book import Book
+from tfdp_rec.privacy.composing import check_supported, epsilon_of, quickest
 from tfdp_rec.privacy.history import BY_HAND, UNPROVEN, Entry, History
+from tfdp_rec.privacy.ledger import Ledger
+from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
 from tfdp_rec.privacy.sampling import Sampling
 from tfdp_rec.privacy.statement import statement
 
-_PLD_GRID = 1e-4  # dp_accounting's default width
-_PLD_FINE_UP_TO = 50.0  # beyond this ε the grid widens in proportion, or it would fill the memory
-_PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's bound is good enough
 _MOST_STEPS = 10**9
 
 
@@ -56,6 +59,8 @@ class Accountant:
             qualify.
         asserted: where `sampling` itself did not draw the batches: in words, what did, just as it would have. The
             statement then says that this was asserted, not checked.
+        ledger: a file, or a `Ledger`, that everything is paid for in before it is done (docs/ledger.md). What is in it
+            already counts, whoever paid; the models' own histories are then held against it.
 
     Raises:
         TypeError: sampling or event is not one.
@@ -79,6 +84,7 @@ class Accountant:
         accountant: str = "pld",
         allow_large_delta: bool = False,
         asserted: str = "",
+        ledger: Path | Ledger | None = None,
     ):
         if not isinstance(sampling, Sampling):
             raise TypeError(
@@ -97,6 +103,7 @@ class Accountant:
         self._told, self._followed = History(), list[Any]()
         self._epsilons: dict[str, float] = {}
         self._check(event)
+        self.book = None if ledger is None else Book(_opened(ledger, sampling), sampling)
 
     # What is known.
 
@@ -144,12 +151,16 @@ class Accountant:
         return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.history)
 
     def _own(self) -> list[Entry]:
+        if self.book is not None:
+            return self.book.own(self.history)
         mine = self.sampling.get_state()
         return [e for e in self.history if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
 
     @property
     def spent_besides(self) -> list[tuple[DpEvent, str]]:
         """(event, label) of all that was spent on anything but steps under this sampling."""
+        if self.book is not None:
+            return self.book.others()
         return [*self.spent, *self._others()]
 
     def _others(self) -> list[tuple[DpEvent, str]]:
@@ -179,6 +190,13 @@ class Accountant:
                 f"{unproven} steps were made on batches that no sampling drew, as far as anyone can tell: a guarantee "
                 "is claimed only for accountant.sampling.batches(...). Train on those; or say in words what drew the "
                 "batches, just as the sampling would: Accountant(..., asserted='...')."
+            )
+        unpaid = self.book.unpaid(self.history) if self.book else 0
+        if self.book and unpaid:
+            raise Unaccounted(
+                f"{unpaid} steps were made that {self.book.ledger.path} has not paid for: it was deleted, put back "
+                "from an older backup, or begun after them. Put the newest one back; or, if these steps stand in no "
+                "ledger, pay for them now: accountant.pay_for_history()."
             )
         missing = sum(followed.undescribed for followed in self._followed)
         if missing:
@@ -266,6 +284,8 @@ class Accountant:
         if event != self.event:
             self._check(event)
             self.event = event
+        if steps and self.book is not None:
+            self.book.pay_steps(event, steps)
         if steps:
             self._told.extend_last(Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts))
 
@@ -284,8 +304,32 @@ class Accountant:
             True
         """
         events.to_json(event)
-        _check_supported(event, self.accountant)
+        check_supported(event, self.accountant)
+        if self.book is not None:
+            self.book.pay_once(event, label)
         self.spent.append((event, label))
+
+    def pay_ahead(self, steps: int, most: int) -> int:
+        """Pays in the ledger, if there is one, for steps that are about to be made.
+
+        Args:
+            steps: so many at once.
+            most: so many at all.
+
+        Returns:
+            How many may be made now.
+        """
+        return most if self.book is None else min(most, self.book.pay_ahead(self.event, self.history, steps, most))
+
+    def settle(self) -> None:
+        """Gives back what was paid for in the ledger and is not going to be made."""
+        if self.book is not None:
+            self.book.settle(self.history)
+
+    def pay_for_history(self) -> None:
+        """Pays now for what the models have done and no ledger has paid for, as where a ledger is begun late."""
+        if self.book is not None:
+            self.book.catch_up(self.history)
 
     def statement(self, steps: int | None = None) -> str:
         """The guarantee in words: unit, sampling, adjacency, δ, steps, accountant, and what it does not
@@ -296,6 +340,7 @@ class Accountant:
     def get_state(self) -> dict[str, Any]:
         """Everything counted, as JSON-able dicts, for a checkpoint."""
         return {
+            "mark": None if self.book is None else dataclasses.asdict(self.book.ledger.mark),
             "delta": self.delta,
             "event": events.to_json(self.event),
             "history": self.history.dumps(),
@@ -307,7 +352,8 @@ class Accountant:
         """Takes over what an earlier run counted.
 
         Raises:
-            ValueError: the state is of another δ or sampling, or is not one of an accountant.
+            ValueError: the state is of another δ or sampling, or is not one of an accountant; or it saw more of the
+                ledger than is in it.
         """
         missing = {"delta", "event", "history", "spent", "sampling"} - set(state)
         if missing:
@@ -317,6 +363,8 @@ class Accountant:
         event = events.from_json(state["event"])
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
         self.sampling.set_state(state["sampling"])
+        if self.book is not None and state.get("mark"):
+            self.book.ledger.chain.refuse_without(Mark(**state["mark"]))
         self._told.merge(History.loads(state["history"]))
         self.event, self.spent = event, spent
 
@@ -333,30 +381,13 @@ class Accountant:
         if not isinstance(event, DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, such as optimizer.dp_event(); got {event!r}.")
         events.to_json(event)
-        _check_supported(self.sampling.compose_history([(event, 1)]), self.accountant)
+        check_supported(self.sampling.compose_history([(event, 1)]), self.accountant)
 
 
-def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
-    """ε at δ of one (composed) event by dp_accounting; infinite where a part has no guarantee.
-
-    Raises:
-        ValueError: an event that is unknown, or that the accountant cannot account for.
-
-    Example:
-        >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
-        inf
-    """
-    events.to_json(event)
-    if not events.is_private(event):
-        return math.inf
-    _check_supported(event, accountant)
-    by_rdp = 0.0
-    if quickest(event, accountant) == "rdp":
-        by_rdp = float(_fresh("rdp").compose(event).get_epsilon(delta))
-    if accountant == "rdp" or by_rdp > _PLD_UP_TO:
-        return by_rdp
-    grid = _PLD_GRID * max(1.0, by_rdp / _PLD_FINE_UP_TO)
-    return float(_fresh("pld", grid).compose(event).get_epsilon(delta))
+def _opened(ledger: Path | Ledger, sampling: Sampling) -> Ledger:
+    if isinstance(ledger, Ledger):
+        return ledger
+    return Ledger(ledger, sampling.unit, Snapshot(sampling.num_units, sampling.unit), sampling.adjacency)
 
 
 def _most(epsilon: Callable[[int], float], target: float, start: int) -> int:
@@ -373,25 +404,6 @@ def _most(epsilon: Callable[[int], float], target: float, start: int) -> int:
         middle = min(max(guess, low + width), high - width)
         low, high = (middle, high) if epsilon(middle) <= target else (low, middle)
     return low
-
-
-def quickest(event: DpEvent, accountant: str) -> str:
-    """rdp where it can account for the event, and bound what pld will say; else the accountant itself."""
-    return "rdp" if _fresh("rdp").supports(event) else accountant
-
-
-def _check_supported(event: DpEvent, accountant: str) -> None:
-    if events.is_private(event) and not _fresh(accountant).supports(event):
-        raise ValueError(
-            f"The {accountant} accountant cannot account for {events.in_words(event)}; try "
-            f'accountant="{"rdp" if accountant == "pld" else "pld"}".'
-        )
-
-
-def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAccountant:
-    if accountant == "rdp":
-        return dp_accounting.rdp.RdpAccountant()
-    return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

@@ -8,7 +8,8 @@ import dp_accounting
 from dp_accounting import DpEvent, GaussianDpEvent
 from scipy import optimize
 
-from tfdp_rec.privacy.accounting import Accountant, checked_count, checked_epsilon, quickest
+from tfdp_rec.privacy.accounting import Accountant, checked_count, checked_epsilon
+from tfdp_rec.privacy.composing import quickest
 from tfdp_rec.privacy.sampling import Sampling
 
 

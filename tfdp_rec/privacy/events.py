@@ -1,15 +1,42 @@
 """dp_accounting events as JSON and in words, and whether one has a guarantee at all.
 
-The set is closed: an event that is not listed here is refused, not guessed.
+The set is closed: an event that is not listed here is refused, not guessed. Two of them are ours, since dp_accounting
+has none for what a person releases of their own items: `PureDpEvent` and `PaddedDpEvent` (`profiles.py` prices them).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class PureDpEvent(DpEvent):
+    """A release with pure ε, whatever its form: a permuted label, Laplace noise on a vector.
+
+    Args:
+        epsilon: ε; infinite for none.
+    """
+
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedDpEvent(DpEvent):
+    """A release of items each of which was replaced by a fixed one with probability `padding`, anew for this release.
+
+    Args:
+        event: the release, without padding, between any two lists of items.
+        padding: the probability.
+    """
+
+    event: DpEvent
+    padding: float
+
 
 _NOISY = (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)
 _TYPES: dict[str, type] = {
@@ -21,6 +48,8 @@ _TYPES: dict[str, type] = {
         dp_accounting.ComposedDpEvent,
         dp_accounting.SelfComposedDpEvent,
         dp_accounting.PoissonSampledDpEvent,
+        PureDpEvent,
+        PaddedDpEvent,
     )
 }
 
@@ -51,6 +80,14 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         if not 0 <= event.sampling_probability <= 1:
             raise ValueError(f"sampling_probability must be in [0, 1], got {event.sampling_probability!r}.")
         fields.update(event=to_json(event.event), sampling_probability=float(event.sampling_probability))
+    elif isinstance(event, PureDpEvent):
+        if not event.epsilon >= 0:
+            raise ValueError(f"epsilon must be at least 0, got {event.epsilon!r}.")
+        fields["epsilon"] = float(event.epsilon)
+    elif isinstance(event, PaddedDpEvent):
+        if not 0 <= event.padding < 1:
+            raise ValueError(f"padding must be in [0, 1), got {event.padding!r}.")
+        fields.update(event=to_json(event.event), padding=float(event.padding))
     return fields
 
 
@@ -81,8 +118,10 @@ def is_private(event: DpEvent) -> bool:
         return event.noise_multiplier > 0
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return all(is_private(part) for part in event.events)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent | dp_accounting.PoissonSampledDpEvent):
+    if isinstance(event, dp_accounting.SelfComposedDpEvent | dp_accounting.PoissonSampledDpEvent | PaddedDpEvent):
         return is_private(event.event)
+    if isinstance(event, PureDpEvent):
+        return event.epsilon < math.inf
     return not isinstance(event, dp_accounting.NonPrivateDpEvent)
 
 
@@ -105,6 +144,10 @@ def in_words(event: DpEvent) -> str:
         return (
             f"{in_words(event.event)} on a Poisson sample with probability {event.sampling_probability:.6g}"
         )
+    if isinstance(event, PureDpEvent):
+        return f"a release of pure epsilon {event.epsilon:g}"
+    if isinstance(event, PaddedDpEvent):
+        return f"{in_words(event.event)} on items padded with probability {event.padding:g}"
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return "nothing"
     return "a mechanism without a formal guarantee"

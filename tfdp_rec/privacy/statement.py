@@ -48,6 +48,7 @@ def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
         ("Sampling", _sampling(accountant)),
         ("Mechanism", mechanism or "no step yet"),
         ("Spent besides", spent),
+        ("Ledger", _ledger(accountant)),
         ("Accountant", f"{accountant.accountant.upper()}, {library}"),
         (
             "Public",
@@ -88,6 +89,13 @@ def _sampling(accountant: Accountant) -> str:
     if not accountant.checked:
         return f"{said}; steps recorded by hand are asserted, not checked"
     return f"{said}; every batch carried the proof of its draw" if accountant.steps else said
+
+
+def _ledger(accountant: Accountant) -> str:
+    if accountant.book is None:
+        return ""
+    mark = accountant.book.ledger.mark
+    return f"all of it was paid for in ledger {mark.ledger} before it was done; line {mark.lines}, {mark.head[:16]}"
 
 
 def rounded_up(epsilon: float) -> float:

@@ -1,19 +1,20 @@
-"""The client app of a run: each node holds one reader."""
+"""The client app of a run: each node holds one reader, on that node's own terms."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tfdp_rec.federated import build, flower
+from tfdp_rec.federated.participant import Participant
 from tfdp_rec.federated.settings import Settings
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
 
-def join(context: Context, settings: Settings) -> flower.Participant:
-    """The participant that a node stands for."""
-    return build.participant(settings, int(context.node_config["partition-id"]))
+def join(context: Context) -> Participant:
+    """The participant that a node stands for: the run says what to compute, the node whether, and at what cost."""
+    return build.participant(settings_of(context), context.node_config)
 
 
 def settings_of(context: Context) -> Settings:
@@ -21,6 +22,4 @@ def settings_of(context: Context) -> Settings:
     return Settings.of_run(context.run_config)
 
 
-app = flower.client_app(
-    lambda context: join(context, settings_of(context)), secure=lambda context: settings_of(context).secure
-)
+app = flower.client_app(join, secure=lambda context: settings_of(context).secure)

@@ -1,0 +1,280 @@
+"""A device in training: what it pays, what it refuses, and that neither depends on what was clicked."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from scipy import stats
+
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, PublishedLabelPermutation, local
+from tfdp_rec.federated.cohort import Client, draw
+from tfdp_rec.federated.participant import BudgetSpent, Participant, Refused, Terms
+from tfdp_rec.federated.vector import VectorMechanism
+from tfdp_rec.noise import words
+from tfdp_rec.privacy.events import PureDpEvent
+from tfdp_rec.privacy.ledger import read, total
+
+TWO = (((1, 2, 3, 4, 5, 6), 0), ((7, 8, 9, 10, 11, 12), 1))
+
+
+@pytest.fixture(scope="module")
+def model(world):
+    return world.model()
+
+
+@pytest.fixture
+def update(world, model):
+    def make(epsilon=8.0, label=8.0, kind=local.PrivateUpdate, features=None, labels=LabelPermutation, **more):
+        attention = AttentionMechanism(3, epsilon, 1e-5, padding=0.2, activation="relu")
+        features = world.features if features is None else features
+        return kind(model, features, attention, labels(label, 3), world.length, world.samples, **more)
+
+    return make
+
+
+def allows(tmp_path, budget=math.inf, **terms):
+    return Terms(tmp_path / "ledger.jsonl", budget, **terms)
+
+
+def test_every_round_keeps_its_own_price(update, world, tmp_path):
+    """Rounds at ε 18, 9, 6 ... 1.5 under a budget of 20: what was granted is what it really cost."""
+    true, granted = ClientAccountant(), 0
+    for epsilon in (18, 9, 6, 4.5, 3.6, 3, 2.6, 2.2, 2.0, 1.8, 1.65, 1.5):
+        chosen = update(epsilon, label=0.5)
+        try:
+            Participant(chosen, world.clients[0], allows(tmp_path, 20.0)).pay_round()
+        except BudgetSpent:
+            continue
+        granted += 1
+        true.spend_history(chosen.mechanism.event)
+    true.spend_labels(PureDpEvent(0.5))
+    assert true.epsilon(1e-5) <= 20 and granted >= 1
+    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == pytest.approx(true.epsilon(1e-5), rel=1e-3)
+
+
+def test_raw_gradients_are_never_forgotten(update, world, tmp_path):
+    raw = update(kind=local.GradientUpdate, noise=VectorMechanism(0.1, math.inf))
+    terms = allows(tmp_path, methods=("private", "gradient"))
+    Participant(raw, world.clients[0], terms, "gradient").pay_round()
+    Participant(update(), world.clients[0], terms).pay_round()
+    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == math.inf
+    with pytest.raises(BudgetSpent):
+        Participant(update(), world.clients[0], allows(tmp_path, 1e6)).pay_round()
+
+
+def test_a_click_that_is_a_label_and_history_pays_for_both(update, world, tmp_path):
+    chosen = update(8.0, label=8.0)
+    Participant(chosen, world.clients[0], allows(tmp_path)).pay_round()
+    true = ClientAccountant()
+    true.spend_history(chosen.mechanism.event)
+    true.spend_labels(chosen.labels.event)
+    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == pytest.approx(true.epsilon(1e-5), rel=1e-3)
+    assert true.epsilon(1e-5) > 15 > true.epsilon(1e-5, disjoint=True)
+
+
+def test_a_label_belongs_to_its_candidates(update, tmp_path):
+    chosen = update(label=0.01)
+    both = Participant(chosen, Client((1, 2), TWO), allows(tmp_path))
+    both.pay_round()
+    later = Participant(chosen, Client((1, 2), TWO[1:]), allows(tmp_path))
+    later.pay_round()
+    assert later.data.clicks == both.data.clicks[1:]
+    new = (((2, 3, 4, 5, 6, 7), 3),)
+    other = Participant(chosen, Client((1, 2), new + TWO), allows(tmp_path))
+    other.pay_round()
+    assert other.data.clicks[1:] == both.data.clicks
+    drawn = [paid for paid in read(tmp_path / "ledger.jsonl").paid if paid.label == "labels"]
+    assert [len(paid.about) for paid in drawn] == [2, 1], "one payment for each that was drawn, none twice"
+
+
+def test_labels_are_drawn_once_whoever_asks_and_paid_once(update, world, tmp_path):
+    """A join that builds a participant for every call: the label a round uses is the one that was paid for."""
+    chosen = update(2.0, label=0.01)
+    many = Client((1, 2), tuple((tuple(range(1, 13)), 3) for _ in range(2)))
+    seen = set()
+    for _ in range(5):
+        asked = Participant(chosen, many, allows(tmp_path))
+        asked.pay_round()
+        seen.add(chosen.draw([asked.data]).samples[0, :, 0].tobytes())
+        assert asked.data.label_epsilon == 0.0
+    assert len(seen) == 1
+    paid = read(tmp_path / "ledger.jsonl").paid
+    assert [p.label for p in paid].count("labels") == 1 and [p.label for p in paid].count("round") == 5
+
+
+def test_two_clicks_on_the_same_candidates_at_two_times_pay_twice(update, tmp_path):
+    """They cannot be told apart once the order changes, so both pay for both draws."""
+    chosen = update(2.0, label=1.0, kind=local.PrivateUpdate)
+    for clicks in (TWO[:1], TWO[:1] * 2, TWO[:1] * 2):
+        Participant(chosen, Client((), clicks), allows(tmp_path)).pay_round()
+    assert total(read(tmp_path / "ledger.jsonl"), 0.0) == pytest.approx(2.0)
+
+
+def test_what_was_granted_stands_in_the_ledger(update, world, tmp_path):
+    Participant(update(3.0, label=1.0), world.clients[0], allows(tmp_path)).pay_round()
+    labels, paid = read(tmp_path / "ledger.jsonl").paid
+    assert paid.settings["attention"]["epsilon"] == 3.0 and paid.settings["update"] == "PrivateUpdate"
+    assert labels.event == PureDpEvent(1.0) and len(labels.settings["labels"]) == 2
+    assert paid.unit == "click" and paid.adjacency == "replace-one"
+
+
+# The node decides.
+
+
+def test_a_server_gets_no_method_noise_or_budget_that_the_node_did_not_allow(update, world, tmp_path):
+    client = world.clients[0]
+    raw = update(kind=local.GradientUpdate, noise=VectorMechanism(0.1, math.inf))
+    with pytest.raises(Refused, match="asks for method gradient"):
+        Participant(raw, client, allows(tmp_path), "gradient").pay_round()
+    dear = allows(tmp_path, round_epsilon=10.0)
+    with pytest.raises(Refused, match="round-epsilon is 10"):
+        Participant(update(8.0, label=8.0), client, dear).pay_round()
+    with pytest.raises(Refused, match="round-epsilon is 10"):
+        Participant(update(math.inf, label=1.0), client, dear).pay_round()
+    with pytest.raises(BudgetSpent):
+        Participant(update(8.0, label=1.0), client, allows(tmp_path, 5.0)).pay_round()
+    assert read(tmp_path / "ledger.jsonl").paid == []
+    Participant(update(8.0, label=1.0), client, dear).pay_round()
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({}, "lacks ledger and budget-epsilon"),
+        ({"ledger": "l"}, "lacks budget-epsilon"),
+        ({"budget-epsilon": 1}, "lacks ledger"),
+        ({"ledger": "l", "budget-epsilon": -1}, "must be positive"),
+        ({"ledger": "l", "budget-epsilon": 1, "round-epsilon": float("nan")}, "must be positive"),
+        ({"ledger": "l", "budget-epsilon": 1, "budget-delta": 1}, "budget-delta"),
+    ],
+)
+def test_a_node_that_was_told_no_terms_takes_part_in_nothing(config, message):
+    with pytest.raises(ValueError, match=message):
+        Terms.of_node(config)
+
+
+def test_the_runs_configuration_has_no_say_in_terms():
+    from tfdp_rec.federated.settings import Settings
+
+    run = Settings.of_run({"budget_epsilon": math.inf, "ledgers": "/elsewhere", "method": "gradient"})
+    assert not {"budget_epsilon", "ledgers", "ledger", "round_epsilon", "methods"} & set(dataclasses.asdict(run))
+
+
+# Whether there is an answer does not depend on the clicks.
+
+
+def poisoned(world, model):
+    """Weights under which every news with word 23 is no number, and features where news 3 has it."""
+    features = {name: value.copy() for name, value in world.features.items()}
+    features["title"][features["title"] == 23] = 22
+    features["title"][3] = 23
+    weights = [np.array(v) for v in model.trainable_variables]
+    (table,) = [i for i, v in enumerate(model.trainable_variables) if v.shape[0] == 24]
+    weights[table][23] = np.nan
+    return features, weights
+
+
+@pytest.mark.parametrize("kind", ["private", "private+user", "gradient"])
+def test_a_model_that_is_no_number_for_some_news_gets_an_answer_from_everybody(update, world, tmp_path, kind):
+    model = update().model
+    features, weights = poisoned(world, model)
+    before = [np.array(v) for v in model.trainable_variables]
+    noise = VectorMechanism(0.1, 5.0)
+    options = {"gradient": {"kind": local.GradientUpdate, "noise": noise}, "private+user": {"user_gradient": noise}}
+    chosen = update(features=features, **options.get(kind, {}))
+    try:
+        for history, shown in (((1, 2, 3), TWO), ((1, 2, 4), TWO), ((3,) * 5, TWO[1:]), ((), TWO)):
+            answer = Participant(chosen, Client(history, shown), allows(tmp_path), kind).step(weights)
+            assert [a.shape for a in answer] == [w.shape for w in weights]
+            assert all(np.isfinite(a[np.isfinite(w)]).all() for a, w in zip(answer, weights))
+        everywhere = [np.full_like(w, np.nan) for w in weights]
+        Participant(chosen, Client((1, 2), TWO), allows(tmp_path), kind).step(everywhere)
+    finally:
+        for variable, value in zip(model.trainable_variables, before):
+            variable.assign(value)
+
+
+def test_the_attention_of_news_that_are_no_numbers_is_that_of_the_anonymous_news(update, world):
+    model = update().model
+    features, weights = poisoned(world, model)
+    before = [np.array(v) for v in model.trainable_variables]
+    for variable, value in zip(model.trainable_variables, weights):
+        variable.assign(value)
+    try:
+        chosen = update(features=features)
+        bad = np.array([[1, 3, 2, 0, 0]], "int32")
+        padded = np.array([[False, True, False, False, False]])
+        expected = chosen._encode(bad, padded).numpy()
+        np.testing.assert_allclose(chosen._encode(bad, np.zeros_like(padded)).numpy(), expected, atol=1e-6)
+    finally:
+        for variable, value in zip(model.trainable_variables, before):
+            variable.assign(value)
+
+
+def test_weights_of_another_model_are_refused_whole(update, world, tmp_path):
+    asked = Participant(update(), world.clients[0], allows(tmp_path))
+    weights = [np.array(v) for v in asked.update.model.trainable_variables]
+    for wrong in (weights[:-1], [*weights[:-1], weights[-1][..., None]]):
+        with pytest.raises(ValueError, match="another model"):
+            asked.step(wrong)
+
+
+def test_short_impressions_train_and_pay(update, tmp_path):
+    shown = (((1,), 0), ((2, 3), 1), ((4, 5, 6), 0), ((7, 8, 9, 10), 2))
+    chosen = update(label=2.0)
+    chosen.samples_per_client = 4
+    asked = Participant(chosen, Client((1, 2), shown), allows(tmp_path))
+    asked.pay_round()
+    drawn = chosen.draw([asked.data])
+    assert drawn.counted.tolist() == [[0.0, 1.0, 1.0, 1.0]]
+    for slot, (candidates, _) in enumerate(shown[1:], 1):
+        label, *negatives = drawn.samples[0, slot].tolist()
+        assert label in candidates and set(negatives) == set(candidates) - {label}, "all the others, over and over"
+    labels = [paid for paid in read(tmp_path / "ledger.jsonl").paid if paid.label == "labels"]
+    assert len(labels[0].about) == 3, "one news alone is no choice, and costs nothing"
+    published = update(label=2.0, kind=local.PublishedUpdate, labels=PublishedLabelPermutation)
+    published.draw([Client((1, 2), shown)])
+
+
+def test_the_training_draws_noise_has_the_mechanisms_scale():
+    """Kills a draw of half the noise: the draw itself, not the mechanism, is looked at."""
+    mechanism = AttentionMechanism(4, 3.0, 1e-5, padding=0.1, activation="relu")
+    clients = [Client((1, 2, 3), ()) for _ in range(4000)]
+    noise = draw(clients, mechanism, LabelPermutation(1.0, 2), 5, 1, words.seeded(7)).noise
+    assert noise.shape == (4000, 4)
+    assert stats.kstest(noise.ravel(), stats.norm(scale=mechanism.noise_scale).cdf).pvalue > 1e-6
+    for wrong in (0.5, 0.9, 1.1):
+        assert stats.kstest(wrong * noise.ravel(), stats.norm(scale=mechanism.noise_scale).cdf).pvalue < 1e-6
+
+
+def test_an_update_releases_the_attention_with_the_noise_that_was_drawn(update, world, monkeypatch):
+    chosen, handed = update(epsilon=2.0), []
+    finish = AttentionMechanism.finish
+    monkeypatch.setattr(
+        AttentionMechanism, "finish", lambda self, a, noise: (handed.append(np.array(noise)), finish(self, a, noise))[1]
+    )
+    draws = chosen.draw([world.clients[0]], words.seeded(3))
+    chosen.gradients(draws)
+    np.testing.assert_array_equal(handed[0], draws.noise)
+    assert chosen.round_events(world.clients[0])[0].event == GaussianDpEvent(
+        chosen.mechanism.noise_scale / math.sqrt(2)
+    )
+
+
+def test_the_ledger_holds_no_click(update, world, tmp_path):
+    """Labels are releases; the history and the true clicks are nowhere in the file."""
+    secret = Client((11, 12), ((tuple(range(1, 13)), 6),))
+    texts = []
+    for click in (6, 2):
+        (tmp_path / str(click)).mkdir()
+        data = dataclasses.replace(secret, clicks=((secret.clicks[0][0], click),))
+        Participant(update(label=1e-6), data, allows(tmp_path / str(click)), source=words.seeded(5)).pay_round()
+        lines = [json.loads(line) for line in (tmp_path / str(click) / "ledger.jsonl").read_text().splitlines()]
+        for line in lines:
+            for key in ("hash", "previous", "session", "ledger"):
+                line.pop(key, None)
+        texts.append(lines)
+    assert texts[0] == texts[1], "same draw, same ledger, whatever was clicked"

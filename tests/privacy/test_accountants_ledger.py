@@ -1,0 +1,197 @@
+"""The accountant and its ledger on real fits: paid before it is made, never forgotten, never priced anew."""
+
+import keras
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, ShuffledEpochs, Snapshot, Unaccounted
+from tfdp_rec.privacy.book import BLOCK
+from tfdp_rec.privacy.ledger import read, total
+
+DELTA, TARGET = 1e-3, 30.0
+
+
+def rows(indices):
+    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+class Killed(keras.callbacks.Callback):
+    """Looks at what the file says during a step's life, and ends as a kill would: nobody settles."""
+
+    def __init__(self, path, at=10**9):
+        super().__init__()
+        self.path, self.at, self.seen = path, at, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        made = int(self.model.optimizer.iterations)
+        self.seen.append((made, read(self.path).steps))
+        if made >= self.at:
+            raise KeyboardInterrupt
+
+
+class Run:
+    """What a training script makes anew in every process."""
+
+    def __init__(self, ledger, noise=1.0, units=500, kind=tfdp_rec.DPSGD):
+        self.sampling = PoissonSampling(num_units=units, expected_batch_size=25)
+        settings = {"l2_norm_clip": 1.0, "noise_multiplier": noise, "expected_batch_size": 25}
+        self.accountant = Accountant(GaussianDpEvent(noise), self.sampling, DELTA, "rdp", ledger=ledger)
+        inputs = keras.Input([2])
+        self.model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        self.model.compile(kind(0.01, name="private", **settings), "mse", run_eagerly=True)
+
+    def fit(self, steps, callbacks=(), target=TARGET):
+        budget = PrivacyBudget(self.accountant, target)
+        options = {"steps_per_epoch": steps, "epochs": 1, "verbose": 0}
+        self.model.fit(self.sampling.batches(rows), callbacks=[*callbacks, budget], **options)
+
+    def close(self):
+        self.accountant.book.ledger.close()
+
+
+def test_every_step_is_paid_for_before_it_is_made_and_the_rest_given_back(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    run, watch = Run(path), Killed(path)
+    run.fit(7, [watch])
+    assert watch.seen == [(step, BLOCK) for step in range(1, 8)]
+    assert run.accountant.steps == read(path).steps == 7
+    run.fit(3)
+    bare = Accountant(GaussianDpEvent(1.0), run.sampling, DELTA, "rdp")
+    assert run.accountant.epsilon() == pytest.approx(bare.epsilon(10))
+    assert total(read(path), DELTA, "rdp") == pytest.approx(bare.epsilon(10))
+    assert "paid for in ledger" in " ".join(run.accountant.statement().split())
+
+
+def test_a_killed_fit_has_spent_its_block_and_goes_on(tmp_path):
+    path, weights = tmp_path / "ledger.jsonl", tmp_path / "w.weights.h5"
+    run = Run(path)
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(20, [Killed(path, at=4)])
+    run.model.save_weights(weights)
+    run.close()
+    again = Run(path)
+    again.model.load_weights(weights)
+    again.fit(5)
+    assert read(path).steps == again.accountant.steps == BLOCK + 5
+    assert again.accountant.epsilon() == pytest.approx(
+        Accountant(GaussianDpEvent(1.0), again.sampling, DELTA, "rdp").epsilon(BLOCK + 5)
+    )
+
+
+def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
+    path, weights = tmp_path / "ledger.jsonl", tmp_path / "w.weights.h5"
+    run = Run(path)
+    run.fit(2)
+    older, state = path.read_bytes(), None
+    run.fit(4)
+    run.model.save_weights(weights)
+    state = run.accountant.get_state()
+    run.close()
+    for change in (lambda: path.write_bytes(older), path.unlink):
+        change()
+        again = Run(path)
+        again.model.load_weights(weights)
+        with pytest.raises(Unaccounted, match="has not paid for: it was deleted"):
+            again.fit(1)
+        with pytest.raises(BrokenLedger):
+            again.accountant.set_state(state)
+        again.close()
+    late = Run(path)
+    late.model.load_weights(weights)
+    late.accountant.follow(late.model)
+    late.accountant.pay_for_history()
+    late.fit(1)
+    assert late.accountant.steps == read(path).steps == 7
+
+
+def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
+    """Item 4 of the review, on one machine: 200 steps at q = 0.1, the data grown a hundredfold, resumed."""
+    path = tmp_path / "ledger.jsonl"
+    small = PoissonSampling(1000, 100, unit="user")
+    first = Accountant(GaussianDpEvent(1.0), small, 1e-6, ledger=path)
+    first.record(GaussianDpEvent(1.0), 200)
+    before = first.epsilon()
+    first.book.ledger.close()
+    large = PoissonSampling(100_000, 100, unit="user")
+    with pytest.raises(BrokenLedger, match="data_changed=True"):
+        Accountant(GaussianDpEvent(1.0), large, 1e-6, ledger=path)
+    grown = Ledger(path, "user", Snapshot(100_000, "user"), data_changed=True)
+    second = Accountant(GaussianDpEvent(1.0), large, 1e-6, ledger=grown)
+    assert second.epsilon() == pytest.approx(before) and before > 10
+    second.record(GaussianDpEvent(1.0), 50)
+    assert second.epsilon() > before and second.max_steps(5.0) == second.steps == 50
+
+
+def test_other_noise_and_other_uses_of_the_data_are_in_it(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    run = Run(path)
+    run.accountant.spend(GaussianDpEvent(20.0), "popularity counts")
+    run.fit(3)
+    run.close()
+    louder = Run(path, noise=0.8)
+    louder.fit(2)
+    oracle = Accountant(GaussianDpEvent(1.0), louder.sampling, DELTA, "rdp")
+    oracle.record(GaussianDpEvent(1.0), 3)
+    oracle.record(GaussianDpEvent(0.8), 2)
+    oracle.spend(GaussianDpEvent(20.0), "popularity counts")
+    assert louder.accountant.epsilon() == pytest.approx(oracle.epsilon(), rel=1e-9)
+    assert louder.accountant.epsilon(9) > louder.accountant.epsilon()
+
+
+def test_a_budget_of_exactly_so_many_steps_is_kept(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    run = Run(path)
+    target = (run.accountant.epsilon(13) + run.accountant.epsilon(14)) / 2
+    run.fit(40, target=target)
+    assert read(path).steps == 13
+    run.close()
+    again = Run(path)
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        again.fit(1, target=target)
+    assert read(path).steps == 13
+
+
+def test_steps_without_a_budget_callback_are_noticed(tmp_path):
+    run = Run(tmp_path / "ledger.jsonl")
+    run.accountant.follow(run.model)
+    run.model.fit(run.sampling.batches(rows), steps_per_epoch=2, verbose=0)
+    with pytest.raises(Unaccounted, match="2 steps were made"):
+        run.accountant.epsilon()
+
+
+def test_what_a_ledger_cannot_pay_for_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="whole epochs by hand"):
+        Accountant(GaussianDpEvent(1.0), ShuffledEpochs(100, 10), 1e-3, ledger=tmp_path / "a.jsonl")
+    with Ledger(tmp_path / "b.jsonl", "click", Snapshot(500)) as ledger, pytest.raises(BrokenLedger):
+        Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), DELTA, ledger=ledger)
+
+
+class TrainsAsWell(keras.callbacks.Callback):
+    """Makes steps of its own, that no batch of the fit announces."""
+
+    def __init__(self, batches, steps):
+        super().__init__()
+        self.batches, self.steps = batches, steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        iterator = iter(self.batches)
+        for _ in range(self.steps):
+            self.model.train_on_batch(next(iterator))
+
+
+@pytest.mark.parametrize("extra, made", [(1, 6), (9, 4)])
+def test_a_step_that_no_ledger_has_paid_for_refuses_itself(tmp_path, monkeypatch, extra, made):
+    """Blocks of 4: a callback's steps are paid for as long as the block lasts, and not one more is made."""
+    monkeypatch.setattr("tfdp_rec.privacy.book.BLOCK", 4)
+    path = tmp_path / "ledger.jsonl"
+    run = Run(path)
+    callback = TrainsAsWell(run.sampling.batches(rows), extra)
+    if extra == 1:
+        run.fit(3, [callback])
+    else:
+        with pytest.raises(Exception, match="Refused batch"):
+            run.fit(3, [callback])
+    assert int(run.model.optimizer.iterations) == made <= read(path).steps

@@ -1,0 +1,84 @@
+"""`tfdp-rec ledger`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from tfdp_rec.privacy import events, ledger
+from tfdp_rec.privacy.ledger_lines import Chain, Paid
+from tfdp_rec.privacy.statement import rounded_up
+
+HELP = """\
+  tfdp-rec ledger show FILE                 every entry in words
+  tfdp-rec ledger verify FILE               whether the chain is whole; exit code 1 if it is not
+  tfdp-rec ledger total FILE --delta 1e-6   epsilon of everything in it, from the entries alone
+  tfdp-rec ledger mend FILE                 put aside a last line that a crash has cut short
+
+The format, and a checker of thirty lines that does without this package, are in docs/ledger.md.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `ledger`."""
+    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="show|verify|total|mend")
+    parser.add_argument("file", metavar="FILE", help="a ledger")
+    parser.add_argument("--delta", type=float, metavar="D", help="delta, for total")
+    parser.add_argument("--rdp", action="store_true", help="quicker and a little larger than the default, PLD")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action asked for."""
+    return _ACTIONS[args.action](args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    chain = ledger.read(args.file)
+    for payment in chain.paid:
+        print(_in_words(payment))
+    print(_headline(chain))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    try:
+        chain = ledger.read(args.file)
+    except ledger.BrokenLedger as problem:
+        print(f"BROKEN: {problem}")
+        return 1
+    print(f"whole: {_headline(chain)}, head {chain.head[:16]}")
+    return 0
+
+
+def _total(args: argparse.Namespace) -> int:
+    if args.delta is None or not 0 <= args.delta < 1:
+        raise ValueError(f"--delta must be given, at least 0 and below 1, got {args.delta}.")
+    chain = ledger.read(args.file)
+    epsilon = ledger.total(chain, args.delta, "rdp" if args.rdp else "pld")
+    last = chain.last_paid
+    about = f" for one {last.unit}, {last.adjacency}" if last else ""
+    print(f"epsilon = {rounded_up(epsilon):g} at delta = {args.delta:g}{about} ({_headline(chain)})")
+    return 0
+
+
+def _mend(args: argparse.Namespace) -> int:
+    print(f"the line that was cut short is now in {ledger.mend(args.file)}; the ledger is whole")
+    return 0
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "show": _show,
+    "verify": _verify,
+    "total": _total,
+    "mend": _mend,
+}
+
+
+def _headline(chain: Chain) -> str:
+    return f"ledger {chain.id}, {len(chain.lines)} lines, {len(chain.paid)} payments, {chain.steps} steps"
+
+
+def _in_words(payment: Paid) -> str:
+    about = "" if payment.about is None else f", about {len(payment.about)} items"
+    label = payment.label or "unnamed"
+    return f"{payment.number:>5}  {payment.attempts} x {events.in_words(payment.event)}: {label}{about}"
