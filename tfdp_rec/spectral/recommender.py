@@ -20,7 +20,7 @@ from scipy import sparse
 
 from tfdp_rec.datasets.histories import AnyHistories, Catalogue, histories_of
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.privacy.accounting import epsilon_of
+from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.counts import private_counts
 from tfdp_rec.privacy.fixed_point import checked_noise, released_pairs
 from tfdp_rec.privacy.gaussian import noise_of_one_release
