@@ -65,7 +65,8 @@ def output(found: dict[str, Any]) -> str:
 def reference(room: str) -> str:
     """The reference of a package: what it is for, and each public name where it is defined."""
     source = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
-    names = [f"::: {module}.{name}" for name, module in public(source, f"tfdp_rec.{room}") if defined(module, name)]
+    own = [(name, module) for name, module in public(source, f"tfdp_rec.{room}") if module.split(".")[1] == room]
+    names = [f"::: {module}.{name}" for name, module in own if defined(module, name)]
     if not names:  # a room of rooms
         files = sorted(path for path in (PACKAGE / room).rglob("[a-z]*.py"))
         names = [f"::: {'.'.join(path.relative_to(ROOT).with_suffix('').parts)}" for path in files]
