@@ -45,9 +45,9 @@ def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
         ("--simulate 2 --data {readers} --method published --budget-epsilon 3", "no privacy bound"),
         ("--simulate 2 --data {readers} --budget-epsilon 0", "--budget-epsilon must be positive"),
         ("--simulate 2 --data {readers} --round-epsilon nan", "--round-epsilon must be positive"),
-        ("--write-app app --data {readers} --budget-epsilon 3", "own node's configuration|Flower is missing"),
-        ("--simulate 31 --data {readers}", "two budgets|Flower is missing"),
-        ("--simulate 0 --data {readers}", "--simulate must be at least 1|Flower is missing"),
+        ("--write-app app --data {readers} --budget-epsilon 3", "own node's configuration"),
+        ("--simulate 31 --data {readers}", "two budgets"),
+        ("--simulate 0 --data {readers}", "--simulate must be at least 1"),
         ("--data {readers}", "one of the arguments"),
     ),
 )

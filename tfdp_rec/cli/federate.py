@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--{flag} must be at least 1, got {count}.")
     settings, nodes = dataclasses.replace(settings, clients=count), _kept(nodes.of_run(settings))
     refuse_more_than(len(mind.read(settings.data, title_length=8, body_length=16).by_user()), count)
+    _refuse_without_flower()
     code = simulate(settings, nodes) if flag == "simulate" else over_processes(settings, nodes)
     print(spent(nodes))
     return code
@@ -114,9 +115,12 @@ def spent(nodes: Nodes) -> str:
 def _checked(settings: Settings) -> Settings:
     if not Path(settings.data).is_dir() or not settings.data:
         raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}.")
+    return settings
+
+
+def _refuse_without_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise ValueError("Flower is missing; install it with  pip install 'tfdp-rec[federated]'.")
-    return settings
 
 
 def _whole_paths(settings: Settings) -> Settings:

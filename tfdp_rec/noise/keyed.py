@@ -11,8 +11,7 @@ the radius and lower 24 the angle of a Gaussian
 
   √(-2 ln U) cos(2 π V),
 
-in float64. The other Gaussian of the pair is not used: a column must not need its neighbour. The arithmetic is traced
-once, for all that ask.
+in float64. The other Gaussian of the pair is not used: a column must not need its neighbour.
 
 Reference:
     G. Steele, D. Lea and C. Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
@@ -65,34 +64,23 @@ class KeyedNoise(NoiseSource):
 
     def _unit(self, request: Request, step: tf.Tensor) -> tf.Tensor:
         """A second draw of a row goes on where the columns of the first end."""
-        values = tf.constant(request.draws * request.width, tf.int64)
-        found = _gaussians(self.bits(request.variable, request.rows, step), values)
-        return tf.ensure_shape(found, [None, request.draws * request.width])
+        row_keys = self.bits(request.variable, request.rows, step)
+        columns = tf.range(1, request.draws * request.width + 1, dtype=tf.int64)
+        bits = _hash(row_keys[:, None], columns[None, :])
+        radius_bits = tf.cast(tf.bitwise.right_shift(bits, _long(_ANGLE_BITS)), tf.float64)
+        angle_bits = tf.cast(tf.bitwise.bitwise_and(bits, _long(2**_ANGLE_BITS - 1)), tf.float64)
+        radius = tf.sqrt(-2.0 * tf.math.log((radius_bits + 0.5) * 2.0**-_RADIUS_BITS))
+        angle = (angle_bits + 0.5) * (2.0 * math.pi * 2.0**-_ANGLE_BITS)
+        return tf.cast(radius * tf.cos(angle), tf.float32)
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return _row_keys(_long(self.seed % 2**64), _long(int(variable) % 2**64), tf.cast(step, tf.int64), rows)
+        key = _hash(_long(0), _long(self.seed % 2**64))
+        key = _hash(key, _long(int(variable) % 2**64))
+        return _hash(_hash(key, step), rows)
 
     def __repr__(self) -> str:
         return f"KeyedNoise({self.seed})"
-
-
-@tf.function(
-    autograph=False,
-    input_signature=[tf.TensorSpec([], tf.uint64)] * 2 + [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)],
-)
-def _row_keys(seed: tf.Tensor, variable: tf.Tensor, step: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return _hash(_hash(_hash(_hash(_long(0), seed), variable), step), rows)
-
-
-@tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.uint64), tf.TensorSpec([], tf.int64)])
-def _gaussians(row_keys: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    bits = _hash(row_keys[:, None], tf.range(1, count + 1)[None, :])
-    radius_bits = tf.cast(tf.bitwise.right_shift(bits, _long(_ANGLE_BITS)), tf.float64)
-    angle_bits = tf.cast(tf.bitwise.bitwise_and(bits, _long(2**_ANGLE_BITS - 1)), tf.float64)
-    radius = tf.sqrt(-2.0 * tf.math.log((radius_bits + 0.5) * 2.0**-_RADIUS_BITS))
-    angle = (angle_bits + 0.5) * (2.0 * math.pi * 2.0**-_ANGLE_BITS)
-    return tf.cast(radius * tf.cos(angle), tf.float32)
 
 
 def _hash(key: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
