@@ -170,6 +170,9 @@ def test_a_generator_that_two_layers_hold_has_one_state():
             super().__init__()
             self.generator = generator
 
+        def call(self, inputs):
+            return inputs
+
     generator, inputs = keras.random.SeedGenerator(7), keras.Input([3])
     model = keras.Model(inputs, Holds(generator)(Holds(generator)(inputs)))
     (state,) = keras_internals.random_states(model)
