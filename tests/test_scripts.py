@@ -1,6 +1,7 @@
 """The set-up that scripts/train and scripts/test share, with stand-ins for Python and pip: what it does, and when."""
 
 import os
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -97,3 +98,12 @@ def test_scripts_are_whole_and_executable(script):
     path = ROOT / script
     assert os.access(path, os.X_OK)
     assert subprocess.run(["bash", "-n", path]).returncode == 0
+
+
+def test_every_planted_fault_can_still_be_planted():
+    """Each is an edit of one place: a line that is written otherwise now would leave the fault untried."""
+    faults = runpy.run_path(str(ROOT / "scripts" / "planted_faults"))["FAULTS"]
+    texts = {name: (ROOT / "tfdp_rec" / file).read_text().count(there) for name, (file, there, _, _) in faults.items()}
+    assert len(faults) >= 40 and {name: count for name, count in texts.items() if count != 1} == {}
+    missing = {test for *_, tests in faults.values() for test in tests.split() if not (ROOT / test).exists()}
+    assert missing == set()

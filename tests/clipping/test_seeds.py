@@ -2,12 +2,14 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
+from tfdp_rec.clipping import seeds
 
-X = np.ones([4, 64], "float32")
+X = np.ones([16, 64], "float32")
 
 
 def noisy(kind=layers.Dropout):
@@ -26,18 +28,38 @@ def noisy(kind=layers.Dropout):
     return model
 
 
-def test_what_is_saved_tells_of_no_mask():
-    model, seen = noisy(), []
-    model.train_on_batch(X)
+def found_out(model):
+    """Whether a sum's masks can be drawn again from what stood in the seed's state before it, or stands there now."""
     state = model.random.seed_generator.state
-    for _ in range(4):
-        before = np.array(state)
-        norms = tfdp_rec.clipping.clipped_sum(model, X, 1.0).norms.numpy()
-        for known in (before, np.array(state)):
-            state.assign(known)
-            masked = model.random(tf.constant(X), training=True)
-            seen.append(np.allclose(np.sum(masked, axis=1) * np.sqrt(X.shape[1]), norms, rtol=1e-3))
-    assert not any(seen)
+    before = np.array(state)
+    norms = tfdp_rec.clipping.clipped_sum(model, X, 1.0).norms.numpy()  # (sum of the mask) times the norm of (x, 1)
+    after, found = np.array(state), []
+    for known in (before, after, after - [0, 1]):
+        state.assign(known)
+        sums = np.sum(model.random(tf.constant(X), training=True), axis=1)
+        found.append(np.allclose(sums * np.sqrt(X.shape[1] + 1), norms, rtol=1e-4))
+    state.assign(after)
+    return any(found)
+
+
+def test_what_is_saved_tells_of_no_mask():
+    model = built()
+    model.train_on_batch(X)
+    assert not any(found_out(model) for _ in range(3))
+
+
+@pytest.mark.parametrize("left", ["before", "after", "both"])
+def test_a_seed_that_is_not_replaced_is_found_out(left, monkeypatch):
+    """So that the test above can fail: without the one replacement or the other, the masks are known."""
+    replaced, calls = seeds._replace, []
+
+    def replace(states):
+        calls.append(states)
+        if left == ("after" if len(calls) % 2 else "before"):
+            replaced(states)
+
+    monkeypatch.setattr(seeds, "_replace", replace)
+    assert found_out(built())
 
 
 def test_the_masks_of_two_runs_from_one_seed_differ():
