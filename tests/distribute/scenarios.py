@@ -442,6 +442,11 @@ def refusals(cluster):
     plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, **basics, **options)  # noqa: E731
     survey = lambda: tfdp_rec.AdaFEST(0.1, **basics, **vote)  # noqa: E731
     mixing = lambda: Mixing(*(lambda m: (m.inputs, m.outputs))(ordinary_model()))  # noqa: E731
+    def dropping():
+        inputs = keras.Input([3], dtype="int32")
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(40, 2)(inputs))
+        return tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.5)(hidden)))
+
     good = trainer()
     shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
     checkpoint = tfdp_rec.callbacks.TrainingCheckpoint("nowhere")
@@ -453,6 +458,7 @@ def refusals(cluster):
         "deserted": refusal(alone),
         "AdaFEST": refusal(lambda: trainer(optimizer=survey)),
         "Adam": refusal(lambda: trainer(optimizer=keras.optimizers.Adam)),
+        "random layer": refusal(lambda: trainer(model=dropping)),
         "secure": refusal(lambda: trainer(optimizer=lambda: plain(secure=True))),
         "no sampling": refusal(lambda: trainer(sampling=None)),
         "shuffled": refusal(lambda: trainer(sampling=shuffled)),

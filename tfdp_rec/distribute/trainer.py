@@ -30,7 +30,7 @@ from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
 from tfdp_rec.files import hold
-from tfdp_rec.keras_internals import iterator_spec, learning_rate_of, schedule
+from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.privacy.drawn import SeenDraws, source_of
@@ -112,10 +112,21 @@ class ParameterServerTrainer:
         self._spec = self._checked_spec()
         devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
         self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
+        self._refuse_shared_seeds()
         self._make_step()
         self._checkpoints = self._make_checkpoints(checkpoint_directory)
 
     # Making.
+
+    def _refuse_shared_seeds(self) -> None:
+        """A worker that draws between another's new seed and its draw has the same masks: nobody's own."""
+        random = [layer.name for layer in layers_within(self._served.model) if random_states(layer)]
+        if self._private and random:
+            raise NotPrivate(
+                f"Layer '{random[-1]}' draws random numbers from a seed that the workers of a cluster would share, so "
+                "that steps of different examples could have the same masks. Leave out Dropout and its kin (and Keras' "
+                "recurrent layers, which always hold a seed), or train on one machine."
+            )
 
     def _check_optimizer(self) -> None:
         optimizer = self._optimizer
