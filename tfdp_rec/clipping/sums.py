@@ -89,6 +89,18 @@ def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.where((inside >= 0) & (depth >= 2), tf.minimum(found, 2.0**30), 0.0), tf.int32)
 
 
+def short_enough(number: int, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """Whether so many pieces send no term through more than `depth` additions, its product's rounding included.
+
+    Example:
+        >>> [bool(short_enough(n, tf.constant(2048), tf.constant(200.0))) for n in (1, 8, 16, 128)]
+        [False, False, True, True]
+        >>> [bool(short_enough(1, tf.constant(100), tf.constant(d))) for d in (101.0, 102.0, -3.0, float("nan"))]
+        [False, True, False, False]
+    """
+    return tf.cast((terms + number - 1) // number + number + 1, depth.dtype) <= tf.floor(depth)
+
+
 _LAID_OUT = (1, 8, 16)  # numbers of pieces
 
 
@@ -127,7 +139,7 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
         return tf.cast(wide, x.dtype)
 
-    short = [(terms + n - 1) // n + n < tf.cast(tf.floor(tf.minimum(depth, 1e6)), tf.int32) for n in _LAID_OUT]
+    short = [short_enough(n, terms, depth) for n in _LAID_OUT]
     way = tf.argmax(tf.stack([*short, size > 0, True]), output_type=tf.int32)
     return tf.switch_case(way, [*map(laid_out, _LAID_OUT), in_pieces, in_float64])
 
