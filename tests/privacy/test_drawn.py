@@ -97,7 +97,6 @@ AFTERWARDS = {
     "batch of batches": lambda data: data.batch(2),
     "the plain rows, batched": lambda data: data.map(batch_of).unbatch().batch(BATCH),
     "the plain batches": lambda data: data.map(lambda *element: batch_of(element[0] if len(element) == 1 else element)),
-    "filter by size": lambda data: data.filter(lambda *element: tf.shape(tf.nest.flatten(element)[0])[0] > BATCH),
     "cached": lambda data: data.take(3).cache().repeat(),
     "each batch twice": lambda data: data.flat_map(lambda *e: tf.data.Dataset.from_tensors(*e).repeat(2)),
     "shuffled and filtered": lambda data: data.shuffle(8).take(20),
@@ -110,6 +109,14 @@ def test_what_is_done_to_a_dataset_after_sampling_is_refused(training, change):
     with pytest.raises(REFUSED):
         training.fit(AFTERWARDS[change](training.sampling.batches(fetch)))
     assert training.steps <= 3
+
+
+def test_batches_chosen_by_their_size_are_refused(training):
+    """At the first that is left out: each is with a chance near a half, so within 60 steps surely (2^-60)."""
+    large = lambda *element: tf.shape(tf.nest.flatten(element)[0])[0] > BATCH  # noqa: E731
+    with pytest.raises(REFUSED):
+        training.fit(training.sampling.batches(fetch).filter(large), steps=60)
+    assert training.steps < 60
 
 
 def test_rows_cut_off_after_sampling_are_refused(training):
