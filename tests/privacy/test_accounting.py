@@ -5,7 +5,15 @@ import math
 
 import dp_accounting
 import pytest
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
 
@@ -28,6 +36,33 @@ def direct_epsilon(by, probability, noise, steps):
 def test_epsilon_is_dp_accountings(by, noise, steps):
     ours = accountant(GaussianDpEvent(noise), by=by).epsilon(steps)
     assert ours == pytest.approx(direct_epsilon(by, 1024 / 110_794, noise, steps), rel=1e-9)
+
+
+def sampled(noise, probability=0.01):
+    return PoissonSampledDpEvent(probability, GaussianDpEvent(noise))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ComposedDpEvent([GaussianDpEvent(20.0), SelfComposedDpEvent(sampled(1.0), 1000)]),
+        ComposedDpEvent([sampled(2.0), SelfComposedDpEvent(ComposedDpEvent([sampled(2.0), GaussianDpEvent(9.0)]), 7)]),
+        ComposedDpEvent([sampled(2.0, 1.0), sampled(1.0, 0.0), NoOpDpEvent()]),
+        ComposedDpEvent([GaussianDpEvent(4.0), LaplaceDpEvent(3.0), PoissonSampledDpEvent(0.2, LaplaceDpEvent(2.0))]),
+        ComposedDpEvent([]),
+        NoOpDpEvent(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("by", ["rdp", "pld"])
+def test_what_is_remembered_of_a_curve_changes_no_epsilon(by, event):
+    library = {"rdp": dp_accounting.rdp.RdpAccountant, "pld": dp_accounting.pld.PLDAccountant}[by]()
+    if not library.supports(event):
+        with pytest.raises(ValueError, match="cannot account for"):
+            epsilon_of(event, 1e-5, by)
+        return
+    direct = library.compose(event).get_epsilon(1e-5)
+    assert [epsilon_of(event, 1e-5, by) for _ in range(2)] == pytest.approx([direct, direct], rel=1e-9)
 
 
 def test_the_figures_of_the_main_job():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import dp_accounting
@@ -123,6 +124,22 @@ def is_private(event: DpEvent) -> bool:
     if isinstance(event, PureDpEvent):
         return event.epsilon < math.inf
     return not isinstance(event, dp_accounting.NonPrivateDpEvent)
+
+
+def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
+    """The events that an event is composed of, and how often each is made; none that is made never.
+
+    Example:
+        >>> list(parts_of(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3)))
+        [(GaussianDpEvent(noise_multiplier=2.0), 3)]
+    """
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        for part in event.events:
+            yield from parts_of(part, times)
+    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
+        yield from parts_of(event.event, times * event.count)
+    elif times and not isinstance(event, dp_accounting.NoOpDpEvent) and getattr(event, "sampling_probability", 1) > 0:
+        yield event, times
 
 
 def in_words(event: DpEvent) -> str:

@@ -138,14 +138,8 @@ def is_release(event: DpEvent) -> bool:
 def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
     """An event's releases, and how many there are of each."""
     found: dict[DpEvent, int] = {}
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        for part in event.events:
-            for release, count in releases_of(part, times).items():
-                found[release] = found.get(release, 0) + count
-    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
-        found = releases_of(event.event, times * event.count)
-    elif not isinstance(event, dp_accounting.NoOpDpEvent) and times:
-        found[event] = times
+    for release, count in events.parts_of(event, times):
+        found[release] = found.get(release, 0) + count
     return found
 
 
