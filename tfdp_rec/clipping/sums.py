@@ -101,7 +101,8 @@ def short_enough(number: int, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     return tf.cast((terms + number - 1) // number + number + 1, depth.dtype) <= tf.floor(depth)
 
 
-_LAID_OUT = (1, 8, 16)  # numbers of pieces
+_LAID_OUT = (1, 4, 12, 16)  # numbers of pieces
+_AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pass, they cost a third of what pairs do
 
 
 @traced_once
@@ -111,17 +112,17 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     size = piece(terms, depth)
 
     def laid_out(number: int) -> Callable[[], tf.Tensor]:
-        """So many pieces, the last ones perhaps empty: without a loop, which costs a third more."""
+        """So many pieces of one length, or one less: without a loop, which costs a third more."""
 
         def added() -> tf.Tensor:
-            each = (terms + number - 1) // number
-            totals = [tf.matmul(x[:each], g[:each], transpose_a=True)]
-            for start in range(1, number):
-                part = slice(start * each, (start + 1) * each)
-                with tf.control_dependencies(totals[-2:-1]):  # two at a time, or all of them would be in memory
-                    product = tf.matmul(x[part], g[part], transpose_a=True)
-                totals.append(totals[-1] + product)
-            return totals[-1]
+            lengths = terms // number + tf.cast(tf.range(number) < terms % number, tf.int32)
+            pieces = list(zip(tf.split(x, lengths, num=number), tf.split(g, lengths, num=number)))
+            total: list[tf.Tensor] = []
+            for first in range(0, number, _AT_ONCE):
+                with tf.control_dependencies(total):
+                    some = [tf.matmul(*two, transpose_a=True) for two in pieces[first : first + _AT_ONCE]]
+                    total = [tf.add_n(total + some)]
+            return total[0]
 
         return added
 

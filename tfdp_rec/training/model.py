@@ -325,15 +325,21 @@ class PrivateTraining(Doors):
             self.prepare(x.element_spec.batch if is_lookahead(x) else x.element_spec)
             # Keras maps class weights over plain batches; without look-ahead, rows are settled when they are read.
             return x if weighted else lookahead(x, self)
-        if x is not None and all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
-            self.prepare(tf.nest.map_structure(first_example, x if y is None else (x, y)))
+        self._prepare_from(x, y)
         return x
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_from(self, x: Any, y: Any) -> None:
+        """Before the step is traced, where data tell how: one that makes variables is traced twice."""
+        data = x if y is None else (x, y)
+        if all(len(getattr(leaf, "shape", ())) > 0 for leaf in tf.nest.flatten(data)):
+            self.prepare(tf.nest.map_structure(first_example, data))
+
+    def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; refusals come in words."""
         self._refuse_thawed_or_frozen()
+        self._prepare_from(x, y)
         with in_words():
-            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+            return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
 
     def settle(self) -> None:
         """Applies all pending noise, so that weights may leave training. Cheap when none is pending."""
