@@ -55,7 +55,7 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     collected = engine.collect(recorder, tape, losses)
     norms, _ = engine.measure(collected)
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
-    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.reads_of(collected))
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
 
 
 def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
@@ -67,7 +67,7 @@ def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
         with recording(model, None, size, clipping.before_read):
             losses = engine.checked_losses(clipping.loss(batch), size)
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
-    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.reads_of(collected))
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
 
 
 def per_example(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:

@@ -92,7 +92,7 @@ class ClippedSum:
     norms: tf.Tensor
     sensitivity: tf.Tensor
     losses: tf.Tensor
-    reads: dict[str, Reads] = dataclasses.field(default_factory=dict)
+    reads: Mapping[str, Reads] = dataclasses.field(default_factory=dict)
     ticket: Any = None
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
@@ -178,17 +178,27 @@ def measure(collected: Factors) -> tuple[tf.Tensor, tf.Tensor]:
     return total, factors.length(reaches)
 
 
-def reads_of(collected: Factors) -> dict[str, Reads]:
-    """Which example read which rows, for the variables that are read by row only."""
-    found = {}
-    for path, several in collected.items():
-        if all(f.sparse for f in several):
-            found[path] = _reads(several)
-    return found
+class ReadsByTable(Mapping[str, Reads]):
+    """Which example read which rows, for the variables that are read by row only; made when asked for.
 
+    Args:
+        collected: variable path -> the factors of its per-example gradients.
+    """
 
-def _reads(several: list[factors.Factor]) -> Reads:
-    return Reads(*(tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in several))))
+    def __init__(self, collected: Factors):
+        self._sparse = {path: several for path, several in collected.items() if all(f.sparse for f in several)}
+
+    def __getitem__(self, path: str) -> Reads:
+        return Reads(*(tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in self._sparse[path]))))
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._sparse
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sparse)
+
+    def __len__(self) -> int:
+        return len(self._sparse)
 
 
 def _here(leaf: Any) -> Any:
@@ -274,7 +284,7 @@ def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, share: 
     written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
     slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
     depth = sums.Depth.within(slack, reach, tf.size(norms))
-    return ClippedSum(Weighted(collected, weights, depth), norms, l2_norm_clip, losses, reads_of(collected))
+    return ClippedSum(Weighted(collected, weights, depth), norms, l2_norm_clip, losses, ReadsByTable(collected))
 
 
 def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:

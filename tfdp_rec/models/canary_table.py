@@ -59,6 +59,9 @@ class AuditPlan:
         for name in ("num_canaries", "num_guesses", "steps", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("delta", "confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
         if self.num_guesses > self.num_canaries:
             raise ValueError(f"num_guesses must be at most {self.num_canaries}, got {self.num_guesses}.")
 

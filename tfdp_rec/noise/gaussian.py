@@ -16,7 +16,7 @@ Measured on 2 cores of an AMD EPYC (AVX-512), 6.8 million Gaussians [53,248 x 12
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ import tensorflow as tf
 from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
 from tfdp_rec.noise.philox import philox
+
+RowSampler = Callable[[int, tf.Tensor, tf.Tensor], tf.Tensor]
 
 _SMALLEST_BUCKET = 2**14  # pairs
 _BUCKETS_PER_OCTAVE = 8
@@ -53,7 +55,7 @@ class EntropyNoise(NoiseSource):
     def __init__(self, jit_compile: bool = True) -> None:
         self.jit_compile = jit_compile
         self._sample = _COMPILED if jit_compile else _sample
-        self._sample_rows = _COMPILED_ROWS if jit_compile else _sample_rows
+        self._sample_rows = _COMPILED_ROWS if jit_compile else _ROWS
         self._generator, self._process = _new_generator(), os.getpid()
 
     @tf.autograph.experimental.do_not_convert
@@ -83,16 +85,10 @@ class EntropyNoise(NoiseSource):
 
     def _rows(self, scales: Sequence[tf.Tensor], width: int) -> list[tf.Tensor]:
         """Noise for rows of one width, a row for each entry of each of `scales`, all in one draw."""
-        sizes = tf.stack([tf.size(scale, tf.int64) for scale in scales])
         every = tf.concat([tf.reshape(scale, [-1]) for scale in scales], axis=0)
-        pairs = (width + 1) // 2
-        total = tf.size(every, tf.int64)
-        room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
         key = self._current_generator().uniform_full_int([5], dtype=tf.uint32)
-        drawn = self._sample_rows(pairs, tf.pad(every, [[0, room - total]]), key)
-        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
-        values = values if width % 2 == 0 else values[:, :width]
-        parts = tf.split(values, sizes, num=len(scales))
+        values = self._sample_rows(width, every, key)
+        parts = tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
         return [tf.reshape(p, [-1, s.shape[1], width]) for p, s in zip(parts, scales, strict=True)]
 
     @tf.autograph.experimental.do_not_convert
@@ -134,6 +130,21 @@ def _sample_rows(pairs: int, scale: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     return tf.complex(scale[:, None] * tf.math.real(unit), scale[:, None] * tf.math.imag(unit))
 
 
+def _rows_by(sample: RowSampler) -> RowSampler:
+    """Rows of some width, one for each scale, by a sampler of pairs for so many rows as are admitted."""
+
+    def rows(width: int, scale: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        pairs = (width + 1) // 2
+        total = tf.size(scale, tf.int64)
+        room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
+        drawn = sample(pairs, tf.pad(scale, [[0, room - total]]), key)
+        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
+        return values if width % 2 == 0 else values[:, :width]
+
+    # A function of its own: each table draws here, and tracing all of this takes a while.
+    return tf.function(rows, autograph=False, reduce_retracing=True)
+
+
 def _bucket(pairs: tf.Tensor) -> tf.Tensor:
     """The smallest admitted length that holds so many pairs, int32."""
     octave = tf.math.log(tf.cast(tf.maximum(pairs, 1), tf.float64)) / np.log(2.0)
@@ -142,5 +153,7 @@ def _bucket(pairs: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.maximum((pairs + unit - 1) // unit, 1) * unit, tf.int32)
 
 
-_COMPILED_ROWS = tf.function(_sample_rows, jit_compile=True, autograph=False)
-_COMPILED = tf.function(_sample, jit_compile=True, autograph=False)  # shared: XLA compiles a length once
+# Shared, so that XLA compiles a length once.
+_COMPILED = tf.function(_sample, jit_compile=True, autograph=False)
+_COMPILED_ROWS = _rows_by(tf.function(_sample_rows, jit_compile=True, autograph=False))
+_ROWS = _rows_by(_sample_rows)

@@ -17,6 +17,8 @@ import tensorflow as tf
 
 from tfdp_rec.privacy.drawn import as_drawn, as_tensors, undrawn
 
+_as_it_is = tf.autograph.experimental.do_not_convert  # it has no control flow of Python's, and converting takes seconds
+
 
 class LookAhead(NamedTuple):
     """A batch, and what the batch after it will read: table path -> ids (none after the last batch)."""
@@ -37,12 +39,13 @@ def is_lookahead(dataset: tf.data.Dataset) -> bool:
     return isinstance(dataset.element_spec, LookAhead)
 
 
-def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
+def lookahead(dataset: tf.data.Dataset, model: ReadsTables, reader: Any = None) -> tf.data.Dataset:
     """Pairs each batch with the ids that the next one will read.
 
     Args:
         dataset: batches, as for `model.fit`; sizes may vary.
         model: a model with `PrivateTraining`.
+        reader: the model's `table_reader` for such batches, if it is at hand.
 
     Raises:
         TypeError: if `dataset` is not a `tf.data.Dataset`, or not one of dense tensors of known rank.
@@ -66,22 +69,24 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables) -> tf.data.Dataset:
     if is_lookahead(dataset):
         return dataset
     spec = dataset.element_spec
-    plain = dataset.map(lambda *batch: (as_tensors(_batch(batch, spec)),))
+    plain = dataset.map(_as_it_is(lambda *batch: (as_tensors(_batch(batch, spec)),)))
     blank = _blank(plain.element_spec[0])
-    reader = model.table_reader(spec)
+    reader = reader or model.table_reader(spec)
     # One blank batch after the last, and one before the first; the latter is dropped, the former announces nothing.
-    flagged = plain.map(lambda batch: (batch, True))
+    flagged = plain.map(_as_it_is(lambda batch: (batch, True)))
     flagged = flagged.concatenate(tf.data.Dataset.from_tensors((blank, False)))
 
+    @_as_it_is
     def pair(previous: Any, new: Any) -> tuple[Any, tuple[Any, Any]]:
         return new, (previous, new)
 
+    @_as_it_is
     def join(previous: Any, new: Any) -> LookAhead:
         empty = {path: tf.zeros([0], tf.int64) for path in reader.tables}
         upcoming = tf.cond(new[1], lambda: reader(undrawn(as_drawn(spec, new[0]))), lambda: empty)
         return LookAhead(as_drawn(spec, previous[0]), upcoming)
 
-    pairs = flagged.scan((blank, tf.constant(False)), pair).filter(lambda previous, new: previous[1])
+    pairs = flagged.scan((blank, tf.constant(False)), pair).filter(_as_it_is(lambda previous, new: previous[1]))
     return pairs.map(join, num_parallel_calls=1, deterministic=True).prefetch(2)
 
 

@@ -243,20 +243,25 @@ class PrivateTraining(Doors):
 
     # Preparing: layers, tables, optimizer.
 
-    def prepare(self, data: Any) -> None:
+    def prepare(self, data: Any) -> TableReader | None:
         """Builds layers and optimizer from a batch (or its spec), and finds out which variables are tables.
 
         Called by fit and train_on_batch; call it yourself before `optimizer.apply` in a loop of your own.
 
         Args:
             data: a batch, as the training data gives it.
+
+        Returns:
+            The `table_reader` for such batches, where it took one to find out.
         """
         self._refuse_thawed_or_frozen()
-        if self.is_private and not (self.optimizer.built and self._table_paths is not None):
-            with tf.init_scope():
-                spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), normalised(data))
-                self.table_reader(spec)
-                self._build_optimizer()
+        if not self.is_private or (self.optimizer.built and self._table_paths is not None):
+            return None
+        with tf.init_scope():
+            spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), normalised(data))
+            reader = self.table_reader(spec)
+            self._build_optimizer()
+            return reader
 
     def _refuse_thawed_or_frozen(self) -> None:
         """The optimizer goes on with the variables it was built for, and adds noise to all of them."""
@@ -322,9 +327,9 @@ class PrivateTraining(Doors):
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         """Training data with look-ahead, if it is of a kind that allows it; the optimizer built, if data tells how."""
         if isinstance(x, tf.data.Dataset):
-            self.prepare(x.element_spec.batch if is_lookahead(x) else x.element_spec)
+            reader = self.prepare(x.element_spec.batch if is_lookahead(x) else x.element_spec)
             # Keras maps class weights over plain batches; without look-ahead, rows are settled when they are read.
-            return x if weighted else lookahead(x, self)
+            return x if weighted else lookahead(x, self, reader)
         self._prepare_from(x, y)
         return x
 

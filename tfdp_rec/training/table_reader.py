@@ -68,5 +68,6 @@ def _build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None
     def loss(*tensors: tf.Tensor) -> tf.Tensor:
         return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
 
-    tf.function(loss, autograph=False).get_concrete_function(*flat_spec)
+    with model.release.in_step():  # nothing of it runs
+        tf.function(loss, autograph=False).get_concrete_function(*flat_spec)
     refuse_added_losses(model)

@@ -133,8 +133,9 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         examples, buckets = [tf.zeros([0], tf.int64)], [tf.zeros([0], tf.int64)]
         for path in self.tables:
             if path in clipped.reads:
-                examples.append(clipped.reads[path].example)
-                buckets.append(self.space.numbers(path, clipped.reads[path].ids))
+                reads = clipped.reads[path]
+                examples.append(reads.example)
+                buckets.append(self.space.numbers(path, reads.ids))
             elif path in clipped.gradients:
                 raise ValueError(
                     f"The clipped sum does not say which examples read '{path}', so no row can be chosen."
