@@ -15,6 +15,7 @@ from zoo import SIZE, built, examples
 
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, check, clipped_sum
+from tfdp_rec.clipping.engine import Graph
 from tfdp_rec.keras_internals import random_states
 
 
@@ -38,11 +39,15 @@ def test_neighbouring_batches(name, seed, left_out, size, clip):
     rest = [i for i in range(size) if i != left_out]
     batch = examples(batch, list(range(size)), model.shared_inputs)
     fewer = examples(batch, rest, model.shared_inputs)
-    whole, without = (clipped_sum(model, data, clip, training=False) for data in (batch, fewer))
+    loss = lambda data: model.per_example_loss(data, training=False)  # noqa: E731
+    clipping = Clipping(model, loss, tf.constant(clip))
+    once = Graph(lambda data: (clipping.sum(data), None), model.shared_inputs)  # one trace for all three
+    summed = lambda data: once(tf.nest.map_structure(tf.convert_to_tensor, data))[0]  # noqa: E731
+    whole, without = summed(batch), summed(fewer)
     assert distance(model, whole, without) <= clip * (1 + 1e-5)
     np.testing.assert_allclose(np.asarray(whole.norms)[rest], without.norms, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.asarray(whole.losses)[rest], without.losses, rtol=1e-5, atol=1e-6)
-    alone = clipped_sum(model, examples(batch, [left_out], model.shared_inputs), clip, training=False)
+    alone = summed(examples(batch, [left_out], model.shared_inputs))
     together = dense_gradients(model, whole)
     for path, own in dense_gradients(model, alone).items():
         others = dense_gradients(model, without)[path]

@@ -45,7 +45,7 @@ from tfdp_rec.optimizers.tables import after
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class LazyDPSGD(PrivateOptimizer):
-    """DP-SGD at the speed of sparse SGD: same released model, same ε, noise drawn when it falls due.
+    """DP-SGD whose step costs what its batch reads: same released model, same ε, noise drawn when it falls due.
 
     Args:
         learning_rate: float or Keras schedule.
