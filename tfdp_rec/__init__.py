@@ -7,8 +7,11 @@ model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multipli
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tfdp_rec.lazily import imported_when_asked
 from tfdp_rec.mechanisms import MECHANISMS
+from tfdp_rec.registration import register
 
 __version__ = "0.1.0"
 
@@ -39,6 +42,17 @@ _HOMES = {
 
 __all__ = [*_HOMES, "__version__"]
 __getattr__ = imported_when_asked(__name__, _HOMES)
+
+
+def _classes() -> Iterator[tuple[str, str]]:
+    """What a saved model may name."""
+    from tfdp_rec import models
+
+    for module, homes in (("tfdp_rec", _HOMES), ("tfdp_rec.models", models.HOMES)):
+        yield from ((module, name) for name, home in homes.items() if name != home)
+
+
+register(__name__, _classes)
 
 
 def __dir__() -> list[str]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from tfdp_rec.lazily import imported_when_asked
 
-_HOME = {
+HOMES = {
     "DLRM": "dlrm",
     "KGEntity": "kg_entity",
     "PCTR": "pctr",
     "TextClassifier": "text_classifier",
     "TwoTower": "two_tower",
+    "news": "news",
 }
 
-__all__ = [*_HOME, "news"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"tfdp_rec.models.{_HOME[name]}"), name)
-    if name == "news":
-        return importlib.import_module("tfdp_rec.models.news")
-    raise AttributeError(f"module 'tfdp_rec.models' has no attribute {name!r}")
+__all__ = [*HOMES]
+__getattr__ = imported_when_asked(__name__, HOMES)

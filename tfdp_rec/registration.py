@@ -1,0 +1,72 @@
+"""After `import tfdp_rec`, Keras finds the package's classes in files: whichever of the two is imported first.
+
+Keras knows a class by name once the module that defines it was imported. Importing all of them here would load
+TensorFlow for whoever asks only for a command's help or an accountant. So the names are entered when Keras is imported,
+each with a stand-in that imports its class when a file asks for it; once defined, the class takes its place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def register(package: str, names: Callable[[], Iterable[tuple[str, str]]]) -> None:
+    """Enters classes in Keras' registry, now or as soon as Keras is imported.
+
+    Args:
+        package: the name that they are registered under.
+        names: gives pairs of a module and a class that it has.
+    """
+
+    def enter() -> None:
+        registry = importlib.import_module("keras").saving.get_custom_objects()
+        for module, name in names():
+            registry.setdefault(f"{package}>{name}", StandIn(module, name))
+
+    if hasattr(sys.modules.get("keras"), "saving"):
+        enter()
+    else:
+        sys.meta_path.insert(0, _WhenImported("keras", enter))
+
+
+class StandIn:
+    """Answers for a class that is not imported yet: its attributes are the class's."""
+
+    def __init__(self, module: str, name: str):
+        self._module, self._name = module, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return getattr(getattr(importlib.import_module(self._module), self._name), attribute)
+
+
+class _WhenImported:
+    """A finder of one module, by the others, that does something once it was imported."""
+
+    def __init__(self, module: str, act: Callable[[], None]):
+        self._module, self._act = module, act
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec, whose loader acts when it is done."""
+        if name != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_act(module: ModuleType) -> None:
+                load(module)
+                self._act()
+
+            spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        return spec
