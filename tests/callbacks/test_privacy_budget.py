@@ -68,12 +68,15 @@ def test_it_stops_at_the_last_step_that_fits(target, steps_per_execution, taken)
     assert history.history["epsilon"][-1] == setup.accountant.epsilon()
 
 
-def test_a_fit_within_the_budget_is_left_alone(target):
+def test_a_fit_within_the_budget_is_left_alone_and_the_end_of_one_is_said(target, capsys):
     setup = Setup()
-    setup.fit(target, epochs=1)
+    setup.fit(target, epochs=1, verbose=2)
     assert setup.steps == setup.accountant.steps == 8
-    setup.fit(target, epochs=1)
+    assert "budget" not in capsys.readouterr().out
+    setup.fit(target, epochs=1, verbose=2)
     assert setup.steps == setup.accountant.steps == 13
+    said = f"budget is spent: epsilon is {setup.accountant.epsilon():.4g} of {target:g} after 13 steps"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_a_spent_budget_or_one_too_small_is_refused_before_the_first_step(target):

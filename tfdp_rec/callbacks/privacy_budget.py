@@ -76,8 +76,10 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops if the next steps do not fit."""
         self.accountant.refuse()
-        if not self._fits():
+        if not self._fits() and not self.model.stop_training:
             self.model.stop_training = True
+            if self.params.get("verbose"):
+                print(f"\n{self._spent()}: training ends.", flush=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs ε."""
@@ -137,6 +139,12 @@ class PrivacyBudget(keras.callbacks.Callback):
     def _fits(self) -> bool:
         self._look_up_limit()
         return self.accountant.steps + int(self.model.steps_per_execution) <= self._limit
+
+    def _spent(self) -> str:
+        return (
+            f"The privacy budget is spent: epsilon is {self.accountant.epsilon():.4g} of {self.target_epsilon:g} after "
+            f"{self.accountant.steps:,} steps, and {int(self.model.steps_per_execution)} more would not fit"
+        )
 
     def _refuse_overspending(self) -> None:
         self.accountant.refuse()
