@@ -110,7 +110,7 @@ def test_a_real_run_measures_counts_and_leaves_no_process(tmp_path):
     (case,) = json.loads((tmp_path / "ps.json").read_text())["cases"]
     sgd = case["mechanisms"]["sgd"]
     # Rows there and gradients back: at least 64 labels and many more context ids, 4 floats each.
-    assert sgd["steps_per_second"] > 0.1 and sgd["traffic"]["ps"] > 300 * 16 and sgd["traffic"]["worker"] > 300 * 16
+    assert sgd["steps_per_second"] > 0 and sgd["traffic"]["ps"] > 300 * 16 and sgd["traffic"]["worker"] > 300 * 16
     assert sgd["traffic"]["coordinator"] < 5_000
     deadline = time.monotonic() + 10  # the launcher ends by itself when the pipe from its dead parent closes
     while descendants() and time.monotonic() < deadline:

@@ -11,6 +11,7 @@ from tfdp_rec.datasets.criteo import files as criteo
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
 from tfdp_rec.models.pctr import PCTR
 from tfdp_rec.models.text_classifier import TextClassifier
+from tfdp_rec.noise import KeyedNoise
 
 SMALL = (300, 200, 50) + (10,) * 23
 
@@ -62,10 +63,11 @@ def test_adafest_learns_clicks():
             threshold=5.0,
             expected_batch_size=500,
             dense_optimizer=keras.optimizers.Adam(3e-3),
+            noise=KeyedNoise(4),
         )
     )
     sampling = tfdp_rec.data.PoissonSampling(len(train), 500)
-    model.fit(sampling.batches(train.fetch), steps_per_epoch=120, verbose=0)
+    model.fit(sampling.batches(train.fetch, seed=0), steps_per_epoch=120, verbose=0)
     scores = model.predict(test.fetch(slice(None))[0], batch_size=5000, verbose=0)[:, 0]
     assert auc(test.labels, scores) > 0.7
     assert 0 < model.optimizer.updated_values < 120 * sum(s * w for s, w in zip(SMALL, model.embedding_widths))
@@ -132,11 +134,11 @@ def test_adafest_learns_a_planted_word():
     model = TextClassifier(200, max_length=12, width=16, heads=2, blocks=1)
     optimizer = tfdp_rec.AdaFEST(
         1.0, l2_norm_clip=1.0, noise_multiplier=0.3, contribution_clip=1.0, contribution_noise_multiplier=1.0, threshold=10.0,
-        expected_batch_size=400, dense_optimizer=keras.optimizers.Adam(3e-3),
+        expected_batch_size=400, dense_optimizer=keras.optimizers.Adam(3e-3), noise=KeyedNoise(4),
     )  # fmt: skip
     model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     sampling = tfdp_rec.data.PoissonSampling(4000, 400)
-    model.fit(sampling.batches(lambda i: (ids[i], labels[i])), steps_per_epoch=80, verbose=0)
+    model.fit(sampling.batches(lambda i: (ids[i], labels[i]), seed=0), steps_per_epoch=80, verbose=0)
     accuracy = (np.argmax(model.predict(ids, verbose=0), axis=1) == labels).mean()
     assert accuracy > 0.8
 

@@ -99,7 +99,7 @@ AFTERWARDS = {
     "the plain batches": lambda data: data.map(lambda *element: batch_of(element[0] if len(element) == 1 else element)),
     "cached": lambda data: data.take(3).cache().repeat(),
     "each batch twice": lambda data: data.flat_map(lambda *e: tf.data.Dataset.from_tensors(*e).repeat(2)),
-    "shuffled and filtered": lambda data: data.shuffle(8).take(20),
+    "shuffled": lambda data: data.shuffle(8, seed=1).take(20),  # by chance in order, unseeded
     "every other batch": lambda data: data.enumerate().filter(lambda i, *_: i % 2 == 0).map(lambda i, e: e),
 }
 
@@ -120,7 +120,7 @@ def test_batches_chosen_by_their_size_are_refused(training):
 
 
 def test_rows_cut_off_after_sampling_are_refused(training):
-    short = lambda batch: tf.nest.map_structure(lambda rows: rows[:10], batch)  # noqa: E731
+    short = lambda batch: tf.nest.map_structure(lambda rows: rows[1:], batch)  # noqa: E731
 
     def cut(*element):
         drawn = element[0] if len(element) == 1 else element

@@ -5,8 +5,6 @@ That is the list to look at when TensorFlow or Keras make a layer of other opera
 
 # ruff: noqa: E501 (a table reads better with a line a case)
 
-import time
-
 import keras
 import numpy as np
 import pytest
@@ -34,25 +32,24 @@ class Read(Exception):
 
 @pytest.fixture
 def readings(monkeypatch):
-    """Readings of steps, which stop there: seconds taken."""
-    seconds = []
+    """Readings of steps, which stop there."""
+    done = []
     original = StepReading.read
 
-    def timed(self, *args):
-        start = time.perf_counter()
+    def reads(self, *args):
         original(self, *args)
-        seconds.append(time.perf_counter() - start)
+        done.append(self)
         raise Read
 
-    monkeypatch.setattr(StepReading, "read", timed)
-    return seconds
+    monkeypatch.setattr(StepReading, "read", reads)
+    return done
 
 
 def is_read(model, batch, readings):
     with pytest.raises(Read):
         clipped_sum(model, batch, 1.0, training=True)
     assert len(readings) == 1
-    return readings.pop()
+    readings.clear()
 
 
 def chain(parts, x):
@@ -68,7 +65,7 @@ def check(parts, x, readings, forward=None):
     model = Scored(parts, run)
     batch = {"x": x, "weight": np.ones([len(x)], "float32")}
     model.per_example_loss(batch)
-    return is_read(model, batch, readings)
+    is_read(model, batch, readings)
 
 
 RECURRENT = {
@@ -203,12 +200,12 @@ def test_losses_with_sample_weights(loss, readings):
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", ZOO)
-def test_models_of_the_zoo_in_a_second(name, policy, readings):
+def test_models_of_the_zoo(name, policy, readings):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
         model, batch = built(name)
-        assert is_read(model, batch, readings) < 5.0  # well under one on a machine that does nothing else
+        is_read(model, batch, readings)
     finally:
         keras.config.set_dtype_policy(before)
 
