@@ -4,10 +4,14 @@ import pathlib
 
 import pytest
 
-TUTORIALS = sorted((pathlib.Path(__file__).parents[1] / "tutorials").glob("*.ipynb"))
+FOLDER = pathlib.Path(__file__).parents[1] / "tutorials"
+TUTORIALS = [
+    pytest.param(path, id=path.stem, marks=() if path.stem == "getting_started" else pytest.mark.slow)
+    for path in sorted(FOLDER.glob("*.ipynb"))
+]
 
 
-@pytest.mark.parametrize("path", TUTORIALS, ids=[p.stem for p in TUTORIALS])
+@pytest.mark.parametrize("path", TUTORIALS)
 def test_a_tutorial_runs(path, tmp_path):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -13,6 +13,7 @@ SMALL = "--users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3
 SMALL = SMALL.split()
 
 
+@pytest.mark.slow
 def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     folder = tmp_path / "run"
     command = ["train", *SMALL, "--mechanism", "lazydpsgd", "--local", "1", "2", "--out", str(folder)]

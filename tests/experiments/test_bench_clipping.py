@@ -9,6 +9,7 @@ from experiments.bench import clipping
 from experiments.bench.__main__ import main
 
 
+@pytest.mark.slow
 def test_figures_are_printed_and_written(tmp_path, capsys):
     path = tmp_path / "figures.json"
     command = f"clipping dlrm --repeats 2 --batch-size 4 --rows 10 --contestants bookkeeping --json {path}"

@@ -37,6 +37,7 @@ def test_the_two_baselines_make_the_same_steps(workload):
         assert np.any(one != old)
 
 
+@pytest.mark.slow
 def test_every_contestant_steps_and_knows_its_memory():
     for name in ("dp-sgd-book", "dp-sgd-b", "eana", "lazy", "lazy-each-step"):
         found = contestant(name, table_sizes=(7,), pooling=1)
@@ -47,6 +48,7 @@ def test_every_contestant_steps_and_knows_its_memory():
         assert measures.memory(found)["peak_megabytes"] > 100
 
 
+@pytest.mark.slow
 def test_the_breakdown_adds_up_and_settling_settles():
     found = contestant("lazy")
     parts = measures.breakdown(found)
@@ -59,6 +61,7 @@ def test_the_breakdown_adds_up_and_settling_settles():
         measures.settle(contestant("eana", table_sizes=(7,), pooling=1))
 
 
+@pytest.mark.slow
 def test_workers_take_commands_and_say_when_they_die():
     with Worker("sparse-sgd", Case(**TINY)) as worker:
         assert worker.begin()["seconds"] > 0

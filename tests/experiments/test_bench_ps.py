@@ -101,6 +101,7 @@ def descendants():
     return found
 
 
+@pytest.mark.slow
 def test_a_real_run_measures_counts_and_leaves_no_process(tmp_path):
     command = "ps --rows 300 --dim 4 --model two-tower --mechanism sgd --rounds 1 --seconds 0.1 --json".split()
     subprocess.run(

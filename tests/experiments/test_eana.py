@@ -23,6 +23,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(kg, "QUICK", ENTITIES)
 
 
+@pytest.mark.slow
 def test_movielens_writes_its_folder_and_resumes(tiny, tmp_path, capsys, monkeypatch):
     out = tmp_path / "study"
     command = ["movielens", "--quick", "--out", str(out), "--noise", "0.01", "--epsilon", "0"]
@@ -48,6 +49,7 @@ def test_movielens_writes_its_folder_and_resumes(tiny, tmp_path, capsys, monkeyp
     assert "LazyDPSGD" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_settings_is_refused(tiny, tmp_path, capsys):
     out = ["--out", str(tmp_path / "study"), "--quick", "--mechanisms", "SGD"]
     assert main(["movielens", *out]) == 0

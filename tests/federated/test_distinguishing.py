@@ -130,6 +130,7 @@ def test_ten_thousand_draws_break_the_published_update_and_not_the_corrected_one
     assert corrected <= EPSILON
 
 
+@pytest.mark.slow
 def test_a_thousand_draws_already_break_the_published_update(world):
     published = attack(world, local.PublishedUpdate, mechanism_of(PublishedGaussian()), 1000)
     corrected = attack(world, local.PrivateUpdate, mechanism_of(AnalyticGaussian()), 1000)

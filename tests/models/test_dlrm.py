@@ -97,13 +97,12 @@ def test_clipping_agrees_with_each_examples_own_backward_pass(pooling):
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), total[path], atol=2e-6)
 
 
-@pytest.mark.parametrize("mechanism", [tfdp_rec.DPSGD, tfdp_rec.EANA, tfdp_rec.LazyDPSGD])
-def test_training_lowers_the_loss(mechanism):
+def test_training_lowers_the_loss():
     rng = np.random.default_rng(3)
     inputs = batch(rng, 512, 1)
     label = (inputs["ids"][:, :1] % 2).astype("float32")
     model = small()
-    optimizer = mechanism(1.0, l2_norm_clip=1.0, noise_multiplier=0.1, expected_batch_size=64)
+    optimizer = tfdp_rec.LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=0.1, expected_batch_size=64)
     model.compile(optimizer, loss="binary_crossentropy")
     data = tf.data.Dataset.from_tensor_slices((inputs, label)).batch(64)
     losses = model.fit(data, epochs=10, verbose=0).history["loss"]

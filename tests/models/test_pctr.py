@@ -50,6 +50,7 @@ def test_private_steps_clip_exactly():
         )
 
 
+@pytest.mark.slow
 def test_adafest_learns_clicks():
     generator = SyntheticCriteo(SMALL, seed=2, signal=2.0, numeric_share=0.0)  # nothing to learn but the tables
     train, test = generator.examples(20_000), generator.examples(10_000, part="test")
@@ -126,6 +127,7 @@ def test_the_token_table_is_the_only_table_and_is_clipped_exactly():
     assert list(model.optimizer.tables) == [model.tokens.embeddings.path]
 
 
+@pytest.mark.slow
 def test_adafest_learns_a_planted_word():
     rng = np.random.default_rng(1)
     ids = rng.integers(3, 200, [4000, 12])

@@ -102,6 +102,7 @@ def test_saved_model_cli_gives_the_same_answer(folder, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_c_program_gives_the_same_answer(folder, tmp_path):
     library = pathlib.Path(tf.__file__).parent

@@ -334,9 +334,9 @@ def eager_weights():
         ("on", {"momentum": 0.8}, {}),
         ("off", {}, {}),
         ("wrong", {"weight_decay": 0.2}, {}),
-        ("on", {}, {"steps_per_execution": 3}),
-        ("off", {}, {"run_eagerly": True}),
-        ("off", {}, {"microbatch_size": 2}),
+        pytest.param("on", {}, {"steps_per_execution": 3}, marks=pytest.mark.slow),
+        pytest.param("off", {}, {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param("off", {}, {"microbatch_size": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_fit(eager_weights, ahead, recursion, options):

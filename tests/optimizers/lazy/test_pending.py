@@ -200,10 +200,17 @@ def test_constant_rates_give_the_geometric_sums():
 def test_history_grows_and_stays_exact():
     kind = WithoutMomentum(Recursion())
     history, totals = History(2), tf.zeros([2], tf.float64)
-    append = tf.function(lambda step, totals: [history.append(step, totals), step][1])
-    for step in range(3000):
-        totals = kind.next_totals(totals, tf.constant(0.5, tf.float64), tf.constant(2.0, tf.float64))
-        append(tf.constant(step + 1, tf.int64), totals)
+
+    @tf.function
+    def steps(first, totals):
+        for step in tf.range(first, first + 1000):
+            totals = kind.next_totals(totals, tf.constant(0.5, tf.float64), tf.constant(2.0, tf.float64))
+            with tf.control_dependencies(history.append(step + 1, totals)):
+                totals = tf.identity(totals)
+        return totals
+
+    for first in (0, 1000, 2000):
+        totals = steps(tf.constant(first, tf.int64), totals)
     assert history.table.numpy().shape == (4096, 2)
     since = tf.constant([0, 1, 2999], tf.int64)
     owed = kind.owed(since, tf.constant(3000, tf.int64), history).stddev[:, 0]
