@@ -168,7 +168,8 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
             return WRONG
         released.write_text(json.dumps(now))
         if last:
-            epsilon = epsilon_of(accountant.ledger(), accountant.delta, "rdp")  # as if the noise were no test's
+            event = sampling.compose(trainer.cluster_model.optimizer.dp_event(), accountant.steps)
+            epsilon = epsilon_of(event, accountant.delta, "rdp")  # as if the noise were no test's
             found = {"attempts": trainer.attempts, "counted": accountant.steps, "epsilon": epsilon}
             (folder / "result.json").write_text(json.dumps({**found, "clocks": now}))
             return 0

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.distribute import Cluster, LocalCluster, ParameterServerTrainer, sections, worker_step
+from tfdp_rec.distribute.attempts import LEDGER
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers.tables import Table
@@ -126,6 +127,8 @@ def resumed(cluster, directory):
     first = trainer_of(cluster, name, directory)
     before = first.model().get_weights()
     first.fit(7, verbose=0)
+    beside = refusal(lambda: trainer_of(cluster, name, directory))
+    first.close()
     second = trainer_of(cluster, name, directory, skip=7)
     refused = refusal(lambda: second.fit(1, verbose=0))
     sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
@@ -136,7 +139,11 @@ def resumed(cluster, directory):
     folders = {name: oct(os.stat(os.path.join(directory, name)).st_mode)[-3:] for name in os.listdir(directory)}
     modes = [mode for name, mode in folders.items() if name.endswith(".cluster-checkpoint")]
     counts = {"attempts": attempts, "counted": accountant.steps, "in all": len(SIZES)}
-    return {"refused": refused, **counts, "off": off, "modes": modes}
+    second.close()
+    os.remove(os.path.join(directory, LEDGER))
+    forgotten = refusal(lambda: trainer_of(cluster, name, directory))
+    refusals = {"refused": refused, "beside": beside, "forgotten": forgotten}
+    return {**refusals, **counts, "off": off, "modes": modes}
 
 
 def released_twice(cluster, directory):
@@ -145,6 +152,7 @@ def released_twice(cluster, directory):
     first = make()
     first.fit(5, verbose=0)
     before = first.model().get_weights()
+    first.close()
     again = make()
     again.resume()
     drawn = np.delete(before[0], [touched for touched, _ in IDS], axis=0) / (RATE * SIGMA * CLIP / 2 * 5**0.5)
@@ -429,9 +437,27 @@ def refusals(cluster):
     """What the trainer says to what it does not do."""
     sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
 
-    def drawn():
+    others = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
+
+    def drawn_by(scheme):
         fetch = lambda i: (tf.cast(tf.stack([i, i, i], 1), tf.int32), tf.cast(i, tf.float32)[:, None])  # noqa: E731
-        return sampling.graph_batches(fetch)
+        return scheme.graph_batches(fetch)
+
+    drawn = functools.partial(drawn_by, sampling)
+
+    def shorter(element):
+        return element._replace(batch=tf.nest.map_structure(lambda rows: rows[1:], element.batch))
+
+    def fit(trainer):
+        accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.01, "rdp")
+        trainer.fit(6, [tfdp_rec.callbacks.PrivacyBudget(accountant, 20.0)], verbose=0)
+
+    def cached(trainer):
+        """What is said of a draw used twice, and by an accountant of the model that has seen it."""
+        said = refusal(lambda: fit(trainer))
+        accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.01, "rdp")
+        accountant.follow(trainer.cluster_model)
+        return said + refusal(accountant.epsilon)
 
     def trainer(model=ordinary_model, optimizer=lambda: optimizer_of("lazy"), batches=drawn, **options):
         given = {"loss": "mse", "sampling": sampling, "min_shard_bytes": 1000, **options}
@@ -442,6 +468,7 @@ def refusals(cluster):
     plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, **basics, **options)  # noqa: E731
     survey = lambda: tfdp_rec.AdaFEST(0.1, **basics, **vote)  # noqa: E731
     mixing = lambda: Mixing(*(lambda m: (m.inputs, m.outputs))(ordinary_model()))  # noqa: E731
+
     def dropping():
         inputs = keras.Input([3], dtype="int32")
         hidden = keras.layers.Flatten()(keras.layers.Embedding(40, 2)(inputs))
@@ -469,6 +496,11 @@ def refusals(cluster):
         "TrainingCheckpoint": refusal(lambda: good.fit(1, [checkpoint], verbose=0)),
         "resume": refusal(lambda: good.resume()),
         "ends": refusal(lambda: trainer_of(cluster, "lazy").fit(100, verbose=0)),
+        "another sampling": refusal(lambda: trainer(batches=lambda: (drawn(), drawn_by(others))[1])),
+        "cached": cached(trainer(batches=lambda: drawn().take(2).cache().repeat(), optimizer=plain)),
+        "batched anew": refusal(lambda: trainer(batches=lambda: drawn().unbatch().batch(4)).fit(6, verbose=0)),
+        "rows dropped": refusal(lambda: trainer(batches=lambda: drawn().map(shorter)).fit(6, verbose=0)),
+        "no proof": refusal(lambda: fit(trainer(batches=lambda: drawn().map(lambda e: e.batch), optimizer=plain))),
     }
 
 

@@ -1,64 +1,78 @@
-"""The count of attempts: never below what was dispatched, whatever is killed when."""
+"""The count of attempts: never below what was dispatched, whatever is killed when, and each at the price of its day."""
 
-import json
 import subprocess
 import sys
 import threading
 
 import pytest
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.distribute.attempts import LEDGER, Attempts, opened
+from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.files import hold
+from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.privacy.accounting import Accountant
+from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.privacy.ledger_lines import BrokenLedger
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
+SAMPLING = PoissonSampling(1000, 10, unit="user")
 
 
-def on_disk(path):
-    return Attempts(str(path)).count
+def attempts_in(folder, sampling=SAMPLING, data_changed=False):
+    return opened(str(folder), sampling, data_changed)
+
+
+def on_disk(folder):
+    return read(folder / LEDGER).steps
+
+
+def runs(attempts):
+    return [(entry.event, entry.steps) for entry in attempts.paid()]
 
 
 def test_no_more_are_made_than_were_reserved():
-    attempts = Attempts(None)
+    attempts = Attempts()
     block = attempts.reserve(ONE, 3)
     assert [attempts.take(block) for _ in range(5)] == [True, True, True, False, False]
-    assert attempts.count == 3
+    assert attempts.count == 3 and attempts.paid() == []
 
 
-def test_a_block_counts_from_before_its_first_attempt(tmp_path):
-    attempts = Attempts(str(tmp_path / "attempts.json"))
+def test_a_block_is_paid_for_before_its_first_attempt(tmp_path):
+    attempts = attempts_in(tmp_path)
     block = attempts.reserve(ONE, 10)
-    assert on_disk(tmp_path / "attempts.json") == 10  # a coordinator killed now has made at most these
+    assert on_disk(tmp_path) == 10  # a coordinator killed now has made at most these
     attempts.take(block)
-    assert attempts.count == 1 and on_disk(tmp_path / "attempts.json") == 10
+    assert attempts.count == 1 and on_disk(tmp_path) == 10
     attempts.close()
-    assert attempts.count == on_disk(tmp_path / "attempts.json") == 1
+    assert attempts.count == on_disk(tmp_path) == 1
 
 
-def test_what_was_not_made_is_taken_back_with_the_next_block(tmp_path):
-    attempts = Attempts(str(tmp_path / "attempts.json"))
+def test_what_was_not_made_is_given_back_with_the_next_block(tmp_path):
+    attempts = attempts_in(tmp_path)
     first = attempts.reserve(ONE, 10)
     for _ in range(4):
         attempts.take(first)
     second = attempts.reserve(TWO, 5)
-    assert on_disk(tmp_path / "attempts.json") == 9
+    assert on_disk(tmp_path) == 9
     assert not attempts.take(first)  # a step of the block before that is only tried again now
     attempts.take(second)
     attempts.close()
-    assert attempts.runs == [(ONE, 4), (TWO, 1)] == Attempts(str(tmp_path / "attempts.json")).runs
+    assert runs(attempts) == [(ONE, 4), (TWO, 1)] == runs(attempts_in(tmp_path))
 
 
 def test_a_count_that_is_read_again_goes_on(tmp_path):
-    path = str(tmp_path / "attempts.json")
-    Attempts(path).reserve(ONE, 10)  # and never closed
-    again = Attempts(path)
+    killed = attempts_in(tmp_path)
+    killed.reserve(ONE, 10)
+    killed._book.ledger.close()  # as by a kill: nothing is given back
+    again = attempts_in(tmp_path)
     again.take(again.reserve(ONE, 5))
     again.close()
-    assert again.runs == [(ONE, 11)]
+    assert again.count == 11 and runs(again) == [(ONE, 10), (ONE, 1)]
 
 
 def test_threads_share_a_block_exactly():
-    attempts = Attempts(None)
+    attempts = Attempts()
     block = attempts.reserve(ONE, 1000)
     taken = []
     worker = lambda: taken.extend(attempts.take(block) for _ in range(400))  # noqa: E731
@@ -70,11 +84,112 @@ def test_threads_share_a_block_exactly():
     assert sum(taken) == 1000 and len(taken) == 1600
 
 
-def test_another_file_is_refused(tmp_path):
-    path = tmp_path / "attempts.json"
-    path.write_text(json.dumps({"steps": 3}))
-    with pytest.raises(ValueError, match="does not hold the attempts"):
-        Attempts(str(path))
+def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
+    """200 steps at q = 0.1, the data grown a hundredfold: the past was priced under the new sampling, at a tenth."""
+    small, large = PoissonSampling(1000, 100, unit="user"), PoissonSampling(100_000, 100, unit="user")
+    attempts = attempts_in(tmp_path, small)
+    block = attempts.reserve(ONE, 200)
+    assert all(attempts.take(block) for _ in range(200))
+    attempts.close()
+    spent = Accountant(ONE, small, 1e-6, "rdp").epsilon(200)
+    with pytest.raises(BrokenLedger, match="data_changed=True"):
+        attempts_in(tmp_path, large)
+    grown = attempts_in(tmp_path, large, data_changed=True)
+    assert [entry.sampling for entry in grown.paid()] == [small.get_state()]
+    assert spent > 10 and total(read(tmp_path / LEDGER), 1e-6, "rdp") == pytest.approx(spent)
+
+
+def test_what_has_no_guarantee_costs_infinity_ever_after(tmp_path):
+    attempts = attempts_in(tmp_path)
+    attempts.take(attempts.reserve(NonPrivateDpEvent(), 1))
+    attempts.close()
+    assert total(read(tmp_path / LEDGER), 1e-6) == float("inf")
+    assert runs(attempts_in(tmp_path)) == [(NonPrivateDpEvent(), 1)]
+
+
+def test_a_directory_has_one_trainer_in_and_across_processes(tmp_path):
+    attempts = attempts_in(tmp_path)
+    with pytest.raises(ValueError, match="is in use"):
+        attempts_in(tmp_path)
+    attempts.close()
+    attempts_in(tmp_path)
+
+
+class OneNumber:
+    """A server's state."""
+
+    def __init__(self):
+        self.value = "7"
+
+    def files(self):
+        return ["0-0"]
+
+    def save(self, folder):
+        with open(f"{folder}/0-0", "w") as file:
+            file.write(self.value)
+
+    def restore(self, folder):
+        with open(f"{folder}/0-0") as file:
+            self.value = file.read()
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A directory in which 40 attempts were made, with a checkpoint."""
+    attempts, checkpoints = attempts_in(tmp_path), Checkpoints(str(tmp_path), [OneNumber()], {"mechanism": "some"})
+    block = attempts.reserve(ONE, 30)
+    assert all(attempts.take(block) for _ in range(30))
+    older = (tmp_path / LEDGER).read_bytes()
+    block = attempts.reserve(ONE, 10)
+    assert all(attempts.take(block) for _ in range(10))
+    checkpoints.save(attempts.count, attempts.mark)
+    attempts.close()
+    return tmp_path, checkpoints, older
+
+
+def test_a_ledger_that_saw_the_checkpoint_is_taken(trained):
+    folder, checkpoints, _ = trained
+    attempts = attempts_in(folder)
+    attempts.refuse_forgetting(checkpoints)
+    assert attempts.count == 40 and checkpoints.restore() == 40
+
+
+@pytest.mark.parametrize("how", ["deleted", "older", "another"])
+def test_a_ledger_that_was_deleted_or_put_back_is_refused(trained, how):
+    folder, checkpoints, older = trained
+    (folder / LEDGER).unlink()
+    if how == "older":
+        (folder / LEDGER).write_bytes(older)
+    attempts = attempts_in(folder)
+    if how == "another":
+        block = attempts.reserve(ONE, 50)
+        assert all(attempts.take(block) for _ in range(50))
+    with pytest.raises(BrokenLedger, match="Put the (newest|right) one back"):
+        attempts.refuse_forgetting(checkpoints)
+
+
+@pytest.mark.parametrize("name", ["server-0/0-0", "training.json"])
+@pytest.mark.parametrize("how", ["a bit", "gone"])
+def test_a_checkpoint_with_a_flipped_bit_is_refused_by_the_files_name(trained, name, how):
+    folder, checkpoints, _ = trained
+    (found,) = folder.glob(f"*/{name}")
+    if how == "gone" and name == "training.json":
+        pytest.skip("a checkpoint is its header")
+    if how == "gone":
+        found.unlink()
+    else:
+        content = bytearray(found.read_bytes())
+        content[len(content) // 2] ^= 1
+        found.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} was changed after it was written") as refused:
+        checkpoints.restore()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_of_another_training_is_refused(trained):
+    folder, _, _ = trained
+    with pytest.raises(ValueError, match="its mechanism is some, here it is other"):
+        Checkpoints(str(folder), [OneNumber()], {"mechanism": "other"}).restore()
 
 
 def test_a_directory_belongs_to_one_process_as_long_as_it_lives(tmp_path):

@@ -1,37 +1,37 @@
-"""Counting attempts: each is on disk before it is made.
+"""Counting attempts: each is paid for before it is made.
 
 A step that a worker was making when it died may have landed nowhere, on some servers or on all; the coordinator makes
 it again, with another batch. The data was looked at both times, so both count. And a coordinator that dies must not
-take its count with it: attempts are reserved in a file, synced, before the first of them is dispatched, in blocks. What
-was reserved counts when the file is read again, dispatched or not.
+take its count with it: attempts are paid for in a ledger (`privacy.ledger`), synced, in blocks, before the first of a
+block is dispatched. What was paid for counts when the ledger is read again, dispatched or not, and at the price of the
+day: with the sampling and the noise that it was paid for.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-from typing import Any
 
 import dp_accounting
 
-from tfdp_rec.files import writing
-from tfdp_rec.privacy import events
+from tfdp_rec.distribute.checkpoint import Checkpoints
+from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.privacy.book import Book
+from tfdp_rec.privacy.history import Entry
+from tfdp_rec.privacy.ledger import Ledger
+from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
 
-_FORMAT = "tfdp_rec attempts"
+LEDGER = "ledger.jsonl"
 
 
 class Attempts:
-    """A count of attempts by event, in a file if there is one.
+    """A count of attempts, in a ledger if there is one.
 
     Args:
-        path: of the file; None to keep the count in memory alone.
-
-    Raises:
-        ValueError: if the file is not one of these.
+        book: what the steps of this training are paid in; None to keep the count in memory alone.
 
     Example:
-        >>> attempts = Attempts(None)
+        >>> attempts = Attempts()
         >>> block = attempts.reserve(dp_accounting.GaussianDpEvent(1.0), 2)
         >>> attempts.take(block), attempts.take(block), attempts.take(block)
         (True, True, False)
@@ -39,28 +39,35 @@ class Attempts:
         2
     """
 
-    def __init__(self, path: str | None):
-        self._path, self._lock = path, threading.Lock()
-        self.runs: list[tuple[dp_accounting.DpEvent, int]] = _read(path) if path and os.path.exists(path) else []
-        self._left, self._block = 0, 0
+    def __init__(self, book: Book | None = None):
+        self._book, self._lock = book, threading.Lock()
+        self._reserved = book.ledger.steps if book else 0
+        self._left, self._block, self._payment = 0, 0, 0
 
     @property
     def count(self) -> int:
         """Attempts that were made, or may have been."""
-        return sum(steps for _, steps in self.runs) - self._left
+        return self._reserved - self._left
+
+    @property
+    def mark(self) -> Mark | None:
+        """Where the ledger stands, for a checkpoint to keep."""
+        return self._book.ledger.mark if self._book else None
+
+    def paid(self) -> list[Entry]:
+        """What was paid for, each stretch at its own price."""
+        return self._book.entries() if self._book else []
 
     def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
-        """Counts attempts that are about to be made, and returns the number of their block.
+        """Pays for attempts that are about to be made, and returns the number of their block.
 
-        Those of the block before that were not made are taken back, and can no longer be made.
+        Those of the block before that were not made are given back, and can no longer be made.
         """
         with self._lock:
-            self._take_back()
-            if self.runs and self.runs[-1][0] == event:
-                self.runs[-1] = (event, self.runs[-1][1] + number)
-            else:
-                self.runs.append((event, number))
-            self._write()
+            self._give_back()
+            if self._book:
+                self._payment = self._book.pay_steps(event, number)
+            self._reserved += number
             self._left = number
             self._block += 1
             return self._block
@@ -72,30 +79,52 @@ class Attempts:
             self._left -= may
             return may
 
-    def close(self) -> None:
-        """No attempt is under way: those reserved and not made do not count."""
+    def end(self) -> None:
+        """No attempt is under way: those paid for and not made are given back."""
         with self._lock:
-            self._take_back()
-            self._write()
+            self._give_back()
 
-    def _take_back(self) -> None:
-        if self._left:
-            event, steps = self.runs.pop()
-            if steps > self._left:
-                self.runs.append((event, steps - self._left))
+    def _give_back(self) -> None:
+        if self._left and self._book:
+            self._book.ledger.give_back(self._payment, self._left, self._left)
+        self._reserved -= self._left
         self._left = 0
 
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        runs = [[events.to_json(event), steps] for event, steps in self.runs]
-        with writing(self._path) as file:
-            json.dump({"format": _FORMAT, "runs": runs}, file)
+    def refuse_forgetting(self, checkpoints: Checkpoints | None) -> None:
+        """Raises if something was done in a checkpoint's directory that the ledger does not know of.
+
+        Args:
+            checkpoints: of the training.
+
+        Raises:
+            BrokenLedger: the ledger was deleted, or put back from an older backup.
+        """
+        found = checkpoints.stand() if checkpoints else None
+        if found is not None and self._book:
+            self._book.ledger.refuse_behind(*found)
+
+    def close(self) -> None:
+        """Lets another trainer have the ledger."""
+        self.end()
+        if self._book:
+            self._book.ledger.close()
 
 
-def _read(path: str) -> list[tuple[dp_accounting.DpEvent, int]]:
-    with open(path, encoding="utf-8") as file:
-        found: Any = json.load(file)
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise ValueError(f"{path} does not hold the attempts of a training.")
-    return [(events.from_json(event), int(steps)) for event, steps in found["runs"]]
+def opened(directory: str | None, sampling: PoissonSampling, data_changed: bool) -> Attempts:
+    """The attempts of a training.
+
+    Args:
+        directory: of its checkpoints, which the ledger is beside; without one, attempts are counted in memory.
+        sampling: whose steps these are.
+        data_changed: whether they are of other data than those of the ledger's last entry.
+
+    Raises:
+        BrokenLedger: the ledger is no evidence, or is about another unit or other data.
+        ValueError: another trainer has it.
+    """
+    if directory is None:
+        return Attempts()
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    data = Snapshot(sampling.num_units, sampling.unit)
+    ledger = Ledger(os.path.join(directory, LEDGER), sampling.unit, data, sampling.adjacency, data_changed)
+    return Attempts(Book(ledger, sampling))

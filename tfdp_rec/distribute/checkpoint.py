@@ -1,15 +1,18 @@
 """Training checkpoints of a cluster: folders to go on from, as opposed to models to release.
 
     NNNNNN-step-S.cluster-checkpoint/
-        training.json       what training it is of; written by the coordinator
+        training.json       what training it is of, where its ledger stood, and a hash of every file; the coordinator's
         server-I/...        what server I holds, rows that owe noise and all; written by that server
 
 The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole
-and synced, and the one before it goes when it has. No noise key is in it.
+and synced, and the one before it goes when it has. No noise key is in it. Nothing of it is taken over unless all of it
+is as it was written: a flipped bit in a mark would drop noise that nobody misses.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -19,6 +22,7 @@ from typing import Any
 
 from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.files import replacing
+from tfdp_rec.privacy.ledger_lines import Mark, finite, parsed, written
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")
@@ -43,8 +47,12 @@ class Checkpoints:
         """The path of the last checkpoint, or None."""
         return self._paths()[-1] if self._paths() else None
 
-    def save(self, step: int) -> str:
+    def save(self, step: int, mark: Mark | None = None) -> str:
         """Writes a checkpoint and removes those before it; returns its path.
+
+        Args:
+            step: attempts so far.
+            mark: where their ledger stands.
 
         Raises:
             OSError: if what a server wrote is not to be seen here.
@@ -54,6 +62,7 @@ class Checkpoints:
         path = os.path.join(self.directory, f"{number:06d}-step-{step}{_SUFFIX}")
         with replacing(path) as temporary:
             os.mkdir(temporary, mode=0o700)
+            hashes: dict[str, str] = {}
             for index, state in enumerate(self._states):
                 folder = os.path.join(temporary, f"server-{index}")
                 os.mkdir(folder, mode=0o700)
@@ -64,32 +73,50 @@ class Checkpoints:
                         f"Server {index} wrote to {folder}, but {len(missing)} of its files are not there: "
                         "checkpoint_directory must be on a file system that the coordinator and all servers share."
                     )
-            with open(os.path.join(temporary, _HEADER), "w", encoding="utf-8") as file:
-                json.dump({**self._identity, "step": step}, file, indent=1)
+                hashes |= {f"server-{index}/{name}": _hash(os.path.join(folder, name)) for name in state.files()}
+            stand = {"step": step, "ledger": None if mark is None else dataclasses.asdict(mark)}
+            with open(os.path.join(temporary, _HEADER), "wb") as file:
+                file.write(written(finite({**self._identity, **stand, "files": hashes})))
         for before in older:
             shutil.rmtree(before)
         return path
+
+    def stand(self) -> tuple[int, Mark | None] | None:
+        """The attempts of the last checkpoint, and where their ledger stood; None if there is no checkpoint.
+
+        Raises:
+            ValueError: if it was changed.
+        """
+        path = self.latest()
+        return None if path is None else _stand(_header(path))
 
     def restore(self) -> int | None:
         """Puts the servers where the last checkpoint left them; returns its step, or None if there is none.
 
         Raises:
-            ValueError: if it is of another training.
+            ValueError: if it is of another training, or is not as it was written.
         """
         path = self.latest()
         self._clean_up()
         if path is None:
             return None
-        with open(os.path.join(path, _HEADER), encoding="utf-8") as file:
-            header = json.load(file)
-        step = int(header.pop("step"))
-        for key in {**header, **self._identity}:
-            theirs, mine = header.get(key), self._identity.get(key)
-            if theirs != mine:
-                raise ValueError(f"{path} is of another training: its {key} is {theirs}, here it is {mine}.")
+        header = _header(path)
+        self._refuse_another(path, header)
+        for name, expected in header["files"].items():
+            if _hash(os.path.join(path, name)) != expected:
+                raise ValueError(f"{os.path.join(path, name)} was changed after it was written{_WAY_OUT}")
         for index, state in enumerate(self._states):
             state.restore(os.path.join(path, f"server-{index}"))
-        return step
+        return _stand(header)[0]
+
+    def _refuse_another(self, path: str, header: Mapping[str, Any]) -> None:
+        theirs = {key: value for key, value in header.items() if key not in ("step", "ledger", "files", "hash")}
+        mine = finite(self._identity)
+        for key in {**theirs, **mine}:
+            if theirs.get(key) != mine.get(key):
+                raise ValueError(
+                    f"{path} is of another training: its {key} is {theirs.get(key)}, here it is {mine.get(key)}."
+                )
 
     def _paths(self) -> list[str]:
         found = sorted((int(m.group(1)), name) for name in os.listdir(self.directory) if (m := _NAME.match(name)))
@@ -100,3 +127,27 @@ class Checkpoints:
         for name in os.listdir(self.directory):
             if name.startswith(".") and _SUFFIX in name:
                 shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
+
+
+_WAY_OUT = ": put the checkpoint back from a backup, or begin anew in another directory, and count what was spent."
+
+
+def _header(path: str) -> dict[str, Any]:
+    name = os.path.join(path, _HEADER)
+    with open(name, "rb") as file:
+        header = parsed(file.read().removesuffix(b"\n"))
+    if header is None:
+        raise ValueError(f"{name} was changed after it was written{_WAY_OUT}")
+    return header
+
+
+def _stand(header: Mapping[str, Any]) -> tuple[int, Mark | None]:
+    return int(header["step"]), Mark(**header["ledger"]) if header["ledger"] else None
+
+
+def _hash(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return "missing"

@@ -28,7 +28,8 @@ def servers_alive() -> Iterator[None]:
         _strategies.clear()  # the next trainer of this process connects anew
         raise ServerLost(
             "A parameter server died, and with it its part of the model. Start it again, make the trainer again, in "
-            f"this program or another, and go on from the last checkpoint: trainer.resume(). ({problem.message[:200]})."
+            "this program (after trainer.close()) or another, and go on from the last checkpoint: trainer.resume(). "
+            f"({problem.message[:200]})."
         ) from problem
 
 

@@ -10,7 +10,6 @@ counted before it is dispatched, and again when it is dispatched again because i
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,19 +21,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
-from tfdp_rec.distribute.attempts import Attempts
+from tfdp_rec.distribute.attempts import Attempts, opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
-from tfdp_rec.files import hold
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.privacy.drawn import SeenDraws, source_of
-from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry
+from tfdp_rec.privacy.drawn import NO_SAMPLING, SeenDraws, in_words, source_of
+from tfdp_rec.privacy.step_history import void_of
 from tfdp_rec.training.batch import normalised
 from tfdp_rec.training.model import PrivateTraining
 
@@ -55,9 +53,11 @@ class ParameterServerTrainer:
         loss_weights: as for `compile`.
         microbatch_size: as for `compile`.
         sampling: the Poisson sampling that `dataset_fn` draws with; needed for a private optimizer.
-        checkpoint_directory: where training checkpoints and the count of attempts are kept, on a file system that all
-            processes share; one training, one directory. None for neither.
+        checkpoint_directory: where training checkpoints, and the ledger that attempts are paid in, are kept, on a file
+            system that all processes share; one training, one directory, one trainer at a time. None for neither.
         checkpoint_every: attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
+        data_changed: say so where a training goes on with other data than before, grown for instance. What was done
+            with the old stays at its price.
         min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
         seconds_without_progress: how long to wait for any step to end before giving up.
         seconds_to_connect: how long workers and servers may take until they answer.
@@ -66,6 +66,7 @@ class ParameterServerTrainer:
         ValueError: for what is no cluster, or an optimizer that does not run on one.
         TimeoutError: naming the workers and servers that do not answer.
         NotPrivate: for what has no guarantee on parameter servers.
+        BrokenLedger: the ledger of the directory was deleted or changed, or is about other data.
 
     Example:
         >>> with LocalCluster(workers=2, servers=2) as cluster:  # doctest: +SKIP
@@ -89,6 +90,7 @@ class ParameterServerTrainer:
         sampling: PoissonSampling | None = None,
         checkpoint_directory: str | None = None,
         checkpoint_every: int | None = None,
+        data_changed: bool = False,
         min_shard_bytes: int = 1 << 18,
         seconds_without_progress: float = 300.0,
         seconds_to_connect: float = 60.0,
@@ -98,8 +100,6 @@ class ParameterServerTrainer:
         if microbatch_size is not None:
             self._compile_options["microbatch_size"] = microbatch_size
         self.sampling, self._patience = sampling, seconds_without_progress
-        self._attempts = _attempts(checkpoint_directory)
-        self._resumed = self._attempts.count == 0
         self._every, self._saved = checkpoint_every, 0
         self._progress = _Progress()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
@@ -115,6 +115,10 @@ class ParameterServerTrainer:
         self._refuse_shared_seeds()
         self._make_step()
         self._checkpoints = self._make_checkpoints(checkpoint_directory)
+        directory = checkpoint_directory if self._private else None
+        self._attempts = opened(directory, sampling, data_changed) if sampling else Attempts()
+        self._attempts.refuse_forgetting(self._checkpoints)
+        self._resumed = self._attempts.count == 0
 
     # Making.
 
@@ -149,6 +153,11 @@ class ParameterServerTrainer:
         self._source, spec = source_of(given), normalised(given)
         if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
+        if self._source.sampling not in (None, self.sampling):
+            raise NotPrivate(
+                f"dataset_fn gives batches of another sampling ({self._source.sampling.describe()}) than sampling=: "
+                "draw with the one that is given."
+            )
         return spec
 
     def _cluster_model(self) -> Any:
@@ -201,7 +210,8 @@ class ParameterServerTrainer:
             The attempts so far.
 
         Raises:
-            ValueError: there is no checkpoint directory, it is of another training, or the accountant is not fresh.
+            ValueError: there is no checkpoint directory, it is of another training or was changed, or the accountant
+                is not fresh.
         """
         if self._checkpoints is None:
             raise ValueError("There is nothing to resume from: pass checkpoint_directory.")
@@ -211,10 +221,8 @@ class ParameterServerTrainer:
             accountant.follow(self._optimizer)
         with servers_alive():
             self._checkpoints.restore()
-        for event, count in self._attempts.runs:
-            drawn = self._source.sampling
-            made = Entry(event, count, DRAWN, drawn.get_state()) if drawn else Entry(event, count, UNPROVEN)
-            self._optimizer.privacy_history.add_entry(made)
+        for entry in self._attempts.paid():
+            self._optimizer.privacy_history.add_entry(entry)
         self._optimizer.iterations.assign(self._attempts.count)
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
@@ -223,7 +231,7 @@ class ParameterServerTrainer:
         """Writes a checkpoint, if there is a directory for it."""
         if self._checkpoints is not None:
             with servers_alive():
-                self._checkpoints.save(self._attempts.count)
+                self._checkpoints.save(self._attempts.count, self._attempts.mark)
             self._saved = self._attempts.count
 
     @property
@@ -280,7 +288,7 @@ class ParameterServerTrainer:
                 if model.stop_training:
                     break
         finally:
-            self._attempts.close()
+            self._attempts.end()
         self.save()
         listeners.on_epoch_end(0, logs)
         listeners.on_train_end(logs)
@@ -295,7 +303,7 @@ class ParameterServerTrainer:
 
     def _wait_for_servers(self) -> None:
         self._progress.restart()
-        with servers_alive():
+        with in_words(), servers_alive():
             try:
                 self._wait()
             except tf.errors.OutOfRangeError as problem:
@@ -319,11 +327,17 @@ class ParameterServerTrainer:
                 schedule(self._coordinator, attempt, (self._iterator,))
             self._wait_for_servers()
         finally:
-            made = self._attempts.count - before
-            if self._private:
-                self._optimizer.privacy_history.add(self._optimizer, self._source, made)
-            self._optimizer.iterations.assign_add(made)
+            self._count(self._attempts.count - before)
         return self._progress.total
+
+    def _count(self, made: int) -> None:
+        """Enters what a round has made; where a draw was used twice, which shows afterwards, nothing is proven."""
+        repeated = self._progress.repeated
+        if self._private:
+            self._optimizer.privacy_history.add(self._optimizer, NO_SAMPLING if repeated else self._source, made)
+        self._optimizer.iterations.assign_add(made)
+        if repeated:
+            self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
 
     def _wait(self) -> None:
         while not self._coordinator.done():
@@ -335,7 +349,11 @@ class ParameterServerTrainer:
         self._coordinator.join()
 
     def _event(self) -> dp_accounting.DpEvent:
-        return self._optimizer.dp_event() if self._private else dp_accounting.NonPrivateDpEvent()
+        """What an attempt is paid for; nothing bounds its cost where no sampling drew, or noise can be repeated."""
+        proven = self._private and self._source.sampling is not None
+        if not proven or void_of(self._optimizer, self._source):
+            return dp_accounting.NonPrivateDpEvent()
+        return self._optimizer.dp_event()
 
     def _settings(self) -> list[float]:
         optimizer = self._optimizer
@@ -370,20 +388,22 @@ class ParameterServerTrainer:
         """
         self.model().export(path)
 
+    def close(self) -> None:
+        """Lets another trainer, in this program or another, go on from the checkpoint directory."""
+        self._attempts.close()
 
-def _attempts(directory: str | None) -> Attempts:
-    if directory is None:
-        return Attempts(None)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    hold(directory)
-    return Attempts(os.path.join(directory, "attempts.json"))
+    def __enter__(self) -> ParameterServerTrainer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 class _Progress:
     """The losses of a round, and when the last of them came."""
 
     def __init__(self) -> None:
-        self._lock, self.total, self._draws = threading.Lock(), np.zeros(2), SeenDraws()
+        self._lock, self.total, self._draws, self.repeated = threading.Lock(), np.zeros(2), SeenDraws(), False
         self.restart()
 
     def restart(self) -> None:
@@ -391,7 +411,11 @@ class _Progress:
 
     def add(self, found: np.ndarray, draw: list[int]) -> None:
         with self._lock:
-            self._draws.add(*draw)
+            try:
+                self._draws.add(*draw)
+            except NotPrivate:
+                self.repeated = True
+                raise
             self.total = self.total + found
             self._last = time.monotonic()
 

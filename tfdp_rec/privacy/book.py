@@ -98,6 +98,11 @@ class Book:
 
     # Reading.
 
+    def entries(self) -> list[Entry]:
+        """All steps that were paid for, under whatever sampling, in their order."""
+        found = [(paid, entry) for paid, entry in self._payments() if entry is not None]
+        return [dataclasses.replace(entry, steps=paid.steps) for paid, entry in found if paid.steps]
+
     def own(self, history: History) -> list[Entry]:
         """Steps under this sampling that were paid for, without those ahead."""
         mine, ahead = self._sampling.get_state(), self.ahead(history)

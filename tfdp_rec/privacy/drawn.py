@@ -228,7 +228,7 @@ class SeenDraws:
         if iteration == _NONE:
             return
         if number <= self._last.get(iteration, _NONE):
-            raise NotPrivate(f"{_REFUSED}draw {number}{_USED.strip()}.")
+            raise NotPrivate(f"{_REFUSED}draw {number}{_USED.rstrip()}")
         self._last[iteration] = number
 
 
@@ -322,7 +322,7 @@ def in_words() -> Iterator[None]:
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as problem:
-        found = re.search(rf"{_REFUSED}([^\n]*?\.)(?=\\n|\n|$)", str(problem))
+        found = re.search(rf"{_REFUSED}([^\n]*?)\.(?=\\n|\n|$)", str(problem))
         if found is None:
             raise
         raise NotPrivate(f"{_REFUSED}{found.group(1)}.") from problem
