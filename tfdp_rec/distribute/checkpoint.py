@@ -104,7 +104,7 @@ class Checkpoints:
         self._refuse_another(path, header)
         for name, expected in header["files"].items():
             if _hash(os.path.join(path, name)) != expected:
-                raise ValueError(f"{os.path.join(path, name)} was changed after it was written{_WAY_OUT}")
+                raise ValueError(f"{os.path.join(path, name)} was changed after it was written{_WAY_OUT}.")
         for index, state in enumerate(self._states):
             state.restore(os.path.join(path, f"server-{index}"))
         return _stand(header)[0]
@@ -129,7 +129,7 @@ class Checkpoints:
                 shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
 
 
-_WAY_OUT = ": put the checkpoint back from a backup, or begin anew in another directory, and count what was spent."
+_WAY_OUT = ": put the checkpoint back from a backup, or begin anew in another directory, and count what was spent"
 
 
 def _header(path: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _header(path: str) -> dict[str, Any]:
     with open(name, "rb") as file:
         header = parsed(file.read().removesuffix(b"\n"))
     if header is None:
-        raise ValueError(f"{name} was changed after it was written{_WAY_OUT}")
+        raise ValueError(f"{name} was changed after it was written{_WAY_OUT}.")
     return header
 
 

@@ -228,7 +228,7 @@ class SeenDraws:
         if iteration == _NONE:
             return
         if number <= self._last.get(iteration, _NONE):
-            raise NotPrivate(f"{_REFUSED}draw {number}{_USED.rstrip()}")
+            raise NotPrivate(f"{_REFUSED}draw {number}{_USED[:-2]}.")
         self._last[iteration] = number
 
 
