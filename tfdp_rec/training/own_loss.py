@@ -1,0 +1,119 @@
+"""A model's own `per_example_loss`, wherever Keras would compute a compiled loss from predictions.
+
+    loss = mean over the examples of per_example_loss(batch)
+
+It is what `evaluate` and validation show, and what an ordinary optimizer trains, as it is what a mechanism trains.
+A model that overrides `compute_loss` besides is evaluated, and trained by ordinary optimizers, by that.
+
+Metrics come from two places. Those given to `compile` compare the batch's targets with what the model's call gave while
+the loss was computed. Those that a model holds itself, it updates itself, in its loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
+from tfdp_rec.training.batch import Batch
+
+_LIBRARIES = ("keras", "tensorflow_recommenders")
+_DEFAULT = "tfdp_rec.training.model"  # where the per_example_loss of a compiled loss is
+
+
+def has_own_loss_alone(model: Any) -> bool:
+    """Whether a model has a `per_example_loss` of its own, and no `compute_loss` beside it."""
+    kind = type(model)
+    return _module(kind.per_example_loss) != _DEFAULT and _module(kind.compute_loss).split(".")[0] in _LIBRARIES
+
+
+def _module(method: Any) -> str:
+    return getattr(method, "__module__", None) or ""
+
+
+# Steps.
+
+
+def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
+    """A step of `evaluate`.
+
+    Args:
+        model: with `PrivateTraining`.
+        examples: the batch.
+    """
+    losses = model.private_step.losses(Batch(examples), training=False)
+    return logs_of(model, losses)
+
+
+def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
+    """A step of an ordinary optimizer: the mean loss and what regularises the weights, neither clipped nor noised.
+
+    Args:
+        model: with `PrivateTraining`.
+        examples: the batch.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    with tf.GradientTape() as tape:
+        losses = model.private_step.losses(Batch(examples))
+        total = (mean_of(losses) + sum(tf.cast(one, losses.dtype) for one in model.losses)) / replicas
+        total = model.optimizer.scale_loss(total)
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(total, weights), weights))
+    return logs_of(model, losses)
+
+
+def mean_of(losses: tf.Tensor) -> tf.Tensor:
+    """The mean; of no examples, zero."""
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
+
+
+# What is shown.
+
+
+def logs_of(model: Any, losses: tf.Tensor, whole: bool = True) -> dict[str, Any]:
+    """Loss and metrics so far, this step's included.
+
+    Args:
+        model: with `PrivateTraining`.
+        losses: of the examples that count, `[n]`.
+        whole: whether the loss had the batch at once, so that metrics can be told what was predicted.
+
+    Raises:
+        ValueError: for compiled metrics that the loss gives no predictions for.
+    """
+    loss_tracker(model).update_state(mean_of(losses), sample_weight=tf.cast(tf.size(losses), tf.float32))
+    found = model.private_step.take_predictions()
+    if whole and compiled_metrics(model) is not None:
+        _refuse_nothing_to_compare(model, found)
+    if found is None:
+        seen = {metric.name for metric in getattr(compiled_metrics(model), "metrics", ())}
+        return {name: value for name, value in model.get_metrics_result().items() if name not in seen}
+    x, y, y_pred, sample_weight = found
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _refuse_nothing_to_compare(model: Any, found: Any) -> None:
+    kind = type(model).__name__
+    if found is None:
+        raise ValueError(
+            f"compile(metrics=...) compares targets with what {kind} predicts: let its per_example_loss call it once "
+            "for them, y_pred = self(x, training=training); or leave metrics out, and update some of the model's own "
+            "in per_example_loss."
+        )
+    if found[1] is None:
+        raise ValueError(
+            f"compile(metrics=...) compares predictions with targets, and the batches have none: give {kind} data as "
+            "(x, y); or leave metrics out, and update some of the model's own in per_example_loss."
+        )
+
+
+def refuse_no_call(model: Any) -> None:
+    """A model may train without predicting anything; asked for predictions, it says what they take."""
+    kind = type(model)
+    if kind.call is keras.Model.call:
+        raise NotImplementedError(
+            f"{kind.__name__} predicts nothing yet: def call(self, inputs) says what, for calling it, predict and "
+            "export; training and evaluate go by per_example_loss alone."
+        )
