@@ -227,3 +227,60 @@ def test_a_compute_loss_beside_it_evaluates_as_before():
     model = compiled(Both())
     model.fit(towers_data(), verbose=0)
     assert model.evaluate(towers_data(), verbose=0, return_dict=True)["loss"] == 7.0
+
+
+# A compute_loss alone.
+
+
+class OfABatch(tfdp_rec.PrivateModel):
+    """As keras-rs' examples have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.score(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.losses.Huber()(y, y_pred)
+
+
+def said_of(kind):
+    with pytest.raises(tfdp_rec.NotPrivate, match=f"^{kind.__name__} ") as refused:
+        kind().compile(private(), loss="mse")
+    assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
+    return str(refused.value)
+
+
+def test_a_loss_of_a_batch_is_refused_with_the_lines_to_write():
+    """They are followed to the letter, and the loss is the one it was."""
+    said = said_of(OfABatch)
+    lines = said[said.index("def per_example_loss") : said.index("return what")]
+    written: dict = {}
+    exec(f"{lines} return loss(y, y_pred)", {"loss": keras.losses.Huber(reduction=None)}, written)
+    model = compiled(type("Mended", (OfABatch,), written)())
+    assert model(X).shape == (24, 1)
+    before = float(keras.losses.Huber()(Y, model(X)))
+    np.testing.assert_allclose(model.fit(X, Y, batch_size=24, verbose=0).history["loss"], [before], rtol=1e-5)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), keras.losses.Huber()(Y, model(X)), rtol=1e-5)
+
+
+def test_a_loss_of_a_batch_as_tfrs_has_it():
+    class OfTfrs(tfdp_rec.PrivateTraining, tfrs.Model):
+        def compute_loss(self, inputs, training=False):
+            return tf.reduce_mean(inputs)
+
+    said = said_of(OfTfrs)
+    assert "def per_example_loss(self, data, training=True): return what compute_loss averages" in said
+
+
+def test_a_tfrs_model_without_any_loss():
+    class Lossless(tfdp_rec.PrivateTraining, tfrs.Model):
+        pass
+
+    assert "says nothing of its loss: def per_example_loss" in said_of(Lossless)
+
+
+def test_a_loss_of_a_batch_trains_under_an_ordinary_optimizer():
+    compiled(OfABatch(), "sgd").fit(X, Y, verbose=0)

@@ -26,7 +26,14 @@ from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
-from tfdp_rec.training.own_loss import evaluation_step, has_own_loss_alone, logs_of, ordinary_step, refuse_no_call
+from tfdp_rec.training.own_loss import (
+    evaluation_step,
+    has_own_loss_alone,
+    logs_of,
+    ordinary_step,
+    refuse_loss_of_a_batch,
+    refuse_no_call,
+)
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.release import settle_for
 from tfdp_rec.training.step import PrivateStep, diagnostics, finite_losses
@@ -127,7 +134,7 @@ class PrivateTraining(Doors):
             raise NotPrivate("LossScaleOptimizer scales gradients past the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
             _refuse_options(self, kwargs)
-            _refuse_own_loss(self)
+            refuse_loss_of_a_batch(self)
             ask_for_float32_products()
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
@@ -419,12 +426,3 @@ def _refuse_options(model: Any, options: dict[str, Any]) -> None:
     policy = getattr(model, "dtype_policy", None)
     if policy is not None and policy.compute_dtype == "float16":
         raise NotPrivate("float16 needs loss scaling, which breaks the clip; use the policy mixed_bfloat16.")
-
-
-def _refuse_own_loss(model: Any) -> None:
-    kind = type(model)
-    if kind.per_example_loss is PrivateTraining.per_example_loss and kind.compute_loss is not keras.Model.compute_loss:
-        raise NotPrivate(
-            f"{kind.__name__} overrides compute_loss, which gives one number for a whole batch; private training needs "
-            "each example's: define per_example_loss(self, data, training) instead, returning losses of shape [batch]."
-        )

@@ -11,26 +11,53 @@ the loss was computed. Those that a model holds itself, it updates itself, in it
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
 from tfdp_rec.training.batch import Batch
 
 _LIBRARIES = ("keras", "tensorflow_recommenders")
-_DEFAULT = "tfdp_rec.training.model"  # where the per_example_loss of a compiled loss is
+_DEFAULT = "tfdp_rec.training.model"  # whose per_example_loss is that of a compiled loss
 
 
 def has_own_loss_alone(model: Any) -> bool:
     """Whether a model has a `per_example_loss` of its own, and no `compute_loss` beside it."""
+    return _is_own(model, "per_example_loss") and not _is_own(model, "compute_loss")
+
+
+def refuse_loss_of_a_batch(model: Any) -> None:
+    """`compute_loss` alone gives one number a batch, from which no example's part can be told.
+
+    Raises:
+        NotPrivate: with the lines to write beside it.
+    """
     kind = type(model)
-    return _module(kind.per_example_loss) != _DEFAULT and _module(kind.compute_loss).split(".")[0] in _LIBRARIES
+    if _is_own(model, "per_example_loss") or kind.compute_loss is keras.Model.compute_loss:
+        return
+    if not _is_own(model, "compute_loss"):
+        raise NotPrivate(
+            f"{kind.__name__} says nothing of its loss: def {_SIGNATURE} gives each example's, of shape [batch]."
+        )
+    inputs = inspect.signature(kind.compute_loss).parameters
+    lines = "x, y = data; y_pred = self(x, training=training); " if "y_pred" in inputs else ""
+    raise NotPrivate(
+        f"{kind.__name__} overrides compute_loss, which gives one number for a whole batch, and private training needs "
+        f"each example's: write beside it def {_SIGNATURE}: {lines}return what compute_loss averages, of shape [batch] "
+        "(Keras' losses give it if made with reduction=None); compute_loss is left for evaluate."
+    )
 
 
-def _module(method: Any) -> str:
-    return getattr(method, "__module__", None) or ""
+_SIGNATURE = "per_example_loss(self, data, training=True)"
+
+
+def _is_own(model: Any, method: str) -> bool:
+    module = getattr(getattr(type(model), method), "__module__", None) or ""
+    return module != _DEFAULT and module.split(".")[0] not in _LIBRARIES
 
 
 # Steps.
