@@ -24,6 +24,8 @@ from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, ow
 class NotPrivate(ValueError):
     """What was asked for would break the guarantee, or cannot be shown to keep it."""
 
+    operation: Any = None  # of TensorFlow's, that is at fault, where one is
+
 
 @dataclasses.dataclass
 class Call:
@@ -50,7 +52,12 @@ class Hooks:
 
 
 class Rule(abc.ABC):
-    """Runs a layer under recording and gives the factors of its variables."""
+    """Runs a layer under recording and gives the factors of its variables.
+
+    Class attribute `way`: how it clips, in a few words, for reports.
+    """
+
+    way = "a rule of its own"
 
     @abc.abstractmethod
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
@@ -160,6 +167,8 @@ def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
 class ActivatedRule(Rule):
     """Layers that end in `self.activation`: what is watched is the activation's input."""
 
+    way = "closed form"
+
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
         activation = layer.activation
@@ -265,6 +274,8 @@ class Conv1DRule(ActivatedRule):
 class LayerNormalizationRule(Rule):
     """y = x̂ γ + β with x̂ the normalised input: the gradients are Σ_t x̂_t g_t and Σ_t g_t."""
 
+    way = "closed form"
+
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         return hooks.watch(original(*call.args, **call.kwargs))
 
@@ -301,6 +312,8 @@ def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) ->
 
 class EmbeddingRule(Rule):
     """Rows looked up by id: read by a gather from the variable itself, never by a whole read of the table."""
+
+    way = "by row"
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
@@ -360,12 +373,15 @@ class UniversalRule(Rule):
     depends on its input row alone, at the price of one formed gradient an example.
     """
 
+    way = "one formed gradient an example"
+
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
-        self._refuse_randomness_and_state(call.layer)
+        self.refuse_randomness_and_state(call.layer)
         return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
 
     @staticmethod
-    def _refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
+    def refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
+        """What running a layer once more would change."""
         parts = list(layers_within(layer))
         for part in parts:
             if any(_is_positive(getattr(part, name, None)) for name in _RANDOM):

@@ -33,6 +33,7 @@ from tfdp_rec.training.own_loss import (
     ordinary_step,
     refuse_loss_of_a_batch,
     refuse_no_call,
+    refuse_no_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.release import settle_for
@@ -133,7 +134,7 @@ class PrivateTraining(Doors):
         ):
             raise NotPrivate("LossScaleOptimizer scales gradients past the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
-            _refuse_options(self, kwargs)
+            refuse_options(self, kwargs)
             refuse_loss_of_a_batch(self)
             ask_for_float32_products()
             if microbatch_size is not None and microbatch_size < 1:
@@ -208,8 +209,7 @@ class PrivateTraining(Doors):
             data: a batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: for layers that behave otherwise in training.
         """
-        if self._loss is None:
-            raise ValueError(f"{type(self).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
+        refuse_no_loss(self)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=training)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
@@ -406,7 +406,12 @@ def _functional(kind: type) -> type:
     return made
 
 
-def _refuse_options(model: Any, options: dict[str, Any]) -> None:
+def refuse_options(model: Any, options: dict[str, Any]) -> None:
+    """What a private optimizer cannot be compiled with.
+
+    Raises:
+        NotPrivate: with the reason.
+    """
     strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # of now, and when the model was made
     if any(strategy.num_replicas_in_sync > 1 for strategy in strategies_of):
         raise NotPrivate(

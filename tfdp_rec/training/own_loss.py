@@ -27,7 +27,7 @@ _DEFAULT = "tfdp_rec.training.model"  # whose per_example_loss is that of a comp
 
 def has_own_loss_alone(model: Any) -> bool:
     """Whether a model has a `per_example_loss` of its own, and no `compute_loss` beside it."""
-    return _is_own(model, "per_example_loss") and not _is_own(model, "compute_loss")
+    return is_own(model, "per_example_loss") and not is_own(model, "compute_loss")
 
 
 def refuse_loss_of_a_batch(model: Any) -> None:
@@ -37,9 +37,9 @@ def refuse_loss_of_a_batch(model: Any) -> None:
         NotPrivate: with the lines to write beside it.
     """
     kind = type(model)
-    if _is_own(model, "per_example_loss") or kind.compute_loss is keras.Model.compute_loss:
+    if is_own(model, "per_example_loss") or kind.compute_loss is keras.Model.compute_loss:
         return
-    if not _is_own(model, "compute_loss"):
+    if not is_own(model, "compute_loss"):
         raise NotPrivate(
             f"{kind.__name__} says nothing of its loss: def {_SIGNATURE} gives each example's, of shape [batch]."
         )
@@ -52,10 +52,26 @@ def refuse_loss_of_a_batch(model: Any) -> None:
     )
 
 
+def refuse_no_loss(model: Any) -> None:
+    """Without a loss of its own, a model has one from `compile`.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    if model._loss is None:
+        raise ValueError(f"{type(model).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
+
+
 _SIGNATURE = "per_example_loss(self, data, training=True)"
 
 
-def _is_own(model: Any, method: str) -> bool:
+def is_own(model: Any, method: str) -> bool:
+    """Whether a model's class has a method that is neither a library's nor the default.
+
+    Args:
+        model: with `PrivateTraining`.
+        method: "per_example_loss" or "compute_loss".
+    """
     module = getattr(getattr(type(model), method), "__module__", None) or ""
     return module != _DEFAULT and module.split(".")[0] not in _LIBRARIES
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tfdp_rec.clipping.independence import rules
 from tfdp_rec.clipping.independence.reading import At, Reading, Walk, known_operations, rows_of, rule
-from tfdp_rec.clipping.independence.step import NO_BATCH, CallRead, StepReading
+from tfdp_rec.clipping.independence.step import NO_BATCH, CallRead, StepReading, refuse_padding
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Sized, Value
 
 __all__ = [
     "At", "ByExample", "CallRead", "Mixed", "NO_BATCH", "Reading", "Shared", "Sized", "StepReading", "Value", "Walk",
-    "known_operations", "rows_of", "rule", "rules",
+    "known_operations", "refuse_padding", "rows_of", "rule", "rules",
 ]  # fmt: skip
