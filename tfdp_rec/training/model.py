@@ -39,6 +39,7 @@ from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_
 from tfdp_rec.training.release import settle_for
 from tfdp_rec.training.step import PrivateStep, diagnostics, finite_losses
 from tfdp_rec.training.table_reader import TableReader, trace_reader
+from tfdp_rec.training.uncounted import SayUncounted
 
 
 class PrivateTraining(Doors):
@@ -331,7 +332,7 @@ class PrivateTraining(Doors):
                     "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
                     "with each row's weight by its class."
                 )
-            callbacks = settle_for(callbacks)
+            callbacks = [*settle_for(callbacks), SayUncounted()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():
