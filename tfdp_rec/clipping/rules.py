@@ -52,12 +52,9 @@ class Hooks:
 
 
 class Rule(abc.ABC):
-    """Runs a layer under recording and gives the factors of its variables.
+    """Runs a layer under recording and gives the factors of its variables."""
 
-    Class attribute `way`: how it clips, in a few words, for reports.
-    """
-
-    way = "a rule of its own"
+    way = "a rule of its own"  # how it clips, for reports
 
     @abc.abstractmethod
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
@@ -72,7 +69,7 @@ class Rule(abc.ABC):
         return {}
 
 
-_RULES: dict[type, Rule] = {}
+_RULES: dict[type | str, Rule] = {}
 _LOOPS: list[type] = [keras.layers.RNN, keras.layers.TimeDistributed]
 _REFUSED: dict[type, str] = {
     keras.layers.BatchNormalization: (
@@ -84,11 +81,12 @@ _TFRS_TASKS = "tensorflow_recommenders.tasks"  # known by name: most users have 
 _BY_AXIS = (keras.layers.LayerNormalization, keras.layers.UnitNormalization, keras.layers.Softmax)
 
 
-def register(layer_type: type, rule: Rule) -> None:
+def register(layer_type: type | str, rule: Rule) -> None:
     """Teaches clipping how to handle a layer type. Run `tfdp_rec.clipping.check` on a model that uses it.
 
     Args:
-        layer_type: the layer's class; subclasses that keep its `call` are covered too.
+        layer_type: the layer's class, or "library.Class" where the library may not be installed; subclasses that keep
+            its `call` are covered too.
         rule: an instance of a `Rule` subclass.
 
     Raises:
@@ -100,7 +98,8 @@ def register(layer_type: type, rule: Rule) -> None:
         ...     pass
         >>> tfdp_rec.clipping.register(Scaled, tfdp_rec.clipping.DenseRule())
     """
-    if not (isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)):
+    is_layer = isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)
+    if not is_layer and not isinstance(layer_type, str):
         raise TypeError(f"layer_type must be a keras.layers.Layer class, got {layer_type!r}.")
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of tfdp_rec.clipping.Rule, got {rule!r}.")
@@ -139,8 +138,9 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
     if isinstance(layer, tuple(_LOOPS)):
         return UNIVERSAL
     for kind in type(layer).__mro__:
-        if kind in _RULES and type(layer).call is getattr(kind, "call", None):
-            return _RULES[kind]
+        rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
+        if rule is not None and type(layer).call is getattr(kind, "call", None):
+            return rule
     return None
 
 
