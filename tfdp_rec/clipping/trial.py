@@ -72,9 +72,12 @@ class Trial:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 recorder = Recording(tape, size, no_settling, own_direct(self._model, tape))
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
-                with replaced(runs), recorder.outside:
+                losses = None
+                with replaced(runs), recorder.outside, self._listening():
                     losses = self._loss(batch)
             self._look_back(recorder)
+            if losses is None:  # it refused itself
+                return size
             try:
                 self._read(recorder, reading, tape, checked_losses(losses, size))
             except ValueError as problem:  # no loss an example

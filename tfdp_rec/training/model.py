@@ -27,13 +27,15 @@ from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spe
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
 from tfdp_rec.training.own_loss import (
+    averaged_losses,
+    averages_its_loss,
     evaluation_step,
     has_own_loss_alone,
     logs_of,
     ordinary_step,
-    refuse_loss_of_a_batch,
     refuse_no_call,
     refuse_no_loss,
+    refuse_unsaid_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.release import settle_for
@@ -136,7 +138,7 @@ class PrivateTraining(Doors):
             raise NotPrivate("LossScaleOptimizer scales gradients past the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
             refuse_options(self, kwargs)
-            refuse_loss_of_a_batch(self)
+            refuse_unsaid_loss(self)
             ask_for_float32_products()
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
@@ -210,10 +212,17 @@ class PrivateTraining(Doors):
             data: a batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: for layers that behave otherwise in training.
         """
+        if self.averages_its_loss:
+            return averaged_losses(self, data, training)
         refuse_no_loss(self)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=training)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
+
+    @property
+    def averages_its_loss(self) -> bool:
+        """Whether the loss is a `compute_loss` of the model's own, from whose graph each example's is told."""
+        return averages_its_loss(self)
 
     # The step.
 

@@ -3,7 +3,9 @@
     loss = mean over the examples of per_example_loss(batch)
 
 It is what `evaluate` and validation show, and what an ordinary optimizer trains, as it is what a mechanism trains.
-A model that overrides `compute_loss` besides is evaluated, and trained by ordinary optimizers, by that.
+A model that overrides `compute_loss` besides is evaluated, and trained by ordinary optimizers, by that. One that
+overrides `compute_loss` alone is trained privately by the losses that it averages, as its graph tells
+(`clipping/independence/forms.py`).
 
 Metrics come from two places. Those given to `compile` compare the batch's targets with what the model's call gave while
 the loss was computed. Those that a model holds itself, it updates itself, in its loss.
@@ -18,6 +20,8 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples
+from tfdp_rec.clipping.independence import StepReading, by_example
 from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
 from tfdp_rec.training.batch import Batch
 
@@ -30,26 +34,60 @@ def has_own_loss_alone(model: Any) -> bool:
     return is_own(model, "per_example_loss") and not is_own(model, "compute_loss")
 
 
-def refuse_loss_of_a_batch(model: Any) -> None:
-    """`compute_loss` alone gives one number a batch, from which no example's part can be told.
+def averages_its_loss(model: Any) -> bool:
+    """Whether what is known of a model's loss is a `compute_loss` of its own."""
+    return is_own(model, "compute_loss") and not is_own(model, "per_example_loss")
+
+
+def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
+    """The losses `[batch]` whose sum or mean a `compute_loss` is, read off its graph; eagerly, one after the other.
+
+    Args:
+        model: with a `compute_loss` of its own.
+        data: a batch.
+        training: for layers that behave otherwise in training.
 
     Raises:
-        NotPrivate: with the lines to write beside it.
+        NotPrivate: if the last act of the loss is no sum or mean over examples.
+    """
+    if tf.executing_eagerly():
+        number = int(batch_size(data, model.shared_inputs))
+        return tf.stack([_alone(model, data, n, training) for n in range(number)]) if number else tf.zeros([0])
+    data = hide_batch_axis(data, model.shared_inputs)
+    reading = StepReading(model, data, model.shared_inputs)
+    return by_example(reading, tf.convert_to_tensor(_computed(model, data, training)))
+
+
+def _alone(model: Any, data: Any, number: int, training: bool) -> tf.Tensor:
+    """One example's loss: of a sum or a mean, that of a batch of it alone."""
+    one = map_examples(lambda t: t[number : number + 1], data, model.shared_inputs)
+    return tf.convert_to_tensor(_computed(model, one, training))
+
+
+def _computed(model: Any, data: Any, training: bool) -> Any:
+    """As Keras calls `compute_loss`, or as TFRS does."""
+    inputs = inspect.signature(model.compute_loss).parameters
+    if "y_pred" not in inputs:
+        return model.compute_loss(data, training=training)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = model(x, training=training)
+    told = {"training": training} if "training" in inputs or "kwargs" in inputs else {}
+    return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **told)
+
+
+def refuse_unsaid_loss(model: Any) -> None:
+    """A TFRS model without any loss of its own cannot have one from `compile`.
+
+    Raises:
+        NotPrivate: with what to write.
     """
     kind = type(model)
-    if is_own(model, "per_example_loss") or kind.compute_loss is keras.Model.compute_loss:
-        return
-    if not is_own(model, "compute_loss"):
+    own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
+    if not own and kind.compute_loss is not keras.Model.compute_loss:
         raise NotPrivate(
-            f"{kind.__name__} says nothing of its loss: def {_SIGNATURE} gives each example's, of shape [batch]."
+            f"{kind.__name__} says nothing of its loss: def per_example_loss(self, data, training=True) gives each "
+            "example's, of shape [batch]."
         )
-    inputs = inspect.signature(kind.compute_loss).parameters
-    lines = "x, y = data; y_pred = self(x, training=training); " if "y_pred" in inputs else ""
-    raise NotPrivate(
-        f"{kind.__name__} overrides compute_loss, which gives one number for a whole batch, and private training needs "
-        f"each example's: write beside it def {_SIGNATURE}: {lines}return what compute_loss averages, of shape [batch] "
-        "(Keras' losses give it if made with reduction=None); compute_loss is left for evaluate."
-    )
 
 
 def refuse_no_loss(model: Any) -> None:
@@ -60,9 +98,6 @@ def refuse_no_loss(model: Any) -> None:
     """
     if model._loss is None:
         raise ValueError(f"{type(model).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
-
-
-_SIGNATURE = "per_example_loss(self, data, training=True)"
 
 
 def is_own(model: Any, method: str) -> bool:

@@ -9,6 +9,7 @@ What is reported comes from the same reading of the traced loss that a step is m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import textwrap
@@ -26,7 +27,7 @@ from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.optimizers.checks import refuse_on_table
 from tfdp_rec.training.batch import hidden_spec, loose_spec, normalised
 from tfdp_rec.training.model import PrivateTraining, refuse_options
-from tfdp_rec.training.own_loss import is_own, refuse_loss_of_a_batch, refuse_no_loss
+from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
 from tfdp_rec.training.table_reader import build_layers
 
 _WIDTH = 80
@@ -129,7 +130,8 @@ def validate(model: keras.Model, batch: Any) -> Report:
         refused = {unit.refusal: unit.layer.name for unit in units if unit.rule is None}
         return _report(model, [*before, *refused], units, set(), set(refused.values()), _UNREAD)
     batch = tensors(batch)
-    _build(model, batch)
+    with contextlib.suppress(NotPrivate):  # which the trial says again
+        _build(model, batch)
     with model.release.in_step():
         trial = Trial(model, lambda batch: model.per_example_loss(batch, training=True)).of(batch)
     refusals = [*trial.refusals, *_of_the_tables(model, trial.tables)]
@@ -147,8 +149,8 @@ def _of_the_model(model: keras.Model) -> list[str]:
             f"{kind} has no private step: make it with tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in "
             f"first, class {kind}(tfdp_rec.PrivateTraining, keras.Model)."
         ]
-    lossless = () if is_own(model, "per_example_loss") else (refuse_loss_of_a_batch, refuse_no_loss)
-    loss = [said for refuse in lossless for said in _said(refuse, model)]
+    own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
+    loss = [] if own else [said for refuse in (refuse_unsaid_loss, refuse_no_loss) for said in _said(refuse, model)]
     return [*_said(refuse_options, model, {}), *loss[:1]]
 
 

@@ -111,6 +111,20 @@ class StepReading:
             forgiven |= new
         return list(told.values()), read
 
+    def walk_to(self, tensor: tf.Tensor) -> Walk:
+        """What is known of a tensor, and of all that it is made of.
+
+        Args:
+            tensor: of the graph that is read.
+        """
+        made, todo = {id(tensor.op)}, [tensor.op]
+        while todo:
+            before = [t.op for t in todo.pop().inputs if id(t.op) not in made]
+            made |= {id(op) for op in before}
+            todo += before
+        operations = self._graph.get_operations()
+        return self._walk([number for number, op in enumerate(operations) if id(op) not in made])
+
     def _faults(
         self, calls: Any, losses: Any, gradients: Any, own: Any, forgiven: list[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
