@@ -99,8 +99,8 @@ def register(layer_type: type | str, rule: Rule) -> None:
         >>> tfdp_rec.clipping.register(Scaled, tfdp_rec.clipping.DenseRule())
     """
     is_layer = isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)
-    if not is_layer and not isinstance(layer_type, str):
-        raise TypeError(f"layer_type must be a keras.layers.Layer class, got {layer_type!r}.")
+    if not is_layer and not (isinstance(layer_type, str) and layer_type.count(".") == 1):
+        raise TypeError(f'layer_type must be a keras.layers.Layer class, or "library.Class", got {layer_type!r}.')
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of tfdp_rec.clipping.Rule, got {rule!r}.")
     _RULES[layer_type] = rule
