@@ -12,7 +12,8 @@ from keras import layers
 from zoo import examples
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.clipping import Outer, clipped_sum
+from tfdp_rec.clipping.together import CANCELLING, measure
 
 HUGE = np.float32(1e12)
 
@@ -69,6 +70,32 @@ def test_positions_that_cancel(sizes):
     target[7, 1] = -HUGE
     batch = {"x": x.astype("float32"), "target": target.astype("float32")}
     assert removal(dense(units), batch, 7) <= 1
+
+
+def cancelling(positions, width, residue, seed):
+    """Positions in pairs that cancel but for a share `residue`, and the exact norms of their gradients."""
+    rng = np.random.default_rng(seed)
+    x, g = (rng.normal(size=[200, positions // 2, width]).astype("float32") for _ in "xg")
+    other = (g * (residue * rng.normal(size=[200, 1, 1]) - 1)).astype("float32")
+    x, g = np.concatenate([x, x], axis=1), np.concatenate([g, other], axis=1)
+    exact = np.linalg.norm(np.einsum("bti,bto->bio", x.astype("float64"), g.astype("float64")), axis=(1, 2))
+    return Outer(tf.constant(x), tf.constant(g), lambda formed: formed), exact
+
+
+@pytest.mark.parametrize("residue", [0.0, 1e-7, 1e-4, 1.0])
+@pytest.mark.parametrize("positions, width", [(2, 3), (2, 40), (16, 40), (64, 8)])  # by Gram matrices, and formed
+def test_a_norm_is_never_below_the_true_one(positions, width, residue):
+    """Before any floor: what it may have lost by cancelling is added, else half of these come out too small."""
+    factor, exact = cancelling(positions, width, residue, seed=positions + width)
+    assert np.all(factor.norm().numpy().astype("float64") >= exact * (1 - 1e-12))
+
+
+def test_what_cancels_is_clipped_by_its_parts():
+    """The sum's rounding is a share of the parts: a gradient 256 times smaller than they counts as that large."""
+    factor, exact = cancelling(4, 6, 1e-6, seed=0)
+    norm, reach = measure([factor])
+    assert np.all(exact < reach / CANCELLING / 10)
+    np.testing.assert_array_less(reach / CANCELLING * (1 - 1e-6), norm)
 
 
 @pytest.mark.parametrize("small, large", [(1e-19, 180e19), (1e-25, 1e27), (1e-37, 1e37)])
