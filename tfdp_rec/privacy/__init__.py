@@ -3,6 +3,7 @@
 from tfdp_rec.privacy.accounting import Accountant, Unaccounted
 from tfdp_rec.privacy.calibration import calibrate_noise
 from tfdp_rec.privacy.composing import epsilon_of
+from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation, optimised_correlation
 from tfdp_rec.privacy.counts import private_counts
 from tfdp_rec.privacy.eana_bound import (
     eana_epsilon,
@@ -21,6 +22,8 @@ from tfdp_rec.privacy.set_union import private_terms
 __all__ = [
     "Accountant",
     "BrokenLedger",
+    "BufferedToeplitz",
+    "Correlation",
     "Ledger",
     "Payment",
     "PoissonSampling",
@@ -37,6 +40,7 @@ __all__ = [
     "eana_rdp_published",
     "epsilon_of",
     "noise_of_one_release",
+    "optimised_correlation",
     "private_counts",
     "private_terms",
 ]
