@@ -42,10 +42,10 @@ def test_the_inverse_is_the_inverse_and_what_the_buffers_make(strategy):
     lower = lambda column: linalg.toeplitz(column, np.zeros(steps))  # noqa: E731
     np.testing.assert_allclose(lower(strategy.inverse_coefficients(steps)), expected, atol=1e-12)
     np.testing.assert_allclose(lower(strategy.coefficients(steps)), matrix(strategy, steps))
-    z, kept, made = np.random.default_rng(0).normal(size=steps), np.zeros(strategy.buffers), []
+    z, held, made = np.random.default_rng(0).normal(size=steps), [0.0] * strategy.buffers, []
     for unit in z:
-        made.append(unit - np.dot(strategy.scales, kept))
-        kept = np.array(strategy.decays) * kept + made[-1]
+        noise, held = strategy.next_noise(unit, held)
+        made.append(noise)
     np.testing.assert_allclose(made, expected @ z, atol=1e-12)
 
 
@@ -164,3 +164,4 @@ def test_numbers_that_are_no_plan_are_refused(change):
 
 def test_a_decay_that_a_float32_cannot_hold_is_the_one_that_counts():
     assert BufferedToeplitz([0.1], [0.9]).decays == (float(np.float32(0.9)),)
+    assert sum(BufferedToeplitz([0.3, 0.2, 0.5], [0.9, 0.5, 0.1]).scales) <= 1

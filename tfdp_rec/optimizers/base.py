@@ -207,7 +207,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "finds out."
             )
         self.tables: dict[str, Table] = {}
-        self._dense: dict[str, Dense] = {}
+        self.dense: dict[str, Dense] = {}
         for number, variable in enumerate(variables):
             is_table = variable.path in tables
             refuse_on_table(variable, is_table)
@@ -217,14 +217,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             if is_table:
                 self.tables[variable.path] = Table(number, variable, velocity, self.recursion)
             else:
-                self._dense[variable.path] = Dense(number, variable, velocity)
+                self.dense[variable.path] = Dense(number, variable, velocity)
         if self.dense_optimizer is not None:
-            self.dense_optimizer.build([dense.variable for dense in self._dense.values()])
+            self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
         self.build_tables()
         super().build(list(variables))
 
     def _refuse_other_model(self, variables: list[keras.Variable]) -> None:
-        known = {id(dense.variable): path for path, dense in self._dense.items()}
+        known = {id(dense.variable): path for path, dense in self.dense.items()}
         known |= {id(t.variable): t.path for t in self.tables.values()}
         if not {id(v) for v in variables} <= set(known):
             raise ValueError(
@@ -265,11 +265,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        with tf.control_dependencies([clipped.norms]), after(self._refuse_stale(clipped)):
+        with tf.control_dependencies([clipped.norms]), after(
+            [*self._refuse_stale(clipped), *self.admission(source)]
+        ):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
-                self._step(clipped, **kwargs)
+                self._step(clipped, source, **kwargs)
 
     def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
         """What a clipped sum is taken for: this optimizer, at this step."""
@@ -290,25 +292,35 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def _step(
         self,
         clipped: ClippedSum,
+        source: Source,
         upcoming: Mapping[str, tf.Tensor] | None = None,
         regularization: Mapping[str, tf.Tensor] | None = None,
     ) -> None:
-        unknown = set(clipped.gradients) - set(self.tables) - set(self._dense)
+        unknown = set(clipped.gradients) - set(self.tables) - set(self.dense)
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         batch = tf.identity(resource(self._expected_batch_size))
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        step = Step(clipped, batch, stddev, learning_rate, upcoming or {})
+        step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source)
         with after([check for check in self.refusals(step) if check is not None]):
-            self._step_dense(step, regularization or {})
-            self.step_tables(step)
-            self.iterations.assign_add(1)
+            self.write(step, regularization or {})
+
+    def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        """All that a step writes, once nothing refuses it.
+
+        Args:
+            step: the step.
+            regularization: see `apply`.
+        """
+        self._step_dense(step, regularization)
+        self.step_tables(step)
+        self.iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
         noise = self.dense_noise()
         noisy: list[tuple[tf.Tensor, keras.Variable]] = []
-        for path, dense in self._dense.items():
+        for path, dense in self.dense.items():
             variable, velocity = dense.variable, dense.velocity
             gradient = tf.cast(step.stddev, tf.float32) * noise[path]
             if path in step.clipped.gradients:
@@ -327,17 +339,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if self.dense_optimizer is not None and noisy:
             self.dense_optimizer.apply_gradients(noisy)
         elif self.dense_optimizer is None:
-            for dense in self._dense.values():
+            for dense in self.dense.values():
                 if dense.variable.constraint is not None:
                     dense.variable.assign(dense.variable.constraint(dense.variable))
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
         """Unit Gaussians for every dense variable at this step, in its shape."""
-        sizes = {path: int(tf.TensorShape(dense.variable.shape).num_elements()) for path, dense in self._dense.items()}
+        sizes = {path: int(tf.TensorShape(dense.variable.shape).num_elements()) for path, dense in self.dense.items()}
         one = tf.zeros([1], tf.int64)
-        requests = [noise_sources.Request(self._dense[path].number, one, size) for path, size in sizes.items()]
+        requests = [noise_sources.Request(self.dense[path].number, one, size) for path, size in sizes.items()]
         drawn = self.noise.draw(requests, self.step_number) if requests else []
-        return {path: tf.reshape(u, dense.variable.shape) for u, (path, dense) in zip(drawn, self._dense.items())}
+        return {path: tf.reshape(u, dense.variable.shape) for u, (path, dense) in zip(drawn, self.dense.items())}
 
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians for some rows of a table at a step."""
@@ -347,6 +359,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def step_number(self) -> tf.Tensor:
         """How many steps were made, int64."""
         return tf.cast(resource(self.iterations), tf.int64)
+
+    def admission(self, source: Source) -> list[Any]:
+        """Checks that a batch may be trained on, ahead even of counting the step.
+
+        Args:
+            source: where it came from.
+        """
+        return []
 
     def refusals(self, step: Step) -> Iterable[Any]:
         """Checks that the step may be made, ahead of all it writes."""

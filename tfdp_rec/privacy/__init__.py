@@ -13,6 +13,7 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_instance,
     eana_rdp_published,
 )
+from tfdp_rec.privacy.fixed_order import FixedOrder
 from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.privacy.ledger import Ledger
 from tfdp_rec.privacy.ledger_lines import BrokenLedger, Payment, Snapshot
@@ -24,6 +25,7 @@ __all__ = [
     "BrokenLedger",
     "BufferedToeplitz",
     "Correlation",
+    "FixedOrder",
     "Ledger",
     "Payment",
     "PoissonSampling",

@@ -64,8 +64,8 @@ class BufferedToeplitz:
     """The matrix C with c_0 = 1 and c_i = Σ_m a_m θ_m^{i−1}; the identity, independent noise, without buffers.
 
     Args:
-        scales: a_m, at least 0, together at most 1; rounded to float32, as the noise is made with them.
-        decays: θ_m, from 0 on and below 1; rounded likewise.
+        scales: a_m, at least 0, together at most 1; rounded down to float32, as the noise is made with them.
+        decays: θ_m, from 0 on and below 1; rounded to float32.
 
     Raises:
         ValueError: for values out of range, for which the sensitivity would be another.
@@ -81,9 +81,8 @@ class BufferedToeplitz:
     decays: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        for name in ("scales", "decays"):
-            rounded = tuple(float(np.float32(value)) for value in getattr(self, name))
-            object.__setattr__(self, name, rounded)
+        object.__setattr__(self, "scales", tuple(map(_rounded_down, self.scales)))
+        object.__setattr__(self, "decays", tuple(float(np.float32(decay)) for decay in self.decays))
         if len(self.scales) != len(self.decays) or len(self.scales) > _MOST_BUFFERS:
             raise ValueError(
                 f"A buffer has a scale and a decay, and there are at most {_MOST_BUFFERS} of them; got "
@@ -98,6 +97,18 @@ class BufferedToeplitz:
     def buffers(self) -> int:
         """d, how many numbers beside it a weight's noise needs."""
         return len(self.scales)
+
+    def next_noise(self, unit: Any, buffers: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """n_t and the buffers after it, of arrays or tensors.
+
+        Args:
+            unit: z_t.
+            buffers: T_1 … T_d before.
+        """
+        noise = unit
+        for scale, held in zip(self.scales, buffers):
+            noise = noise - scale * held
+        return noise, [decay * held + noise for decay, held in zip(self.decays, buffers)]
 
     def coefficients(self, steps: int) -> Array:
         """c_0, c_1, … of C."""
@@ -143,6 +154,14 @@ class BufferedToeplitz:
             covariance = move @ covariance @ move.T + np.outer(entry, entry)
             found.append(covariance[0, 0])
         return np.sqrt(np.array(found))
+
+
+def _rounded_down(value: float) -> float:
+    nearest = np.float32(value)
+    return float(nearest if nearest <= value else np.nextafter(nearest, np.float32(0)))
+
+
+INDEPENDENT = BufferedToeplitz()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +271,7 @@ class Correlation:
 
     def against_independent(self, measure: Measure = "last", rates: Sequence[float] | None = None) -> float:
         """This noise in a weight ÷ that of independent noise of the same ε, without sampling either."""
-        independent = Correlation(BufferedToeplitz(), self.steps, self.separation, self.participations)
+        independent = Correlation(INDEPENDENT, self.steps, self.separation, self.participations)
         ours, theirs = (plan.sensitivity * plan.error(measure, rates) for plan in (self, independent))
         return ours / theirs
 
