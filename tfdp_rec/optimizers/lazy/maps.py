@@ -80,7 +80,7 @@ class Maps(History):
         with tf.control_dependencies([grown]):
             before = tf.gather(self.table, (step + 1) % 2)
             marked = tf.range(tf.shape(before, tf.int64)[2])[:, None] < step
-            after = tf.where(marked, self._forward(before, totals), _start(self.size, tf.shape(before)[2])[0])
+            after = tf.where(marked, self._forward(before, totals), _start(self.size, 1)[0])
             return scatter("Update", self.table, (step % 2)[None], after[None])
 
     def _forward(self, before: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
