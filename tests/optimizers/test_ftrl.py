@@ -47,9 +47,8 @@ def model_of(kind=tfdp_rec.LazyDPFTRL, eagerly=True, seed=0, **options):
 
 def fit(model, order, steps, position=None, callbacks=(), epochs=1):
     position = model.optimizer.position if position is None else position
-    model.fit(
-        order.batches(fetch, position=position), steps_per_epoch=steps, verbose=0, callbacks=list(callbacks), epochs=epochs
-    )
+    batches = order.batches(fetch, position=position)
+    model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=list(callbacks), epochs=epochs)
 
 
 # The order.

@@ -25,7 +25,7 @@ from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
-from tfdp_rec.optimizers.checks import checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
+from tfdp_rec.optimizers.checks import admitted, checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
@@ -36,16 +36,6 @@ from tfdp_rec.privacy.history import History
 from tfdp_rec.privacy.step_history import StepHistory
 
 _HISTORY = "privacy_history"  # among the saved variables
-_REFUSED_OPTIONS = {
-    "clipnorm": "clipping is by example, through l2_norm_clip",
-    "clipvalue": "clipping is by example, through l2_norm_clip",
-    "global_clipnorm": "clipping is by example, through l2_norm_clip",
-    "use_ema": "average saved models instead: averages of released weights cost no privacy",
-    "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
-    "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
-    "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
-    "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
-}
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
@@ -103,13 +93,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         name: str | None = None,
         **kwargs: Any,
     ):
-        for option, value in kwargs.items():
-            if option in _REFUSED_OPTIONS and (value or option == "ema_momentum"):
-                raise ValueError(f"{type(self).__name__} does not take {option}: {_REFUSED_OPTIONS[option]}.")
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,
-            **{k: v for k, v in kwargs.items() if k not in _REFUSED_OPTIONS},
+            **admitted(type(self).__name__, kwargs),
         )
         if noise is not None and secure:
             raise ValueError("Give noise= or secure=True, not both.")
@@ -265,9 +252,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        with tf.control_dependencies([clipped.norms]), after(
-            [*self._refuse_stale(clipped), *self.admission(source)]
-        ):
+        with tf.control_dependencies([clipped.norms]), after(self.admission(clipped, source)):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
@@ -277,7 +262,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """What a clipped sum is taken for: this optimizer, at this step."""
         return self, tf.identity(self.step_number)
 
-    def _refuse_stale(self, clipped: ClippedSum) -> list[Any]:
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Any]:
+        """Checks of a clipped sum, and of where its batch came from, ahead even of counting the step."""
         if clipped.ticket is None:
             return []
         optimizer, step = clipped.ticket
@@ -359,14 +345,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def step_number(self) -> tf.Tensor:
         """How many steps were made, int64."""
         return tf.cast(resource(self.iterations), tf.int64)
-
-    def admission(self, source: Source) -> list[Any]:
-        """Checks that a batch may be trained on, ahead even of counting the step.
-
-        Args:
-            source: where it came from.
-        """
-        return []
 
     def refusals(self, step: Step) -> Iterable[Any]:
         """Checks that the step may be made, ahead of all it writes."""

@@ -29,6 +29,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import demand
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.step import Step
@@ -83,8 +84,8 @@ class CorrelatedOptimizer(PrivateOptimizer):
         shapes |= {path: (table.rows, table.width) for path, table in self.tables.items()}
         self.buffers = Buffers(self.correlation.strategy, shapes)
 
-    def admission(self, source: Source) -> list[Any]:
-        return [*super().admission(source), *self.course.checks(source)]
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Any]:
+        return [*super().admission(clipped, source), *self.course.checks(source)]
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
         with after(self.course.count(step.source)), self.course.whole():

@@ -255,9 +255,10 @@ def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_kind_of_noise(strategy):
     events = [
-        ("step", {"users": [1, 1], "items": [2]}), ("step", {"users": [3]}), ("settle", None), ("step", {"shared": [0]}),
-        ("resume", None), ("step", {"users": [1]}), ("noise_multiplier", 1.7), ("step", {}), ("release", None),
-        ("step", {"users": [1], "items": [0]}), ("l2_norm_clip", 0.5), ("step", {}), ("step", {"items": [0, 3]}),
+        ("step", {"users": [1, 1], "items": [2]}), ("step", {"users": [3]}), ("settle", None),
+        ("step", {"shared": [0]}), ("resume", None), ("step", {"users": [1]}), ("noise_multiplier", 1.7),
+        ("step", {}), ("release", None), ("step", {"users": [1], "items": [0]}), ("l2_norm_clip", 0.5),
+        ("step", {}), ("step", {"items": [0, 3]}),
     ]  # fmt: skip
     assert_lazy_is_eager(strategy, (0.6, True, None), "halving", events, "right", {})
 
