@@ -169,7 +169,7 @@ class Course:
     Example:
         >>> course = Course(steps=10)
         >>> with course.whole():
-        ...     course.count(NO_SAMPLING)
+        ...     course.count(Source())
         []
         >>> int(course.made), course.name == Course(steps=10).name
         (1, False)
