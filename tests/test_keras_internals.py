@@ -185,6 +185,16 @@ def test_the_loss_tracker_is_what_fit_shows():
     assert float(keras_internals.loss_tracker(model).result()) == pytest.approx(float(np.ravel(shown)[0]))
 
 
+def test_compiled_metrics_are_built_by_what_they_see():
+    model, _ = small()
+    assert keras_internals.compiled_metrics(model) is None
+    model.compile("sgd", loss="mse", metrics=["mae"])
+    found = keras_internals.compiled_metrics(model)
+    assert not found.built and any(metric is found for metric in model.metrics)
+    model.test_on_batch(np.ones([4, 3]), np.ones([4, 1]))
+    assert found.built and [metric.name for metric in found.metrics] == ["mae"]
+
+
 def test_fit_begins_at_the_epoch_it_is_told():
     class Begin(keras.callbacks.Callback):
         epochs = ()

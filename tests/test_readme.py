@@ -20,7 +20,9 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
         optimizer=names["tfdp_rec"].LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
     )
     np = names["np"]
-    logs = model.train_on_batch(
-        {"user": np.array([1, 2]), "item": np.array([3, 4]), "negatives": np.array([5, 6])}, return_dict=True
-    )
-    assert np.isfinite(logs["loss"])
+    batch = {"user": np.array([1, 2]), "item": np.array([3, 4]), "negatives": np.array([5, 6])}
+    assert np.isfinite(model.train_on_batch(batch, return_dict=True)["loss"])
+    assert np.isfinite(model.test_on_batch(batch, return_dict=True)["loss"])
+    assert model.predict(batch["user"], verbose=0).shape == (2, 10)
+    model.export("mine", verbose=False, input_signature=[names["keras"].InputSpec(shape=(None,), dtype="int32")])
+    assert (tmp_path / "mine" / "saved_model.pb").is_file()

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "PrivateModel": "training",
     "PrivateTraining": "training",
+    "validate": "training",
     "PrivatePlan": "private_plan",
     **{mechanism.class_name: "optimizers" for mechanism in MECHANISMS},
     "Preselection": "optimizers",

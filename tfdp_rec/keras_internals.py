@@ -73,6 +73,11 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
+def compiled_metrics(model: keras.Model) -> Any:
+    """What keeps the metrics given to `compile`, `built` once it has seen predictions; None if there are none."""
+    return model._compile_metrics
+
+
 def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
     """The epoch that the present `fit` begins with, set from `on_train_begin`; None for the one it was given."""
     model._initial_epoch = epoch

@@ -97,7 +97,7 @@ def _add(group: Any, field: dataclasses.Field, hint: Any, known: dict[str, Any])
     if kind is bool:
         more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
     else:
-        more = {"type": kind, "choices": known["choices"], "metavar": known["metavar"]}
+        more = {"type": whole if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
         more |= {"nargs": known["several"]} if several else {}
     group.add_argument(flag(field.name), default=None, help=words.replace("%", "%%"), **more)
 
@@ -109,6 +109,25 @@ def _kind(hint: Any) -> tuple[type, bool]:
     if typing.get_origin(hint) is tuple:
         return typing.get_args(hint)[0], True
     return hint, False
+
+
+def whole(text: str) -> int:
+    """A whole number as people write it: 100000 or 1e5.
+
+    Example:
+        >>> whole("1e5"), whole("12")
+        (100000, 12)
+    """
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+    if not value.is_integer():
+        raise ValueError(f"{text} is no whole number.")
+    return int(value)
+
+
+whole.__name__ = "int"  # as argparse's errors call it
 
 
 def _shown(value: Any) -> str:

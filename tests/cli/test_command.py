@@ -27,6 +27,13 @@ def test_epsilon_of_shuffled_data_and_of_two_gaussians(capsys):
     assert capsys.readouterr().out == pair
 
 
+def test_numbers_are_taken_as_people_write_them(capsys):
+    for units in ("100000", "1e5"):
+        assert cli.main(f"epsilon --noise-multiplier 1 --units {units} --batch-size 100 --steps 10 --rdp".split()) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
 def test_the_statement(capsys):
     assert cli.main(f"epsilon --noise-multiplier 1 {SETTING} --statement".split()) == 0
     out = capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 
 from tfdp_rec.cli import main
 
-SMALL = "--users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3 --negatives 40 --quiet --epsilon 2"
+SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()
 
 
@@ -26,9 +26,10 @@ def test_a_run_folder_holds_everything(run):
     assert set(results) == {"popularity", "lazydpsgd", "eana"}
     assert 0 < results["lazydpsgd"]["epsilon"] <= 2
     assert results["eana"]["epsilon"] == float("inf")
-    assert results["lazydpsgd"]["steps"] == 4
+    assert results["lazydpsgd"]["steps"] == 8
+    assert json.loads((run / "config.json").read_text())["negatives"] == 150  # all movies: there are no 4,000
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8]
 
 
 def test_the_report_says_what_it_is_made_of(run):

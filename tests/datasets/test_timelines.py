@@ -83,6 +83,10 @@ def test_split_parts_the_users_and_leaves_out_the_short(tiny, small):
         tiny.split_users(1.0)
 
 
+def test_the_smallest_catalogue_has_as_many_tastes_as_a_user():
+    assert synthetic.timelines(num_users=100, num_movies=30, events=500).num_movies == 30
+
+
 def test_generated_timelines_repeat_with_the_seed_only(small):
     again, other = synthetic.timelines(**SMALL), synthetic.timelines(**SMALL, seed=1)
     assert again.movies.tolist() == small.movies.tolist() and again.titles == small.titles

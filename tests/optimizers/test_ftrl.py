@@ -1,5 +1,7 @@
 """Correlated noise is held to its plan: order, length, whole steps, secret buffers, one event."""
 
+import shutil
+
 import dp_accounting
 import keras
 import numpy as np
@@ -118,6 +120,22 @@ def test_plans_are_composed_and_a_plan_counts_at_its_least_noise():
     plain = order.compose_history([(gaussian(3.0), 7)])
     assert plain == dp_accounting.SelfComposedDpEvent(gaussian(3.0), 2)
     assert from_json(to_json(event_of())) == event_of()
+
+
+def test_a_plan_that_was_forked_counts_once_for_each_of_its_ends():
+    order, once = FixedOrder(UNITS, BATCH), dp_accounting.GaussianDpEvent(2.0)
+
+    def forks(*parts):
+        cost = order.compose_history([(event_of(part=p, after=a, start=s), steps) for p, a, s, steps in parts])
+        return cost.count if isinstance(cost, dp_accounting.SelfComposedDpEvent) else {once: 1}.get(cost)
+
+    root, line = ("p", "", 0, 5), ("q", "p", 5, 3)
+    assert forks(root) == forks(root, line) == forks(root, line, ("r", "q", 8, 7)) == 1
+    assert forks(root, line, ("r", "p", 5, 2)) == 2  # two went on from one checkpoint
+    assert forks(("p", "", 0, 7), line) == 2  # the first had made two steps more than its checkpoint
+    assert forks(root, line, ("r", "p", 5, 2), ("s", "r", 6, 2)) == 3
+    assert forks(root, ("r", "q", 8, 2)) == 2  # who knows where q went on from
+    assert forks(root, ("q", "p", 5, 11)) is None  # 16 of 15 steps
 
 
 @pytest.mark.parametrize("changes", [{"separation": 6}, {"participations": 2}])
@@ -254,6 +272,7 @@ def test_interrupted_and_resumed_is_uninterrupted(kind, tmp_path):
     name = first.optimizer.course.name
     del first, checkpoint
     (tmp_path / "copy").mkdir()
+    shutil.copytree(tmp_path / "parts", tmp_path / "fork")
     for path in (tmp_path / "parts").glob("*.training-checkpoint"):
         path.rename(tmp_path / "copy" / path.name)
     second, checkpoint, resumed = setup("copy")
@@ -264,6 +283,13 @@ def test_interrupted_and_resumed_is_uninterrupted(kind, tmp_path):
         np.testing.assert_allclose(one, other, atol=2e-6)
     events = {entry.event.plan for entry in second.optimizer.privacy_history.snapshot()}
     assert events == {name}
+    accountant = Accountant(second.optimizer.dp_event(), FixedOrder(UNITS, BATCH), delta=1e-2, accountant="rdp")
+    accountant.follow(second)
+    assert accountant.ledger().events == [PLAN.dp_event(2.0)]
+    third, checkpoint, _ = setup("fork")
+    train(third, checkpoint, 3, epochs=2)
+    accountant.follow(third)
+    assert accountant.ledger().events == [dp_accounting.SelfComposedDpEvent(PLAN.dp_event(2.0), 2)]
 
 
 # Settings.

@@ -35,7 +35,8 @@ def direct_epsilon(by, probability, noise, steps):
 @pytest.mark.parametrize("noise, steps", [(0.8, 300), (1.3, 2000)])
 def test_epsilon_is_dp_accountings(by, noise, steps):
     ours = accountant(GaussianDpEvent(noise), by=by).epsilon(steps)
-    assert ours == pytest.approx(direct_epsilon(by, 1024 / 110_794, noise, steps), rel=1e-9)
+    direct = direct_epsilon(by, 1024 / 110_794, noise, steps)
+    assert ours == pytest.approx(direct, rel=1e-6) and (by == "pld" or ours >= direct)
 
 
 def sampled(noise, probability=0.01):
@@ -62,7 +63,7 @@ def test_what_is_remembered_of_a_curve_changes_no_epsilon(by, event):
             epsilon_of(event, 1e-5, by)
         return
     direct = library.compose(event).get_epsilon(1e-5)
-    assert [epsilon_of(event, 1e-5, by) for _ in range(2)] == pytest.approx([direct, direct], rel=1e-9)
+    assert [epsilon_of(event, 1e-5, by) for _ in range(2)] == pytest.approx([direct, direct], rel=1e-6)
 
 
 def test_the_figures_of_the_main_job():
@@ -73,7 +74,7 @@ def test_the_figures_of_the_main_job():
 @pytest.mark.parametrize("by", ["rdp", "pld"])
 def test_two_gaussians_on_one_batch_are_one(by):
     pair = accountant(ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)]), by=by)
-    assert pair.epsilon(500) == pytest.approx(direct_epsilon(by, 1024 / 110_794, 2.4, 500), rel=1e-9)
+    assert pair.epsilon(500) == pytest.approx(direct_epsilon(by, 1024 / 110_794, 2.4, 500), rel=1e-6)
 
 
 def test_epsilon_rises_with_steps_and_falls_with_noise():
@@ -129,14 +130,14 @@ def test_a_changed_noise_is_composed_piece_by_piece():
     for noise, steps in ((2.0, 100), (1.0, 50 + 25)):
         library.compose(dp_accounting.PoissonSampledDpEvent(USERS.probability, GaussianDpEvent(noise)), steps)
     assert counted.steps == 150
-    assert counted.epsilon(175) == pytest.approx(library.get_epsilon(DELTA), rel=1e-12)
+    assert counted.epsilon(175) == pytest.approx(library.get_epsilon(DELTA), rel=1e-6)
     assert counted.epsilon(100) == accountant(GaussianDpEvent(2.0)).epsilon(100), "a look back"
 
 
 def test_spending_once_costs_what_it_costs_alone():
     counted = accountant()
     counted.spend(GaussianDpEvent(4.0), "counts")
-    assert counted.epsilon() == pytest.approx(direct_epsilon("rdp", 1.0, 4.0, 1), rel=1e-12)
+    assert counted.epsilon() == pytest.approx(direct_epsilon("rdp", 1.0, 4.0, 1), rel=1e-6)
 
 
 def test_a_state_read_twice_is_counted_once():
@@ -255,6 +256,23 @@ def test_pld_with_the_wider_grid_stays_an_upper_bound_near_the_fine_one():
     event = USERS.compose(GaussianDpEvent(0.32), 1000)
     fine = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(DELTA)
     assert 50 < fine <= epsilon_of(event, DELTA, "pld") < fine + 0.01
+
+
+@pytest.mark.parametrize("noise", [1e4, 1e5, 1e7])
+def test_rounding_never_makes_huge_noise_free(noise):
+    """In double precision a step's divergence may come out as less than it is, or negative."""
+    sampling, delta = PoissonSampling(100_000, 1024), 1e-12
+    q, steps = sampling.probability, 2000
+    total_variation = steps * math.log1p(q**2 * math.expm1(noise**-2))  # of the order 2, exact
+    assert epsilon_of(sampling.compose(GaussianDpEvent(noise), steps), delta, "rdp") > 0
+    assert total_variation > delta**2, "the bound that would allow an epsilon of 0"
+
+
+def test_a_budget_too_small_for_the_grid_is_refused_in_words():
+    sampling = PoissonSampling(100_000, 1024)
+    for by in ("pld", "rdp"):
+        with pytest.raises(ValueError, match="No noise multiplier|cannot show an epsilon as small"):
+            calibrate_noise(1e-4, 1e-6, sampling, 2000, by)
 
 
 def test_laplace_steps_are_accounted_for_by_pld_and_never_for_nothing():

@@ -8,7 +8,6 @@ import tensorflow as tf
 from settling import IDS, LABELS, batches, in_training, model_of
 
 import tfdp_rec
-from tfdp_rec.clipping import NotPrivate
 
 
 class Subclassed(tfdp_rec.PrivateModel):
@@ -80,17 +79,6 @@ def test_dense_weights_are_saved_once(tmp_path):
     model.save_weights(tmp_path / "m.weights.h5")
     kernels = [name for name, value in saved(tmp_path / "m.weights.h5").items() if value.shape == (6, 1)]
     assert kernels == ["layers/dense/vars/0"]
-
-
-def test_a_loss_for_the_whole_batch_is_refused():
-    class Own(tfdp_rec.PrivateTraining, keras.Model):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return tf.reduce_mean(y_pred)
-
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
-    with pytest.raises(NotPrivate, match="per_example_loss"):
-        Own().compile(optimizer, loss="mse")
-    Own().compile("sgd", loss="mse")
 
 
 @pytest.mark.parametrize("again", ["fit", "train_on_batch"])

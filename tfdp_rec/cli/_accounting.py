@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 
 from tfdp_rec.privacy import PoissonSampling, Sampling, ShuffledEpochs
+from tfdp_rec.settings import whole
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Units, batch, steps, δ, and how units are sampled and accounted."""
     add = parser.add_argument
-    add("--units", type=int, required=True, metavar="N", help="users (or examples) in the training data; public")
+    add("--units", type=whole, required=True, metavar="N", help="users (or examples) in the training data; public")
     add("--batch-size", type=float, required=True, metavar="B", help="expected number of units in a batch")
-    add("--steps", type=int, required=True, metavar="T", help="training steps")
+    add("--steps", type=whole, required=True, metavar="T", help="training steps")
     add("--delta", type=float, metavar="D", help="delta, at most 1/N (default: 1/(10 N))")
     add("--unit", default="user", help='what a unit is called (default "user")')
     add("--shuffled", action="store_true", help="batches come from shuffled epochs, not from Poisson sampling")

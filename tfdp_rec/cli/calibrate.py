@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 
 from dp_accounting import GaussianDpEvent
 
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
         _accounting.delta_of(args),
         _accounting.accountant_of(args),
     )
+    if not args.rdp:
+        print("searching for the least noise (--rdp answers at once) ...", file=sys.stderr, flush=True)
     spent = [(GaussianDpEvent(noise), "besides training") for noise in args.also]
     noise = calibrate_noise(
         args.epsilon, delta, sampling, args.steps, accountant, spent=spent, allow_large_delta=args.allow_large_delta

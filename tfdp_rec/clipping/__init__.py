@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import hide_batch_axis, tensors
 from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
 from tfdp_rec.clipping.check import check
+from tfdp_rec.clipping.embed_reduce import EmbedReduceRule
 from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, shared_inputs, traced
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
 from tfdp_rec.clipping.parts import in_parts
@@ -33,10 +34,9 @@ from tfdp_rec.clipping.rules import (
 
 __all__ = [
     "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",
-    "EinsumDenseRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "NotPrivate", "Outer",
-    "PerExample",
-    "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "UniversalRule", "check", "clipped_sum", "in_parts",
-    "refuse", "register",
+    "EinsumDenseRule", "EmbedReduceRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "NotPrivate",
+    "Outer", "PerExample", "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "UniversalRule", "check",
+    "clipped_sum", "in_parts", "refuse", "register",
 ]  # fmt: skip
 
 

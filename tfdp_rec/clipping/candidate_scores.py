@@ -97,6 +97,8 @@ class CandidateScores(keras.layers.Layer):
 class CandidateScoresRule(rules.Rule):
     """Closed form for the shared candidates, rows for the positives."""
 
+    way = "by row, shared candidates in closed form"
+
     @staticmethod
     def _inputs(call: rules.Call) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         named = dict(zip(("query", "positives", "negatives"), call.args)) | call.kwargs

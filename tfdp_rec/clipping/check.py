@@ -80,7 +80,10 @@ class _Run:
     def __call__(self, batch: Any, training: bool) -> engine.ClippedSum:
         self.rewind()
         loss = lambda data: self.model.per_example_loss(data, training=training)  # noqa: E731
-        return engine.Clipping(self.model, loss, self.clip).unread_sum(batch)
+        clipping = engine.Clipping(self.model, loss, self.clip)
+        if getattr(self.model, "averages_its_loss", False):  # a graph alone tells what it averages
+            return engine.traced(clipping.unread_sum, batch, shared_inputs(self.model))
+        return clipping.unread_sum(batch)
 
 
 def _distance(a: engine.ClippedSum, b: engine.ClippedSum) -> float:

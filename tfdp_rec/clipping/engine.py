@@ -134,23 +134,27 @@ def collect(
     collected: Factors = {}
     covered: set[str] = set()
     for one in read:
-        call = one.call
-        # The gradient of a concatenation, say, has lost the shape that its tensor had.
-        gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(one.gradients, call.watched)]
-        for variable, factor in call.rule.factors(call, gradients):
+        for variable, factor in factors_of(one, tf.shape(losses)[0]):
             covered.add(variable.path)
-            if one.merged:
-                factor = folded(factor, tf.shape(losses)[0], call.layer.name)
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
-    _refuse_uncovered(recorder.calls, covered)
+    refuse_uncovered(recorder.calls, covered)
     for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
         shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
         collected.setdefault(variable.path, []).append(shares)
     return {path: together.merge(several) for path, several in collected.items()}
 
 
-def _refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
+def factors_of(read: CallRead, size: tf.Tensor) -> Iterator[tuple[keras.Variable, factors.Factor]]:
+    """(variable, factor) for each variable of a call's layer, of `size` examples."""
+    call = read.call
+    # The gradient of a concatenation, say, has lost the shape that its tensor had.
+    gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(read.gradients, call.watched)]
+    for variable, factor in call.rule.factors(call, gradients):
+        yield variable, folded(factor, size, call.layer.name) if read.merged else factor
+
+
+def refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
     """Rules must speak for every weight of their layers: an activation, say, may be a layer with weights of its own."""
     for call in calls:
         lost = [v.path for v in call.layer.trainable_variables if v.path not in covered]

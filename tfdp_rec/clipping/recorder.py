@@ -10,8 +10,9 @@ What cannot be handled exactly is refused here, by name: it would make a gradien
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -29,6 +30,14 @@ def no_settling(variable: keras.Variable, ids: tf.Tensor) -> None:
     """What happens before a table is read when nothing is pending: nothing."""
 
 
+class Unit(NamedTuple):
+    """A layer to record whole: with its rule, or with the reason why it has none."""
+
+    layer: keras.layers.Layer
+    rule: rules.Rule | None
+    refusal: str = ""
+
+
 def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
     """The layers to record, each with its rule: the outermost ones that a rule covers whole.
 
@@ -38,39 +47,55 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
     Raises:
         NotPrivate: for a layer that mixes examples, or weights that no rule covers.
     """
-    found: dict[int, tuple[keras.layers.Layer, rules.Rule]] = {}
+    found = []
+    for unit in units_and_refusals(model):
+        if unit.rule is None:
+            raise NotPrivate(unit.refusal)
+        found.append((unit.layer, unit.rule))
+    return found
 
-    for layer in layers_within(model):
-        why = rules.refusal(layer)
-        if why is not None:
-            raise NotPrivate(f"Layer '{layer.name}' ({type(layer).__name__}) {why}.")
+
+def units_and_refusals(model: keras.Model) -> list[Unit]:
+    """As `units`, those that are refused first, and with the reason.
+
+    Args:
+        model: a built Keras model.
+    """
+    whys = [(layer, rules.refusal(layer)) for layer in layers_within(model)]
+    refused = [Unit(one, None, f"Layer '{one.name}' ({type(one).__name__}) {why}.") for one, why in whys if why]
+    seen = {id(unit.layer) for unit in refused}
+    found: list[Unit] = []
 
     def visit(layer: keras.layers.Layer) -> None:
-        if not layer.trainable_variables or id(layer) in found:
+        if not layer.trainable_variables or id(layer) in seen:
             return
         rule = rules.rule_for(layer)
         if rule is None and own_weights(layer) and layer is not model:
-            rule = _universal_or_refuse(layer)
-        if rule is not None:
-            found[id(layer)] = (layer, rule)
-            return
-        for child in parts(layer):
-            visit(child)
+            seen.add(id(layer))
+            found.append(_universal_or_refused(layer))
+        elif rule is not None:
+            seen.add(id(layer))
+            found.append(Unit(layer, rule))
+        else:
+            for child in parts(layer):
+                visit(child)
 
     visit(model)
-    return list(found.values())
+    return [*refused, *sorted(found, key=lambda unit: unit.rule is not None)]
 
 
-def _universal_or_refuse(layer: keras.layers.Layer) -> rules.Rule:
+def _universal_or_refused(layer: keras.layers.Layer) -> Unit:
     names = ", ".join(v.path for v in own_weights(layer))
     if isinstance(layer, keras.Model):
-        raise NotPrivate(f"Model '{layer.name}' owns weights itself ({names}); put them into a layer of their own.")
+        why = f"Model '{layer.name}' owns weights itself ({names}); put them into a layer of their own."
+        return Unit(layer, None, why)
     if any(isinstance(part, keras.layers.Embedding) for part in layers_within(layer)):
-        raise NotPrivate(
+        why = (
             f"Layer '{layer.name}' owns weights ({names}) beside an Embedding, so each example's gradient would have "
             "the table's shape; put the weights into a layer of their own."
         )
-    return rules.UNIVERSAL
+        return Unit(layer, None, why)
+    return Unit(layer, rules.UNIVERSAL)
 
 
 class Recording:
@@ -175,25 +200,34 @@ def recording(
     """
     refuse_duplicate_paths(model)
     found = units(model)
-    recorder = Recording(tape, batch_size, before_read, _direct(model, tape))
-
-    def replacement(layer: keras.layers.Layer, rule: rules.Rule) -> Callable[..., Any]:
-        original = layer.call
-        return lambda *args, **kwargs: recorder.run(layer, rule, original, args, kwargs)
-
-    try:
-        for layer, rule in found:
-            layer.__dict__["call"] = replacement(layer, rule)
-        with recorder.outside:
-            yield recorder
-    finally:
-        for layer, _ in found:
-            layer.__dict__.pop("call", None)
+    recorder = Recording(tape, batch_size, before_read, own_direct(model, tape))
+    with replaced([(layer, functools.partial(recorder.run, layer, rule)) for layer, rule in found]), recorder.outside:
+        yield recorder
     refuse_added_losses(model)
     recorder.refuse_reads_outside(model)
 
 
-def _direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
+@contextlib.contextmanager
+def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> Iterator[None]:
+    """Has others run layers, for the length of the block.
+
+    Args:
+        runs: layers, each with `run(call, args, kwargs)`, which is given the layer's own call.
+    """
+
+    def replacement(original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: run(original, args, kwargs)
+
+    try:
+        for layer, run in runs:
+            layer.__dict__["call"] = replacement(layer.call, run)
+        yield
+    finally:
+        for layer, _ in runs:
+            layer.__dict__.pop("call", None)
+
+
+def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
     """The weights of the model itself, watched; eagerly, where nothing is read, they are refused."""
     own = own_weights(model)
     if own and tf.executing_eagerly():

@@ -24,6 +24,8 @@ from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, ow
 class NotPrivate(ValueError):
     """What was asked for would break the guarantee, or cannot be shown to keep it."""
 
+    operation: Any = None  # of TensorFlow's, that is at fault, where one is
+
 
 @dataclasses.dataclass
 class Call:
@@ -52,6 +54,8 @@ class Hooks:
 class Rule(abc.ABC):
     """Runs a layer under recording and gives the factors of its variables."""
 
+    way = "a rule of its own"  # how it clips, for reports
+
     @abc.abstractmethod
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         """The layer's output, as `original(*call.args, **call.kwargs)` would give it, with tensors watched."""
@@ -65,7 +69,7 @@ class Rule(abc.ABC):
         return {}
 
 
-_RULES: dict[type, Rule] = {}
+_RULES: dict[type | str, Rule] = {}
 _LOOPS: list[type] = [keras.layers.RNN, keras.layers.TimeDistributed]
 _REFUSED: dict[type, str] = {
     keras.layers.BatchNormalization: (
@@ -77,11 +81,12 @@ _TFRS_TASKS = "tensorflow_recommenders.tasks"  # known by name: most users have 
 _BY_AXIS = (keras.layers.LayerNormalization, keras.layers.UnitNormalization, keras.layers.Softmax)
 
 
-def register(layer_type: type, rule: Rule) -> None:
+def register(layer_type: type | str, rule: Rule) -> None:
     """Teaches clipping how to handle a layer type. Run `tfdp_rec.clipping.check` on a model that uses it.
 
     Args:
-        layer_type: the layer's class; subclasses that keep its `call` are covered too.
+        layer_type: the layer's class, or "library.Class" where the library may not be installed; subclasses that keep
+            its `call` are covered too.
         rule: an instance of a `Rule` subclass.
 
     Raises:
@@ -93,8 +98,9 @@ def register(layer_type: type, rule: Rule) -> None:
         ...     pass
         >>> tfdp_rec.clipping.register(Scaled, tfdp_rec.clipping.DenseRule())
     """
-    if not (isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)):
-        raise TypeError(f"layer_type must be a keras.layers.Layer class, got {layer_type!r}.")
+    is_layer = isinstance(layer_type, type) and issubclass(layer_type, keras.layers.Layer)
+    if not is_layer and not (isinstance(layer_type, str) and layer_type.count(".") == 1):
+        raise TypeError(f'layer_type must be a keras.layers.Layer class, or "library.Class", got {layer_type!r}.')
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of tfdp_rec.clipping.Rule, got {rule!r}.")
     _RULES[layer_type] = rule
@@ -132,8 +138,9 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
     if isinstance(layer, tuple(_LOOPS)):
         return UNIVERSAL
     for kind in type(layer).__mro__:
-        if kind in _RULES and type(layer).call is getattr(kind, "call", None):
-            return _RULES[kind]
+        rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
+        if rule is not None and type(layer).call is getattr(kind, "call", None):
+            return rule
     return None
 
 
@@ -159,6 +166,8 @@ def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
 
 class ActivatedRule(Rule):
     """Layers that end in `self.activation`: what is watched is the activation's input."""
+
+    way = "closed form"
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
@@ -265,6 +274,8 @@ class Conv1DRule(ActivatedRule):
 class LayerNormalizationRule(Rule):
     """y = x̂ γ + β with x̂ the normalised input: the gradients are Σ_t x̂_t g_t and Σ_t g_t."""
 
+    way = "closed form"
+
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         return hooks.watch(original(*call.args, **call.kwargs))
 
@@ -301,6 +312,8 @@ def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) ->
 
 class EmbeddingRule(Rule):
     """Rows looked up by id: read by a gather from the variable itself, never by a whole read of the table."""
+
+    way = "by row"
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
@@ -360,12 +373,15 @@ class UniversalRule(Rule):
     depends on its input row alone, at the price of one formed gradient an example.
     """
 
+    way = "one formed gradient an example"
+
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
-        self._refuse_randomness_and_state(call.layer)
+        self.refuse_randomness_and_state(call.layer)
         return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
 
     @staticmethod
-    def _refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
+    def refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
+        """What running a layer once more would change."""
         parts = list(layers_within(layer))
         for part in parts:
             if any(_is_positive(getattr(part, name, None)) for name in _RANDOM):

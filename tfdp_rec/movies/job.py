@@ -35,6 +35,7 @@ from tfdp_rec.privacy import Accountant, calibrate_noise, private_counts
 from tfdp_rec.privacy.counts import Counted
 
 _KS = (1, 5, 10, 20)
+_NEGATIVES = 4000  # where there are so many movies
 _TYPICAL = 20  # movies of a user: what the popularity prior counts on
 
 
@@ -127,11 +128,13 @@ def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
 
 
 class _Curve(keras.callbacks.Callback):
-    """Times the steps and writes a line of metrics an epoch."""
+    """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
 
-    def __init__(self, folder: RunFolder, mechanism: str, test: tf.data.Dataset, accountant: Accountant | None):
+    def __init__(
+        self, folder: RunFolder, mechanism: str, test: tf.data.Dataset, accountant: Accountant | None, steps: int
+    ):
         super().__init__()
-        self.folder, self.mechanism, self.test, self.accountant = folder, mechanism, test, accountant
+        self.folder, self.mechanism, self.test, self.accountant, self.steps = folder, mechanism, test, accountant, steps
         self.step, self.seconds, self.timed = 0, 0.0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -143,6 +146,8 @@ class _Curve(keras.callbacks.Callback):
             self.start = time.perf_counter()
         else:
             self.timed += 1
+        if self.step == self.steps:
+            self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.seconds += time.perf_counter() - self.start
@@ -211,13 +216,13 @@ def train_one(
     batches = problem.sampling.batches(examples.fetch, shared=examples.shared)
     accountant, callbacks = accounting(mechanism, model.optimizer, problem, settings)
     test = test_batches(problem, settings)
-    curve = _Curve(folder, mechanism, test, accountant)
+    curve = _Curve(folder, mechanism, test, accountant, settings.steps)
     tensorboard = keras.callbacks.TensorBoard(str(folder / "tensorboard" / mechanism), write_graph=False)
-    epochs = min(settings.evaluations, settings.steps)
+    a_report = -(-settings.steps // settings.evaluations)
     model.fit(
         batches,
-        steps_per_epoch=settings.steps // epochs,
-        epochs=epochs,
+        steps_per_epoch=a_report,
+        epochs=-(-settings.steps // a_report),
         callbacks=[*callbacks, curve, tensorboard],
         verbose=verbose,
     )
@@ -256,6 +261,8 @@ def run(
         ValueError: for settings that do not fit the data.
         FileExistsError: if `out` holds a run.
     """
+    if settings.negatives is None:
+        settings = dataclasses.replace(settings, negatives=min(_NEGATIVES, timelines.num_movies))
     problem = prepare(timelines, settings)
     if settings.top_k > timelines.num_movies:
         raise ValueError(f"top_k must be at most the {timelines.num_movies} movies, got {settings.top_k}.")
@@ -291,7 +298,9 @@ def run(
     report.write(folder, config, results, statements)
     if verbose:
         print("\n" + report.as_text(report.table(results, 10)))
-        print(f"\n{folder.path}/report.md   model of {report.label(mechanism)} in {folder.path}/servable")
+        private = mechanism in statements and mechanisms.named(mechanism).claims_epsilon
+        warning = "" if private else ": not private, no epsilon holds for it"
+        print(f"\n{folder.path}/report.md   model of {report.label(mechanism)} in {folder.path}/servable{warning}")
     return folder
 
 

@@ -47,7 +47,9 @@ class Settings:
     sgd_learning_rate: float = option(
         16.0, "of the SGD without privacy, which does not clip", POSITIVE, group=_TRAINING
     )
-    negatives: int = option(4000, "shared uniform negatives a batch", POSITIVE, group=_TRAINING)
+    negatives: int | None = option(
+        None, "shared uniform negatives a batch; default: 4,000, or all movies", POSITIVE, group=_TRAINING
+    )
     history: int = 20
     prior_noise: float = 4.0
     test_users: int = 8000

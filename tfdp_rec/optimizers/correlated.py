@@ -76,7 +76,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
     def dp_event(self) -> dp_accounting.DpEvent:
         """A step of the plan, which costs as a whole: for an accountant with `FixedOrder`."""
         plan, whole = self.correlation, self.correlation.dp_event(self.noise_multiplier)
-        return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, self.course.name)
+        return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, *self.course.whereabouts)
 
     def build_tables(self) -> None:
         super().build_tables()
@@ -108,6 +108,11 @@ class CorrelatedOptimizer(PrivateOptimizer):
         if self.built:
             self.buffers.clear()
         self.course.restart()
+
+    def ledger_restored(self) -> None:
+        """Whoever else goes on from the same checkpoint has noise of their own from here on."""
+        super().ledger_restored()
+        self.course.go_on()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "correlation": self.correlation.get_config()}
@@ -163,6 +168,9 @@ class Buffers:
 class Course:
     """Which plan is under way, in which order, how many of its steps were begun, and whether one was cut short.
 
+    Who goes on from a training checkpoint begins a *part* of the plan: two that go on from one checkpoint share the noise
+    of the steps before it and no other, which an accountant must be able to see.
+
     Args:
         steps: of the plan.
 
@@ -173,29 +181,47 @@ class Course:
         []
         >>> int(course.made), course.name == Course(steps=10).name
         (1, False)
+        >>> before = course.whereabouts
+        >>> course.go_on()
+        >>> course.whereabouts[:1] == before[:1], course.whereabouts[2] == before[1], course.whereabouts[3]
+        (True, True, 1)
     """
 
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
         with tf.init_scope(), tf.device("CPU:0"):
-            several = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(4)]
-        self.made, self._plan, self._order, self._unfinished = several
+            several = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(7)]
+        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
         self.restart()
 
     def restart(self) -> None:
         """Another plan, none of whose steps is made."""
-        for variable, value in zip(self.variables.values(), (0, secrets.randbits(62), _NO_ORDER_YET, 0)):
+        new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
+        for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
+
+    def go_on(self) -> None:
+        """From a training checkpoint, which others may go on from as well."""
+        self._after.assign(self._part)
+        self._part.assign(secrets.randbits(62))
+        self._start.assign(self.made)
 
     @property
     def name(self) -> str:
         """Tells plans apart, also in files."""
-        return f"{int(self._plan.numpy()):016x}"
+        return self.whereabouts[0]
+
+    @property
+    def whereabouts(self) -> tuple[str, str, str, int]:
+        """The plan, the part of it that is under way, the one that went before, and the step that it began with."""
+        plan, part, after = (f"{int(v.numpy()):016x}" for v in (self._plan, self._part, self._after))
+        return plan, part, after, int(self._start.numpy())
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """What a training checkpoint keeps."""
-        return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished}
+        parts = {"part": self._part, "after": self._after, "start": self._start}
+        return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished, **parts}
 
     def checks(self, source: Source) -> list[Any]:
         """That a step may be made on a batch.

@@ -126,6 +126,7 @@ class Accountant:
             )
         if found not in self._followed:
             self._followed.append(found)
+            found.known_of = True
 
     @property
     def history(self) -> History:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 import dp_accounting
@@ -51,16 +52,17 @@ def calibrate_noise(
         raise ValueError("steps must be at least 1, got 0.")
     others = list(spent)
 
+    @functools.cache
     def excess(noise: float, by: str) -> float:
         trial = Accountant(make_event(noise), sampling, delta, by, allow_large_delta)
         for event, label in others:
             trial.spend(event, label)
         return min(trial.epsilon(steps) - target_epsilon, 1e9)
 
-    high = 1.0
-    step = sampling.compose_history([(make_event(high), 1)])
+    step = sampling.compose_history([(make_event(1.0), 1)])
     quick = quickest(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
-    while excess(high, quick) > 0:  # rdp is quick, and its answer is never too little noise for pld
+    high = 1.0
+    while excess(high, quick) > 0:
         high *= 2
         if high > 1e6:
             raise ValueError(
@@ -68,11 +70,32 @@ def calibrate_noise(
                 "raise target_epsilon, or spend less elsewhere."
             )
     low = high / 2
-    while excess(low, accountant) <= 0:
+    while excess(low, quick) <= 0:
         high, low = low, low / 2
         if high < 1e-3:
             return high
-    noise = optimize.brentq(excess, low, high, args=(accountant,), rtol=2e-4)
+    noise = _least(excess, quick, low, high)
+    if quick != accountant:
+        noise = _least(excess, accountant, *_around(excess, accountant, noise, target_epsilon))
     while excess(noise, accountant) > 0:
         noise *= 1.0005
-    return float(noise)
+    return noise
+
+
+def _least(excess: Callable[[float, str], float], by: str, low: float, high: float) -> float:
+    return float(optimize.brentq(excess, low, high, args=(by,), rtol=2e-4))
+
+
+def _around(excess: Callable[[float, str], float], by: str, noise: float, target: float) -> tuple[float, float]:
+    """Too little and enough noise, by the slow accountant, near what the quick one asks for."""
+    low = high = noise
+    while excess(high, by) > 0:
+        high *= 1.1
+        if high > 2 * noise:  # rounded up to the grid at every step, pld cannot show so small an epsilon
+            raise ValueError(
+                f"The {by} accountant cannot show an epsilon as small as {target:g} over so many steps: use "
+                'accountant="rdp" (--rdp).'
+            )
+    while excess(low, by) <= 0:
+        high, low = low, 0.9 * low
+    return low, high

@@ -22,6 +22,7 @@ from tfdp_rec.privacy.profiles import Distribution
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
 _PLD_FINE_UP_TO = 50.0  # beyond this ε the grid widens in proportion, or it would fill the memory
+_ROUNDING = 1e-11  # dp_accounting finds log A(α) to 6e-12 at worst: under huge noise more than it is, and of any sign
 _PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's bound is good enough
 
 
@@ -76,8 +77,8 @@ def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
 
 @functools.lru_cache(maxsize=128)
 def _divergences(part: str) -> NDArray[np.float64]:
-    """Rényi divergences of one event, at dp_accounting's orders."""
-    return RdpAccountant().compose(events.from_json(json.loads(part))).rdp
+    """Rényi divergences of one event, at dp_accounting's orders, rounded up."""
+    return np.maximum(RdpAccountant().compose(events.from_json(json.loads(part))).rdp, 0.0) + _ROUNDING
 
 
 @functools.lru_cache(maxsize=16)  # up to some megabytes each

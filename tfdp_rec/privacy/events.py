@@ -50,6 +50,9 @@ class PlannedDpEvent(DpEvent):
         separation: at least so many steps from one step of a unit to its next.
         participations: so many steps of a unit at most.
         plan: tells it from others.
+        part: tells a stretch of it from others: who goes on from a training checkpoint begins one of their own.
+        after: the part that this one went on from.
+        start: the step of the plan that the part began with.
     """
 
     event: DpEvent
@@ -57,6 +60,9 @@ class PlannedDpEvent(DpEvent):
     separation: int
     participations: int
     plan: str
+    part: str = ""
+    after: str = ""
+    start: int = 0
 
 
 _NOISY = (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)

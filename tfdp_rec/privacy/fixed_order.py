@@ -13,7 +13,6 @@ Independent noise costs what it costs in shuffled epochs.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -86,10 +85,27 @@ class FixedOrder(ShuffledEpochs):
 
 
 def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
-    """What the runs of one plan cost together."""
-    planned = {dataclasses.replace(event, event=dp_accounting.NoOpDpEvent()) for event, _ in several}
+    """What the runs of one plan cost together: its event for each end that it has.
+
+    A plan that was forked, at a training checkpoint, has several ends. With z the noise of their common steps and z', z"
+    of each's own, its releases are C g + (z, z') and C g' + (z, z"); a unit moves both by √2 S at most, in which the
+    common steps are counted twice.
+    """
+    planned = {(event.steps, event.separation, event.participations) for event, _ in several}
     wholes: list[Any] = [event.event for event, _ in several]
-    over = sum(steps for _, steps in several) > several[0][0].steps
+    ends = _ends(several)
+    over = max(ends.values()) > several[0][0].steps
     if len(planned) > 1 or over or not all(map(is_private, wholes)):
         return dp_accounting.NonPrivateDpEvent()
-    return min(wholes, key=lambda whole: whole.noise_multiplier)
+    least = min(wholes, key=lambda whole: whole.noise_multiplier)
+    begun = {(event.after, event.start) for event, _ in several if event.after}
+    forks = sum((part, end) not in begun for part, end in ends.items())
+    return least if forks == 1 else dp_accounting.SelfComposedDpEvent(least, forks)
+
+
+def _ends(several: Sequence[tuple[PlannedDpEvent, int]]) -> dict[str, int]:
+    """The step of the plan that each part has come to."""
+    ends: dict[str, int] = {}
+    for event, steps in several:
+        ends[event.part] = ends.get(event.part, event.start) + steps
+    return ends

@@ -29,7 +29,12 @@ class StepHistory:
 
     Args:
         optimizer: whose steps these are; has `dp_event()`, `iterations` and `noise`.
+
+    Attributes:
+        known_of: whether an accountant follows it, or its owner was told that none does.
     """
+
+    known_of = False
 
     def __init__(self, optimizer: Any):
         self._closed = History()

@@ -2,5 +2,6 @@
 
 from tfdp_rec.training.lookahead import lookahead
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
+from tfdp_rec.training.validation import validate
 
-__all__ = ["PrivateModel", "PrivateTraining", "lookahead"]
+__all__ = ["PrivateModel", "PrivateTraining", "lookahead", "validate"]

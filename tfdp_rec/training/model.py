@@ -19,17 +19,29 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
-from tfdp_rec.keras_internals import functional_class, loss_tracker, makes_functional
+from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
+from tfdp_rec.training.own_loss import (
+    averaged_losses,
+    averages_its_loss,
+    evaluation_step,
+    has_own_loss_alone,
+    logs_of,
+    ordinary_step,
+    refuse_no_call,
+    refuse_no_loss,
+    refuse_unsaid_loss,
+)
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.release import settle_for
 from tfdp_rec.training.step import PrivateStep, diagnostics, finite_losses
 from tfdp_rec.training.table_reader import TableReader, trace_reader
+from tfdp_rec.training.uncounted import SayUncounted
 
 
 class PrivateTraining(Doors):
@@ -125,8 +137,8 @@ class PrivateTraining(Doors):
         ):
             raise NotPrivate("LossScaleOptimizer scales gradients past the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
-            _refuse_options(self, kwargs)
-            _refuse_own_loss(self)
+            refuse_options(self, kwargs)
+            refuse_unsaid_loss(self)
             ask_for_float32_products()
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
@@ -183,25 +195,42 @@ class PrivateTraining(Doors):
 
     # The loss.
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras'; what it gives for a loss is what metrics are made of."""
+        refuse_no_call(self)
+        output = super().__call__(*args, **kwargs)
+        self.private_step.called(output)
+        return output
+
     def per_example_loss(self, data: Any, training: bool = True) -> tf.Tensor:
         """Each example's loss, `[batch]`. Override for a model that is not compiled with a `loss`.
+
+        A model that does is validated and evaluated by the mean of these too, and its compiled metrics are of what it
+        gives when this calls it: `self(x, training=training)`, once.
 
         Args:
             data: a batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: for layers that behave otherwise in training.
         """
-        if self._loss is None:
-            raise ValueError(f"{type(self).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
+        if self.averages_its_loss:
+            return averaged_losses(self, data, training)
+        refuse_no_loss(self)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = self(x, training=training)  # type: ignore[operator]
-        self.private_step.predicted(x, y, y_pred, sample_weight)
+        y_pred = self(x, training=training)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
+
+    @property
+    def averages_its_loss(self) -> bool:
+        """Whether the loss is a `compute_loss` of the model's own, from whose graph each example's is told."""
+        return averages_its_loss(self)
 
     # The step.
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: private under a mechanism, Keras' own otherwise."""
         if not self.is_private:
+            if has_own_loss_alone(self):
+                return ordinary_step(self, examples_of(data))
             return super().train_step(examples_of(data))  # type: ignore[misc]
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
@@ -224,22 +253,22 @@ class PrivateTraining(Doors):
         return source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """As Keras'; a batch of the look-ahead stage counts without its announcement."""
+        """As Keras', or by the model's own loss; what the look-ahead stage announced beside a batch is left aside."""
+        if has_own_loss_alone(self):
+            return evaluation_step(self, examples_of(data))
         return super().test_step(examples_of(data))  # type: ignore[misc]
 
+    def get_metrics_result(self) -> dict[str, Any]:
+        """As Keras'; metrics that have seen nothing yet are left out (under `microbatch_size`, training shows none)."""
+        unseen = compiled_metrics(self)
+        if unseen is None or unseen.built:
+            return super().get_metrics_result()  # type: ignore[misc]
+        return {m.name: m.result() for m in self.metrics if m is not unseen}  # type: ignore[attr-defined]
+
     def _logs(self, clipped: ClippedSum) -> dict[str, Any]:
-        losses, mean = finite_losses(clipped), loss_tracker(self)
-        count = tf.cast(tf.size(losses), losses.dtype)
-        mean.update_state(
-            tf.math.divide_no_nan(tf.reduce_sum(losses), count), sample_weight=tf.cast(count, tf.float32)
-        )
-        predictions = self.private_step.take_predictions()
-        logs = {}
-        if predictions is not None:
-            x, y, y_pred, sample_weight = predictions
-            logs = self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)  # type: ignore[attr-defined]
-        logs["loss"] = mean.result()
-        return logs | (diagnostics(clipped) if self.private_step.diagnostics else {})
+        step = self.private_step
+        logs = logs_of(self, finite_losses(clipped), whole=step.microbatch_size is None)
+        return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     # Preparing: layers, tables, optimizer.
 
@@ -312,7 +341,7 @@ class PrivateTraining(Doors):
                     "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
                     "with each row's weight by its class."
                 )
-            callbacks = settle_for(callbacks)
+            callbacks = [*settle_for(callbacks), SayUncounted()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():
@@ -387,7 +416,12 @@ def _functional(kind: type) -> type:
     return made
 
 
-def _refuse_options(model: Any, options: dict[str, Any]) -> None:
+def refuse_options(model: Any, options: dict[str, Any]) -> None:
+    """What a private optimizer cannot be compiled with.
+
+    Raises:
+        NotPrivate: with the reason.
+    """
     strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # of now, and when the model was made
     if any(strategy.num_replicas_in_sync > 1 for strategy in strategies_of):
         raise NotPrivate(
@@ -407,12 +441,3 @@ def _refuse_options(model: Any, options: dict[str, Any]) -> None:
     policy = getattr(model, "dtype_policy", None)
     if policy is not None and policy.compute_dtype == "float16":
         raise NotPrivate("float16 needs loss scaling, which breaks the clip; use the policy mixed_bfloat16.")
-
-
-def _refuse_own_loss(model: Any) -> None:
-    kind = type(model)
-    if kind.per_example_loss is PrivateTraining.per_example_loss and kind.compute_loss is not keras.Model.compute_loss:
-        raise NotPrivate(
-            f"{kind.__name__} overrides compute_loss, which gives one number for a whole batch; private training needs "
-            "each example's: define per_example_loss(self, data, training) instead, returning losses of shape [batch]."
-        )

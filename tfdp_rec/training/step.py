@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
@@ -34,11 +35,33 @@ class PrivateStep:
 
     def __post_init__(self) -> None:
         self._predictions: Any = None
+        self._outputs: list[Any] | None = None
         self.forget_graph()
 
-    def losses(self, batch: Batch) -> tf.Tensor:
-        """Each example's loss in training, `[batch]`."""
-        return self.model.per_example_loss(batch.examples, training=True)
+    def losses(self, batch: Batch, training: bool = True) -> tf.Tensor:
+        """Each example's loss, `[batch]`; what the model's own call gives meanwhile is noted, for its metrics.
+
+        Args:
+            batch: from `Batch.of`.
+            training: for layers that behave otherwise in training.
+        """
+        outputs: list[Any] = []
+        self._outputs = outputs
+        try:
+            losses = self.model.per_example_loss(batch.examples, training=training)
+        finally:
+            self._outputs = None
+        self._predictions = predictions_of(batch.examples, outputs)
+        return losses
+
+    def called(self, output: Any) -> None:
+        """Notes what the model's own call gave, if it was for a loss.
+
+        Args:
+            output: of the call.
+        """
+        if self._outputs is not None:
+            self._outputs.append(output)
 
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
         """The clipped sum of a batch; rows that owe noise get it before they are read. A graph, whatever else is eager.
@@ -54,9 +77,9 @@ class PrivateStep:
     def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
         clipping, size = Clipping(self.model, loss, clip, self.model.release.before_read), self.microbatch_size
-        self._predictions = None
-        found = clipping.sum(examples) if size is None else in_parts(clipping, examples, size)
-        return found, self.take_predictions()
+        if size is not None:
+            return in_parts(clipping, examples, size), None
+        return clipping.sum(examples), self.take_predictions()
 
     def forget_graph(self) -> None:
         """What was traced is of tables that others have come to share."""
@@ -77,16 +100,24 @@ class PrivateStep:
                 found[variable.path] = tape.gradient(penalty, weight)
         return found
 
-    # What metrics are made of.
-
-    def predicted(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
-        """Notes what the model's loss was computed from, for its metrics."""
-        self._predictions = (x, y, y_pred, sample_weight)
-
     def take_predictions(self) -> Any:
-        """(x, y, y_pred, sample_weight) of the whole batch, if the step had it at once; None otherwise."""
+        """(x, y, y_pred, sample_weight) of the whole batch, if the loss had them at once; None otherwise."""
         found, self._predictions = self._predictions, None
-        return found if self.microbatch_size is None else None
+        return found
+
+
+def predictions_of(examples: Any, outputs: list[Any]) -> Any:
+    """(x, y, y_pred, sample_weight), if the model was called once for the loss; None otherwise.
+
+    Args:
+        examples: the batch; what it has beside inputs is in a tuple.
+        outputs: what the model's calls gave.
+    """
+    if len(outputs) != 1:
+        return None
+    parts = examples if isinstance(examples, tuple) and len(examples) <= 3 else (examples,)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts)
+    return x, y, outputs[0], sample_weight
 
 
 def finite(clipped: ClippedSum) -> tf.Tensor:

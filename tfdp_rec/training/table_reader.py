@@ -52,15 +52,21 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
     hidden = [hidden_spec(s, spec, model.shared_inputs) for s in tf.nest.flatten(spec)]
     given = [s for s in hidden if s is not None]
-    _build_layers(model, spec, given)
+    build_layers(model, spec, given)
+    refuse_added_losses(model)
     wrapped = tf.compat.v1.wrap_function(trace, given)
     pruned = wrapped.prune(wrapped.inputs[: len(hidden)], wrapped.structured_outputs) if ids else None
     return TableReader(list(ids), pruned)
 
 
-def _build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None:
+def build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None:
     """Makes the variables of layers that have none yet, by a trace of its own: within `wrap_function` two layers'
     variables of one name ("embeddings") would collide.
+
+    Args:
+        model: a model with `PrivateTraining`.
+        spec: the batches' element spec.
+        flat_spec: the same, flat, the batch axis hidden.
     """
     if all(layer.built for layer in layers_within(model)):
         return
@@ -70,4 +76,3 @@ def _build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None
 
     with model.release.in_step():  # nothing of it runs
         tf.function(loss, autograph=False).get_concrete_function(*flat_spec)
-    refuse_added_losses(model)

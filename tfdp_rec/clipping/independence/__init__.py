@@ -7,11 +7,12 @@ user's own line. The argument, and how to teach it an operation, is in docs/priv
 from __future__ import annotations
 
 from tfdp_rec.clipping.independence import rules
+from tfdp_rec.clipping.independence.forms import by_example
 from tfdp_rec.clipping.independence.reading import At, Reading, Walk, known_operations, rows_of, rule
-from tfdp_rec.clipping.independence.step import NO_BATCH, CallRead, StepReading
+from tfdp_rec.clipping.independence.step import NO_BATCH, CallRead, StepReading, refuse_padding
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Sized, Value
 
 __all__ = [
     "At", "ByExample", "CallRead", "Mixed", "NO_BATCH", "Reading", "Shared", "Sized", "StepReading", "Value", "Walk",
-    "known_operations", "rows_of", "rule", "rules",
+    "by_example", "known_operations", "refuse_padding", "rows_of", "rule", "rules",
 ]  # fmt: skip

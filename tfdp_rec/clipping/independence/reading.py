@@ -117,7 +117,9 @@ class Reading:
 
     def refuse(self, operation: Any, reason: str, detail: str = "", subject: str = "") -> NotPrivate:
         """The exception that says so."""
-        return NotPrivate(refusals.sentence(operation, reason, detail, subject, self.layers))
+        refusal = NotPrivate(refusals.sentence(operation, reason, detail, subject, self.layers))
+        refusal.operation = operation
+        return refusal
 
 
 class Walk:

@@ -11,7 +11,8 @@ worker. The settling of rows before they are read, which this package adds to it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -19,12 +20,14 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.clipping.independence.reading import Reading, Walk
+from tfdp_rec.clipping.independence.refusals import forward
 from tfdp_rec.clipping.independence.shares import Shares
 from tfdp_rec.clipping.independence.sizes import ONE, Size
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
 from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
 from tfdp_rec.keras_internals import layers_within, random_states, resource
 
+_MOST_FAULTS = 64  # how often a loss is read anew to find more of them
 _ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
 
 
@@ -55,7 +58,7 @@ class StepReading:
         self._start = len(self._graph.get_operations())
         self._leaves = example_leaves(batch, shared)
         for leaf in self._leaves:
-            _refuse_padding(leaf)
+            refuse_padding(leaf)
 
     def read(
         self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any
@@ -75,6 +78,74 @@ class StepReading:
         self._require(losses, "the loss", ONE)
         left = iter(gradients)
         return [self._read_call(call, [next(left) for _ in call.watched], tf.shape(losses)[0]) for call in calls]
+
+    def refusals(
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any, known: Iterable[Any]
+    ) -> tuple[list[NotPrivate], list[CallRead]]:
+        """All that `read` would refuse, every operation at fault once and nothing of what follows from it; other calls.
+
+        What is at fault is taken for what it should have been, and all is read again, until nothing new is found.
+
+        Args:
+            calls: as recorded.
+            losses: one an example.
+            gradients: of the calls' watched tensors, in order.
+            own: numbers of the operations that settle rows.
+            known: operations whose faults have been told of.
+        """
+        forgiven = {id(operation): operation for operation in known}
+        told: dict[Any, NotPrivate] = {}
+        for _ in range(_MOST_FAULTS):
+            new = {}
+            faults, read = self._faults(calls, losses, gradients, own, list(forgiven.values()))
+            for fault in faults:
+                if fault.operation is None:
+                    told.setdefault(str(fault), fault)
+                    continue
+                cause = id(forward(fault.operation))  # a gradient is at fault where what it is the gradient of is
+                if cause not in forgiven:
+                    told.setdefault(cause, fault)
+                new[id(fault.operation)] = fault.operation
+            if new.keys() <= forgiven.keys():
+                break
+            forgiven |= new
+        return list(told.values()), read
+
+    def walk_to(self, tensor: tf.Tensor) -> Walk:
+        """What is known of a tensor, and of all that it is made of.
+
+        Args:
+            tensor: of the graph that is read.
+        """
+        made, todo = {id(tensor.op)}, [tensor.op]
+        while todo:
+            before = [t.op for t in todo.pop().inputs if id(t.op) not in made]
+            made |= {id(op) for op in before}
+            todo += before
+        operations = self._graph.get_operations()
+        return self._walk([number for number, op in enumerate(operations) if id(op) not in made])
+
+    def _faults(
+        self, calls: Any, losses: Any, gradients: Any, own: Any, forgiven: list[Any]
+    ) -> tuple[list[NotPrivate], list[CallRead]]:
+        """What stops a reading for which some operations do what they should, a refusal a part; and what does not."""
+        faults: list[NotPrivate] = []
+        read: list[CallRead] = []
+        left, size = iter(gradients), tf.shape(losses)[0]
+        parts: list[Callable[[], Any]] = [lambda: self._require(losses, "the loss", ONE)]
+        for call in calls:
+            parts.append(functools.partial(self._read_call, call, [next(left) for _ in call.watched], size))
+        try:
+            self._seen = self._walk(own, forgiven)
+        except NotPrivate as refusal:
+            return [refusal], read
+        for part in parts:
+            try:
+                found = part()
+                read += [found] if isinstance(found, CallRead) else []
+            except NotPrivate as refusal:
+                faults.append(refusal)
+        return faults, read
 
     def shares(self, variable: keras.Variable, gradient: Any) -> tf.Tensor:
         """Each example's share of the gradient of a variable that the loss reads outside all layers.
@@ -119,8 +190,12 @@ class StepReading:
         flat = tf.nest.flatten((call.args, call.kwargs))
         return [t for t in flat if isinstance(t, tf.Tensor) and t.graph is self._graph]
 
-    def _walk(self, own: Any) -> Walk:
-        walk = Walk(_reading(self._model), self._graph, frozenset(own))
+    def _walk(self, own: Any, forgiven: Sequence[Any] = ()) -> Walk:
+        ids = {id(operation) for operation in forgiven}
+        excused = {n for n, o in enumerate(self._graph.get_operations()) if id(o) in ids} if ids else set()
+        walk = Walk(_reading(self._model), self._graph, frozenset(own) | excused)
+        for tensor in (tensor for operation in forgiven for tensor in operation.outputs):
+            walk.leaf(tensor, bool(tensor.shape.rank) and tensor.shape[0] is None)
         for leaf in tf.nest.flatten(self._batch):
             if tf.is_tensor(leaf):
                 walk.leaf(leaf, any(leaf is one for one in self._leaves))
@@ -141,7 +216,8 @@ def _misplaced(value: Value) -> str:
     return "order" if type(value) is ByExample else "position" if isinstance(value, ByExample) else "unknown"
 
 
-def _refuse_padding(leaf: tf.Tensor) -> None:
+def refuse_padding(leaf: Any) -> None:
+    """Examples of a batch have one fixed shape, or they decide each other's."""
     if not isinstance(leaf, tf.Tensor):
         raise NotPrivate(
             f"The batch holds a {type(leaf).__name__}, whose rows no axis keeps apart; convert it to a tensor of "

@@ -129,7 +129,8 @@ def _block(
     movies: _Catalogue, lengths: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Some users' movie indices, and how many each has. Who has seen most of it before walks on, further each time."""
-    tastes = rng.random((len(lengths), movies.num_tastes)).argpartition(TASTES_EACH, axis=1)[:, :TASTES_EACH]
+    least = min(TASTES_EACH, movies.num_tastes - 1)
+    tastes = rng.random((len(lengths), movies.num_tastes)).argpartition(least, axis=1)[:, :TASTES_EACH]
     seen = np.zeros(len(lengths) * movies.num_movies, bool)
     rounds, missing = [], lengths
     for patience in itertools.count():

@@ -1,0 +1,141 @@
+"""keras-rs' layers and losses: clipped as one example after the other would be, or refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Scored, assert_matches_oracle
+from keras import layers
+
+import tfdp_rec
+from tfdp_rec.clipping import EmbedReduceRule, clipped_sum
+
+keras_rs = pytest.importorskip("keras_rs")
+
+SIZE, ROWS, WIDTH = 5, 9, 3
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, ROWS, [SIZE, 4])
+IDS[0] = 2  # one row, four times
+WEIGHTS = RNG.uniform(-1.0, 2.0, [SIZE, 4]).astype("float32")
+WEIGHTS[1] = 0.0  # a bag of nothing
+SIZES = RNG.uniform(0.2, 3.0, [SIZE]).astype("float32")
+
+
+def bag(combiner):
+    return keras_rs.layers.EmbedReduce(ROWS, WIDTH, combiner=combiner, embeddings_initializer="normal", name="bag")
+
+
+def scored(parts, forward, batch):
+    model = Scored(parts, forward)
+    batch = {**batch, "weight": SIZES}
+    model.per_example_loss(batch)
+    return model, batch
+
+
+GIVEN = {
+    "no weights": (IDS, None),
+    "weights by place": (IDS, WEIGHTS),
+    "weights by example": (IDS, WEIGHTS[:, 0]),
+    "whole weights": (IDS, RNG.integers(0, 3, [SIZE, 4])),
+    "one id": (IDS[:, 0], None),
+    "one id with a weight": (IDS[:, 0], WEIGHTS[:, 0]),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_a_bag_is_clipped_as_by_the_oracle(combiner, given):
+    ids, weights = GIVEN[given]
+    batch = {"ids": ids} if weights is None else {"ids": ids, "by": weights}
+    layer = bag(combiner)
+    forward = lambda p, b: p[1](p[0](b["ids"], b.get("by")))  # noqa: E731
+    model, batch = scored([layer, layers.Dense(2)], forward, batch)
+    found = assert_matches_oracle(model, batch, rtol=1e-5)
+    assert isinstance(found.gradients[layer.embeddings.path], tf.IndexedSlices)
+    assert np.isfinite(found.norms).all()
+
+
+def test_weights_may_be_learned():
+    """Then they have a gradient of their own, through the bag."""
+    layer, attention = bag("mean"), layers.Dense(1, activation="sigmoid")
+    forward = lambda p, b: p[0](b["ids"], weights=p[1](b["x"][..., None])[..., 0])  # noqa: E731
+    model, batch = scored([layer, attention], forward, {"ids": IDS, "x": WEIGHTS})
+    assert_matches_oracle(model, batch, rtol=1e-5)
+
+
+def test_what_the_rule_gives_is_what_the_layer_gives():
+    """Recorded, the layer's own call does not run."""
+    for combiner in ("sum", "mean", "sqrtn"):
+        for ids, weights in GIVEN.values():
+            batch = {"ids": ids} if weights is None else {"ids": ids, "by": weights}
+            model, batch = scored([bag(combiner)], lambda p, b: p[0](b["ids"], b.get("by")), batch)
+            found = clipped_sum(model, batch, 1.0, training=False)
+            np.testing.assert_allclose(found.losses, model.per_example_loss(batch), rtol=1e-5, atol=1e-6)
+
+
+def test_a_bag_is_a_table_that_lazy_training_knows():
+    ids = keras.Input([4], dtype="int32")
+    model = tfdp_rec.PrivateModel(ids, layers.Dense(1)(bag("mean")(ids)))
+    optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=SIZE)
+    model.compile(optimizer, loss="mse")
+    model.fit(IDS, SIZES[:, None], batch_size=SIZE, verbose=0)
+    assert [path.endswith("bag/embeddings") for path in optimizer.tables] == [True]
+    assert "bag (EmbedReduce): by row, put together by example, table of 9 rows of 3" in str(
+        tfdp_rec.validate(model, (IDS, SIZES[:, None]))
+    )
+    tfdp_rec.clipping.check(model, (IDS, SIZES[:, None]))
+
+
+@pytest.mark.parametrize("kind", ["SparseTensor", "RaggedTensor"])
+def test_bags_of_no_fixed_length_are_refused(kind):
+    make = tf.sparse.from_dense if kind == "SparseTensor" else tf.RaggedTensor.from_tensor
+    model, batch = scored([bag("sum")], lambda p, b: p[0](make(b["ids"])), {"ids": IDS})
+    with pytest.raises(tfdp_rec.NotPrivate, match=f"'bag' is given a {kind}.*fixed length") as refused:
+        clipped_sum(model, batch, 1.0)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_subclass_that_does_something_else_has_not_its_rule():
+    class Doubled(keras_rs.layers.EmbedReduce):
+        def call(self, inputs, weights=None):
+            return 2.0 * super().call(inputs, weights)
+
+    doubled = Doubled(ROWS, WIDTH)
+    assert not isinstance(tfdp_rec.clipping.rules.rule_for(doubled), EmbedReduceRule)
+    model, batch = scored([doubled], lambda p, b: p[0](b["ids"]), {"ids": IDS})
+    with pytest.raises(tfdp_rec.NotPrivate, match="owns weights"):
+        clipped_sum(model, batch, 1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"projection_dim": 2}, {"diag_scale": 0.5, "use_bias": False}])
+def test_crosses_are_clipped_as_by_the_oracle(options):
+    crosses = [keras_rs.layers.FeatureCross(name=f"cross_{n}", **options) for n in range(2)]
+    model, batch = scored([*crosses, layers.Dense(2)], lambda p, b: p[2](p[1](b["x"], p[0](b["x"]))), {"x": WEIGHTS})
+    assert_matches_oracle(model, batch, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"self_interaction": True}, {"skip_gather": True}])
+def test_dot_interactions_are_clipped_as_by_the_oracle(options):
+    tables = [layers.Embedding(ROWS, WIDTH, embeddings_initializer="normal", name=f"table_{n}") for n in range(3)]
+    parts = [*tables, keras_rs.layers.DotInteraction(**options), layers.Dense(2)]
+    forward = lambda p, b: p[4](p[3]([p[n](b["ids"][:, n]) for n in range(3)]))  # noqa: E731
+    model, batch = scored(parts, forward, {"ids": IDS})
+    assert_matches_oracle(model, batch, rtol=1e-5)
+
+
+LOSSES = ["PairwiseHingeLoss", "PairwiseLogisticLoss", "PairwiseSoftZeroOneLoss", "PairwiseMeanSquaredError",
+          "ListMLELoss"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_list_is_an_example_of_a_ranking_loss(name):
+    """A row of scores and labels is one user's list: each list's loss is its own, and their mean is Keras'."""
+    inputs = keras.Input([4])
+    model = tfdp_rec.PrivateModel(inputs, layers.Dense(4)(inputs))
+    labels = RNG.integers(0, 3, [SIZE, 4]).astype("float32")
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=SIZE)
+    model.compile(optimizer, loss=getattr(keras_rs.losses, name)())
+    alone = [float(model.per_example_loss((WEIGHTS[n : n + 1], labels[n : n + 1]))[0]) for n in range(SIZE)]
+    np.testing.assert_allclose(model.per_example_loss((WEIGHTS, labels)), alone, rtol=1e-5)
+    found = clipped_sum(model, (WEIGHTS, labels), 1.0)
+    np.testing.assert_allclose(found.losses, alone, rtol=1e-5)

@@ -1,0 +1,188 @@
+"""`validate` says all at once what training would say one by one, and trains nothing."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp_rec
+
+RNG = np.random.default_rng(5)
+X, Y = RNG.normal(size=[6, 3]).astype("float32"), RNG.normal(size=[6, 1]).astype("float32")
+IDS = RNG.integers(0, 9, size=[6, 4])
+SEQUENCES = RNG.normal(size=[6, 5, 3]).astype("float32")
+
+
+class Layered(tfdp_rec.PrivateTraining, keras.Model):
+    """Layers in a row under a loss of one's own."""
+
+    def __init__(self, parts, loss=None, **options):
+        super().__init__(**options)
+        self.parts, self.loss_of = parts, loss or (lambda h: tf.reduce_sum(tf.square(h), axis=-1))
+
+    def per_example_loss(self, data, training=True):
+        for part in self.parts:
+            data = part(data)
+        return self.loss_of(data)
+
+
+def private():
+    return tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=6)
+
+
+def said_in_training(model, batch):
+    """What the first step says."""
+    model.compile(private())
+    with pytest.raises(ValueError) as refused:
+        model.train_on_batch(batch)
+    return str(refused.value)
+
+
+def in_batch_negatives(h):
+    logits = tf.matmul(h, h, transpose_b=True)
+    return tf.reduce_logsumexp(logits, axis=1)
+
+
+def over_the_batch(h):
+    return tf.reduce_sum(h - tf.reduce_mean(h, axis=0), axis=-1)
+
+
+def two_faults(h):
+    return in_batch_negatives(h) + over_the_batch(h)
+
+
+def test_a_model_that_can_be_trained_is_described():
+    parts = [layers.Embedding(1000, 4, name="ids"), layers.GRU(3, name="gru"), layers.Dense(2, name="top")]
+    model = Layered(parts, name="recurrent")
+    report = tfdp_rec.validate(model, IDS)
+    assert report.ok and not report.refusals
+    assert str(report).splitlines() == [
+        "Model 'recurrent' can be trained privately.",
+        "",
+        "How its layers are clipped:",
+        "  ids (Embedding): by row, table of 1,000 rows of 4",
+        "  gru (GRU): one formed gradient an example, 81 weights",
+        "  top (Dense): closed form, 8 weights",
+    ]
+    model.compile(private())
+    model.train_on_batch(IDS)
+
+
+FAULTY = {
+    "a layer": ([layers.BatchNormalization(name="bn"), layers.Dense(1)], None, X, "'bn'"),
+    "dropout within": ([layers.GRU(2, dropout=0.5, name="gru"), layers.Dense(1)], None, SEQUENCES, "'gru' has dropout"),
+    "a rule": ([layers.Conv1D(3, 2, groups=3, name="c"), layers.Flatten()], None, SEQUENCES, "'c'.*groups"),
+    "a regularizer": ([layers.Dense(1, activity_regularizer="l2", name="r")], None, X, "'r'.*activity_regularizer"),
+    "negatives": ([layers.Dense(2)], in_batch_negatives, X, r"MatMul in .*\(in_batch_negatives\)"),
+    "a mean": ([layers.Dense(2)], over_the_batch, X, r"Mean in .*\(over_the_batch\)"),
+    "one loss": ([layers.Dense(2)], tf.reduce_mean, X, "one loss an example"),
+    "one name": ([layers.Dense(2, name="d"), layers.Dense(2, name="d")], None, X, "distinct names"),
+    "uncovered": ([layers.Dense(2, activation=layers.PReLU(), name="d")], None, X, "'d' gives no gradient for.*alpha"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_one_fault_is_told_as_training_tells_it(name):
+    parts, loss, x, match = FAULTY[name]
+    model = Layered([keras.layers.deserialize(keras.layers.serialize(part)) for part in parts], loss)
+    report = tfdp_rec.validate(model, x)
+    said = said_in_training(model, x)
+    assert not report.ok and len(report.refusals) == 1, report
+    assert report.refusals[0].split(" (found in ")[0] in said
+    assert max(map(len, str(report).splitlines())) <= 80
+    assert re.search(match, report.refusals[0], re.S)
+
+
+def test_all_faults_are_told_at_once():
+    parts = [
+        layers.Embedding(9, 3, embeddings_regularizer="l2", name="table"),
+        layers.GRU(3, recurrent_dropout=0.5, return_sequences=True, name="gru"),
+        layers.Conv1D(3, 2, groups=3, name="conv"),
+        layers.Flatten(),
+        layers.BatchNormalization(name="norm"),
+        layers.Dense(2, name="top"),
+    ]
+    report = tfdp_rec.validate(Layered(parts, two_faults, name="faulty"), IDS)
+    saids = "'gru' has dropout", "'norm'", "'conv'", "'table/embeddings'", "(in_batch_negatives)", "(over_the_batch)"
+    for said in saids:
+        assert sum(said in refusal for refusal in report.refusals) == 1, (said, str(report))
+    assert len(report.refusals) == 6, str(report)
+    assert [layer.layer for layer in report.layers] == ["table", "top"]
+    assert "for 6 reasons:" in str(report)
+    for refusal in report.refusals:
+        assert refusal.endswith(".") and len(refusal) < 500
+
+
+def test_mended_one_by_one_none_was_left_out():
+    """What is found at once is what runs into a refusal again and again find."""
+    found = set(tfdp_rec.validate(Layered([layers.Dense(2)], two_faults), X).refusals)
+    assert {said.split(" in ")[0] for said in found} == {"MatMul", "Mean"}
+    assert "MatMul" in said_in_training(Layered([layers.Dense(2)], in_batch_negatives), X)
+    assert "Mean" in said_in_training(Layered([layers.Dense(2)], over_the_batch), X)
+
+
+def test_nothing_is_trained_and_nothing_left_behind():
+    model = Layered([layers.Dense(2), layers.Dropout(0.5), layers.BatchNormalization()])
+    model.per_example_loss(X)
+    before = [np.array(w) for w in model.weights]
+    tfdp_rec.validate(model, X)
+    assert all("call" not in vars(part) for part in model.parts)
+    for old, new in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_a_functional_model_with_a_keras_loss():
+    inputs = keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(inputs))
+    assert "compile(loss=...)" in tfdp_rec.validate(model, (X, Y)).refusals[0]
+    model.compile(loss="mse")
+    assert tfdp_rec.validate(model, (X, Y)).ok
+    model.compile(private(), loss="hinge")  # which asks whether all labels of the batch are 0 or 1
+    assert not tfdp_rec.validate(model, (X, Y)).ok
+
+
+def test_a_compute_loss_that_is_no_mean_is_told_of_beside_layers():
+    class OfABatch(tfdp_rec.PrivateModel):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return tf.reduce_max(y_pred)
+
+    inputs = keras.Input([3])
+    model = OfABatch(inputs, layers.Dense(1)(layers.BatchNormalization(name="bn")(inputs)))
+    first, second = tfdp_rec.validate(model, (X, Y)).refusals
+    assert "'bn'" in first and "ends in Max" in second
+
+
+def test_a_model_of_keras_alone_is_looked_at_too():
+    model = keras.Sequential([keras.Input([3]), layers.BatchNormalization(name="bn"), layers.Dense(1)])
+    report = tfdp_rec.validate(model, (X, Y))
+    assert "tfdp_rec.PrivateTraining" in report.refusals[0] and "'bn'" in report.refusals[1]
+    assert "validate again" in str(report)
+
+
+@pytest.mark.parametrize("ids", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1, 0], [0, 2]])])
+def test_a_batch_without_fixed_shapes(ids):
+    report = tfdp_rec.validate(Layered([layers.Embedding(4, 2)]), ids)
+    assert len(report.refusals) == 1 and type(ids).__name__ in report.refusals[0]
+
+
+def test_shared_inputs_are_the_same_for_all():
+    class Towers(tfdp_rec.PrivateTraining, keras.Model):
+        shared_inputs = ("negatives",)
+
+        def __init__(self):
+            super().__init__()
+            self.users, self.scores = layers.Embedding(9, 4), tfdp_rec.CandidateScores(9, 4)
+
+        def per_example_loss(self, data, training=True):
+            logits = self.scores(self.users(data["user"]), data["item"], data["negatives"])
+            return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+
+    batch = {"user": IDS[:, 0], "item": IDS[:, 1], "negatives": np.array([1, 2, 3])}
+    report = tfdp_rec.validate(Towers(), batch)
+    assert report.ok, str(report)
+    assert [layer.way.split(", table")[0] for layer in report.layers] == [
+        "by row", "by row, shared candidates in closed form",
+    ]  # fmt: skip

@@ -1,0 +1,206 @@
+"""Everything that private training would refuse of a model, at once and before any training.
+
+    report = tfdp_rec.validate(model, batch)
+    print(report)            what is refused, and how each layer is clipped
+    report.ok                whether a private step can be made
+
+What is reported comes from the same reading of the traced loss that a step is made by (`clipping/trial.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import textwrap
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping.batches import tensors
+from tfdp_rec.clipping.independence import refuse_padding
+from tfdp_rec.clipping.recorder import Unit, units_and_refusals
+from tfdp_rec.clipping.trial import Trial
+from tfdp_rec.keras_internals import layers_within
+from tfdp_rec.optimizers.checks import refuse_on_table
+from tfdp_rec.training.batch import hidden_spec, loose_spec, normalised
+from tfdp_rec.training.model import PrivateTraining, refuse_options
+from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
+from tfdp_rec.training.table_reader import build_layers
+
+_WIDTH = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped:
+    """How one layer's weights are clipped.
+
+    Attributes:
+        layer: its name.
+        kind: its class.
+        way: in a few words.
+    """
+
+    layer: str
+    kind: str
+    way: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `validate` found.
+
+    Attributes:
+        model: its name.
+        refusals: what is refused, each a sentence with its reason and the way out.
+        layers: those with weights that are clipped, and how.
+        unread: why the loss itself was not read, or "".
+    """
+
+    model: str
+    refusals: tuple[str, ...]
+    layers: tuple[Clipped, ...]
+    unread: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is refused."""
+        return not self.refusals
+
+    def __str__(self) -> str:
+        """The report on lines of 80 columns."""
+        lines = [f"Model '{self.model}' {self._verdict()}"]
+        for number, refusal in enumerate(self.refusals, 1):
+            lines += ["", *_wrapped(f"{number}. ", refusal)]
+        if self.unread:
+            lines += ["", *_wrapped("", self.unread)]
+        lines += ["", "How its layers are clipped:"] if self.layers else []
+        for layer in self.layers:
+            lines += _wrapped("  ", f"{layer.layer} ({layer.kind}): {layer.way}")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.ok:
+            return "can be trained privately."
+        several = "one reason" if len(self.refusals) == 1 else f"{len(self.refusals)} reasons"
+        return f"cannot be trained privately, for {several}:"
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * max(len(head), 2))
+
+
+def validate(model: keras.Model, batch: Any) -> Report:
+    """All that private training would refuse of a model, layer by layer and table by table; nothing is trained.
+
+    The examples' values do not matter, only their shapes and types. `clipping.check` compares gradients, on top.
+
+    Args:
+        model: with `PrivateTraining` and a loss; of another Keras model, its layers are looked at.
+        batch: as the training data gives it.
+
+    Returns:
+        A report: print it, or ask whether it is `ok`.
+
+    Example:
+        >>> import keras, numpy as np, tfdp_rec
+        >>> inputs = keras.Input([3])
+        >>> hidden = keras.layers.BatchNormalization(name="norm")(keras.layers.Dense(4, name="hidden")(inputs))
+        >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1, name="out")(hidden), name="small")
+        >>> model.compile(loss="mse")
+        >>> report = tfdp_rec.validate(model, (np.ones([2, 3]), np.ones([2, 1])))
+        >>> report.ok
+        False
+        >>> print(report)
+        Model 'small' cannot be trained privately, for one reason:
+        <BLANKLINE>
+        1. Layer 'norm' (BatchNormalization) mixes the examples of a batch; use
+           LayerNormalization, or freeze it (trainable=False).
+        <BLANKLINE>
+        How its layers are clipped:
+          hidden (Dense): closed form, 16 weights
+          out (Dense): closed form, 5 weights
+    """
+    batch = normalised(batch)
+    before = [*_of_the_model(model), *_of_the_batch(batch)]
+    if before or not isinstance(model, PrivateTraining):
+        units = units_and_refusals(model)
+        refused = {unit.refusal: unit.layer.name for unit in units if unit.rule is None}
+        return _report(model, [*before, *refused], units, set(), set(refused.values()), _UNREAD)
+    batch = tensors(batch)
+    with contextlib.suppress(NotPrivate):  # which the trial says again
+        _build(model, batch)
+    with model.release.in_step():
+        trial = Trial(model, lambda batch: model.per_example_loss(batch, training=True)).of(batch)
+    refusals = [*trial.refusals, *_of_the_tables(model, trial.tables)]
+    return _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
+
+
+_UNREAD = "The loss was not read yet: mend this first, and validate again."
+
+
+def _of_the_model(model: keras.Model) -> list[str]:
+    """What would be refused by `compile`."""
+    if not isinstance(model, PrivateTraining):
+        kind = type(model).__name__
+        return [
+            f"{kind} has no private step: make it with tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in "
+            f"first, class {kind}(tfdp_rec.PrivateTraining, keras.Model)."
+        ]
+    own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
+    loss = [] if own else [said for refuse in (refuse_unsaid_loss, refuse_no_loss) for said in _said(refuse, model)]
+    return [*_said(refuse_options, model, {}), *loss[:1]]
+
+
+def _of_the_batch(batch: Any) -> list[str]:
+    """What is wrong with tensors of it."""
+    found: dict[str, None] = {}
+    for leaf in tf.nest.flatten(batch):
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            found |= dict.fromkeys(_said(refuse_padding, leaf))
+    return list(found)
+
+
+def _of_the_tables(model: keras.Model, tables: set[str]) -> list[str]:
+    """What a mechanism would refuse of its tables."""
+    return [said for v in model.trainable_variables for said in _said(refuse_on_table, v, v.path in tables)]
+
+
+def _said(refuse: Any, *args: Any) -> list[str]:
+    try:
+        refuse(*args)
+    except (NotPrivate, ValueError) as refusal:
+        return [str(refusal)]
+    return []
+
+
+def _build(model: Any, batch: Any) -> None:
+    """Makes the variables of layers that have none yet."""
+    if not all(layer.built for layer in layers_within(model)):
+        spec = tf.nest.map_structure(loose_spec, batch)
+        build_layers(model, spec, [hidden_spec(s, spec, model.shared_inputs) for s in tf.nest.flatten(spec)])
+
+
+def _report(
+    model: keras.Model, refusals: list[str], units: list[Unit], tables: set[str], refused: set[str], unread: str = ""
+) -> Report:
+    layers = [
+        Clipped(unit.layer.name, type(unit.layer).__name__, _way(unit, tables))
+        for unit in units
+        if unit.rule is not None and unit.layer.name not in refused
+    ]
+    return Report(model.name, tuple(dict.fromkeys(refusals)), tuple(layers), unread)
+
+
+def _way(unit: Unit, tables: set[str]) -> str:
+    """How a layer is clipped, and how much of it there is."""
+    ways = [unit.rule.way]  # type: ignore[union-attr]
+    for variable in unit.layer.trainable_variables:
+        if variable.path in tables:
+            rows, *width = variable.shape
+            ways.append(f"table of {rows:,} rows of {' x '.join(map(str, width))}")
+    others = [v for v in unit.layer.trainable_variables if v.path not in tables]
+    weights = sum(math.prod(v.shape) for v in others)
+    return ", ".join([*ways, *([f"{weights:,} weights"] if weights else [])])
