@@ -1,6 +1,7 @@
 """What tests of several parts share: the slow, obviously right clipped sum, and a walk through a traced graph."""
 
 import contextlib
+import zipfile
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.noise.base import NoiseSource
 
 
 @contextlib.contextmanager
@@ -146,3 +148,27 @@ def tensors_of_shape(graph, shape):
         shape: as a list, say a table's.
     """
     return [t.name for o in operations(graph) for t in o.outputs if t.shape.rank == len(shape) and t.shape == shape]
+
+
+class Seeded(NoiseSource):
+    """Unit Gaussians of numpy, so that a test decides the same way every time."""
+
+    def __init__(self, seed):
+        self.generator = np.random.default_rng(seed)
+
+    def draw(self, requests, step):
+        return [request.scaled(self.unit(request)) for request in requests]
+
+    def unit(self, request):
+        size = request.draws * request.width
+        draw = lambda n: self.generator.standard_normal((int(n), size)).astype("float32")  # noqa: E731
+        return tf.numpy_function(draw, [tf.size(request.rows)], tf.float32)
+
+
+def bytes_in(path):
+    """All bytes of a file, or of the files of a folder, archives unpacked."""
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        yield file.read_bytes()
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                yield from (archive.read(name) for name in archive.namelist())

@@ -28,6 +28,7 @@ class Mechanism:
         colour: in plots.
         claims_epsilon: whether its event has a guarantee.
         own: settings that it needs beside those that all have.
+        in_order: whether its steps have to be made in one order, as correlated noise is.
         says: what to call it where its class's name does not say enough.
 
     Example:
@@ -45,6 +46,7 @@ class Mechanism:
     colour: str
     claims_epsilon: bool = True
     own: tuple[str, ...] = ()
+    in_order: bool = False
     says: str = ""
 
     @property
@@ -54,8 +56,8 @@ class Mechanism:
 
     @property
     def served(self) -> bool:
-        """Whether parameter servers have it: each decides about its own rows, and needs to know of no others."""
-        return self.rows != "chosen"
+        """Whether parameter servers have it: each decides about its own rows, as steps come, and knows of no others."""
+        return self.rows != "chosen" and not self.in_order
 
     @property
     def kind(self) -> type:
@@ -99,7 +101,20 @@ exponential = Mechanism(
     says="exponential",
 )
 
-MECHANISMS = (dp_sgd, lazy_dp_sgd, eana, fest, ada_fest, exponential)
+dp_ftrl = Mechanism(
+    "dpftrl", "DPFTRL", "tfdp_rec.optimizers.dp_ftrl", "every", "#17becf", own=("correlation",), in_order=True
+)
+lazy_dp_ftrl = Mechanism(
+    "lazydpftrl",
+    "LazyDPFTRL",
+    "tfdp_rec.optimizers.lazy.lazy_dp_ftrl",
+    "owed",
+    "#e377c2",
+    own=("correlation",),
+    in_order=True,
+)
+
+MECHANISMS = (dp_sgd, lazy_dp_sgd, eana, fest, ada_fest, exponential, dp_ftrl, lazy_dp_ftrl)
 COMMON = tuple(mechanism for mechanism in MECHANISMS if not mechanism.own)
 """Those that the settings that all have are enough for."""
 

@@ -61,6 +61,9 @@ class LateArrivals(Arrivals):
         optimizer.pay({path: step.move(table).indices for path, table in optimizer.tables.items()}, now)
 
 
+_ALL_SERVERS = "it decides about rows of all servers at once"
+
+
 def refuse_unserved(optimizer: PrivateOptimizer) -> None:
     """Raises for a mechanism that parameter servers do not have.
 
@@ -73,9 +76,11 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
     mechanism = mechanisms.of(optimizer)
     if mechanism is None or not mechanism.served:
         served = ", ".join(known.label for known in mechanisms.MECHANISMS if known.served)
+        in_order = mechanism is not None and mechanism.in_order
+        reason = "its steps have one order, and there they land in none" if in_order else _ALL_SERVERS
         raise NotPrivate(
-            f"{type(optimizer).__name__} does not run on parameter servers: it decides about rows of all servers at "
-            f"once. Use {served}, or train on one machine."
+            f"{type(optimizer).__name__} does not run on parameter servers: {reason}. Use {served}, or train on one "
+            "machine."
         )
     source_on_server(optimizer.noise)
 

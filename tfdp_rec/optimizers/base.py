@@ -25,7 +25,7 @@ from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
-from tfdp_rec.optimizers.checks import checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
+from tfdp_rec.optimizers.checks import admitted, checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
@@ -36,16 +36,6 @@ from tfdp_rec.privacy.history import History
 from tfdp_rec.privacy.step_history import StepHistory
 
 _HISTORY = "privacy_history"  # among the saved variables
-_REFUSED_OPTIONS = {
-    "clipnorm": "clipping is by example, through l2_norm_clip",
-    "clipvalue": "clipping is by example, through l2_norm_clip",
-    "global_clipnorm": "clipping is by example, through l2_norm_clip",
-    "use_ema": "average saved models instead: averages of released weights cost no privacy",
-    "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
-    "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
-    "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
-    "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
-}
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
@@ -103,13 +93,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         name: str | None = None,
         **kwargs: Any,
     ):
-        for option, value in kwargs.items():
-            if option in _REFUSED_OPTIONS and (value or option == "ema_momentum"):
-                raise ValueError(f"{type(self).__name__} does not take {option}: {_REFUSED_OPTIONS[option]}.")
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,
-            **{k: v for k, v in kwargs.items() if k not in _REFUSED_OPTIONS},
+            **admitted(type(self).__name__, kwargs),
         )
         if noise is not None and secure:
             raise ValueError("Give noise= or secure=True, not both.")
@@ -207,7 +194,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "finds out."
             )
         self.tables: dict[str, Table] = {}
-        self._dense: dict[str, Dense] = {}
+        self.dense: dict[str, Dense] = {}
         for number, variable in enumerate(variables):
             is_table = variable.path in tables
             refuse_on_table(variable, is_table)
@@ -217,14 +204,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             if is_table:
                 self.tables[variable.path] = Table(number, variable, velocity, self.recursion)
             else:
-                self._dense[variable.path] = Dense(number, variable, velocity)
+                self.dense[variable.path] = Dense(number, variable, velocity)
         if self.dense_optimizer is not None:
-            self.dense_optimizer.build([dense.variable for dense in self._dense.values()])
+            self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
         self.build_tables()
         super().build(list(variables))
 
     def _refuse_other_model(self, variables: list[keras.Variable]) -> None:
-        known = {id(dense.variable): path for path, dense in self._dense.items()}
+        known = {id(dense.variable): path for path, dense in self.dense.items()}
         known |= {id(t.variable): t.path for t in self.tables.values()}
         if not {id(v) for v in variables} <= set(known):
             raise ValueError(
@@ -265,17 +252,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        with tf.control_dependencies([clipped.norms]), after(self._refuse_stale(clipped)):
+        with tf.control_dependencies([clipped.norms]), after(self.admission(clipped, source)):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
-                self._step(clipped, **kwargs)
+                self._step(clipped, source, **kwargs)
 
     def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
         """What a clipped sum is taken for: this optimizer, at this step."""
         return self, tf.identity(self.step_number)
 
-    def _refuse_stale(self, clipped: ClippedSum) -> list[Any]:
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Any]:
+        """Checks of a clipped sum, and of where its batch came from, ahead even of counting the step."""
         if clipped.ticket is None:
             return []
         optimizer, step = clipped.ticket
@@ -290,25 +278,35 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def _step(
         self,
         clipped: ClippedSum,
+        source: Source,
         upcoming: Mapping[str, tf.Tensor] | None = None,
         regularization: Mapping[str, tf.Tensor] | None = None,
     ) -> None:
-        unknown = set(clipped.gradients) - set(self.tables) - set(self._dense)
+        unknown = set(clipped.gradients) - set(self.tables) - set(self.dense)
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         batch = tf.identity(resource(self._expected_batch_size))
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        step = Step(clipped, batch, stddev, learning_rate, upcoming or {})
+        step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source)
         with after([check for check in self.refusals(step) if check is not None]):
-            self._step_dense(step, regularization or {})
-            self.step_tables(step)
-            self.iterations.assign_add(1)
+            self.write(step, regularization or {})
+
+    def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        """All that a step writes, once nothing refuses it.
+
+        Args:
+            step: the step.
+            regularization: see `apply`.
+        """
+        self._step_dense(step, regularization)
+        self.step_tables(step)
+        self.iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
         noise = self.dense_noise()
         noisy: list[tuple[tf.Tensor, keras.Variable]] = []
-        for path, dense in self._dense.items():
+        for path, dense in self.dense.items():
             variable, velocity = dense.variable, dense.velocity
             gradient = tf.cast(step.stddev, tf.float32) * noise[path]
             if path in step.clipped.gradients:
@@ -327,17 +325,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if self.dense_optimizer is not None and noisy:
             self.dense_optimizer.apply_gradients(noisy)
         elif self.dense_optimizer is None:
-            for dense in self._dense.values():
+            for dense in self.dense.values():
                 if dense.variable.constraint is not None:
                     dense.variable.assign(dense.variable.constraint(dense.variable))
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
         """Unit Gaussians for every dense variable at this step, in its shape."""
-        sizes = {path: int(tf.TensorShape(dense.variable.shape).num_elements()) for path, dense in self._dense.items()}
+        sizes = {path: int(tf.TensorShape(dense.variable.shape).num_elements()) for path, dense in self.dense.items()}
         one = tf.zeros([1], tf.int64)
-        requests = [noise_sources.Request(self._dense[path].number, one, size) for path, size in sizes.items()]
+        requests = [noise_sources.Request(self.dense[path].number, one, size) for path, size in sizes.items()]
         drawn = self.noise.draw(requests, self.step_number) if requests else []
-        return {path: tf.reshape(u, dense.variable.shape) for u, (path, dense) in zip(drawn, self._dense.items())}
+        return {path: tf.reshape(u, dense.variable.shape) for u, (path, dense) in zip(drawn, self.dense.items())}
 
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians for some rows of a table at a step."""

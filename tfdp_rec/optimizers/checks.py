@@ -9,6 +9,33 @@ import keras
 from tfdp_rec.clipping import LEAST_CLIP, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_of
 
+_REFUSED_OPTIONS = {
+    "clipnorm": "clipping is by example, through l2_norm_clip",
+    "clipvalue": "clipping is by example, through l2_norm_clip",
+    "global_clipnorm": "clipping is by example, through l2_norm_clip",
+    "use_ema": "average saved models instead: averages of released weights cost no privacy",
+    "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
+    "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
+    "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
+    "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
+}
+
+
+def admitted(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of Keras' optimizers that are handed on.
+
+    Args:
+        name: of the mechanism.
+        options: that were given.
+
+    Raises:
+        ValueError: for one that would break the guarantee.
+    """
+    for option, value in options.items():
+        if option in _REFUSED_OPTIONS and (value or option == "ema_momentum"):
+            raise ValueError(f"{name} does not take {option}: {_REFUSED_OPTIONS[option]}.")
+    return {option: value for option, value in options.items() if option not in _REFUSED_OPTIONS}
+
 
 def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
     """An optimizer for the dense variables, by name or config too.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers.tables import Table
+from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Step:
         stddev: s = σ C / B, float64.
         learning_rate: η, float32.
         upcoming: table path -> ids that the next batch will read, if known.
+        source: where the batch came from.
     """
 
     clipped: ClippedSum
@@ -29,6 +31,7 @@ class Step:
     stddev: tf.Tensor
     learning_rate: tf.Tensor
     upcoming: Mapping[str, tf.Tensor]
+    source: Source = NO_SAMPLING
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -3,6 +3,7 @@
 from tfdp_rec.privacy.accounting import Accountant, Unaccounted
 from tfdp_rec.privacy.calibration import calibrate_noise
 from tfdp_rec.privacy.composing import epsilon_of
+from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation, optimised_correlation
 from tfdp_rec.privacy.counts import private_counts
 from tfdp_rec.privacy.eana_bound import (
     eana_epsilon,
@@ -12,6 +13,7 @@ from tfdp_rec.privacy.eana_bound import (
     eana_rdp_instance,
     eana_rdp_published,
 )
+from tfdp_rec.privacy.fixed_order import FixedOrder
 from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.privacy.ledger import Ledger
 from tfdp_rec.privacy.ledger_lines import BrokenLedger, Payment, Snapshot
@@ -21,6 +23,9 @@ from tfdp_rec.privacy.set_union import private_terms
 __all__ = [
     "Accountant",
     "BrokenLedger",
+    "BufferedToeplitz",
+    "Correlation",
+    "FixedOrder",
     "Ledger",
     "Payment",
     "PoissonSampling",
@@ -37,6 +42,7 @@ __all__ = [
     "eana_rdp_published",
     "epsilon_of",
     "noise_of_one_release",
+    "optimised_correlation",
     "private_counts",
     "private_terms",
 ]

@@ -97,8 +97,13 @@ def check_supported(event: DpEvent, accountant: str) -> None:
     """Raises for an event that an accountant cannot account for.
 
     Raises:
-        ValueError: naming the other accountant.
+        ValueError: naming the way out.
     """
+    if events.planned_in(event):
+        raise ValueError(
+            "Correlated noise is planned for a whole training on data in one order, and says nothing of batches that "
+            "are drawn anew: account for it with tfdp_rec.privacy.FixedOrder, and train on its batches."
+        )
     if events.is_private(event) and not _fresh(accountant).supports(event):
         raise ValueError(
             f"The {accountant} accountant cannot account for {events.in_words(event)}; try "

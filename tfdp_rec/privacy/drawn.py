@@ -40,6 +40,7 @@ class Draw(tf.experimental.ExtensionType):
         iteration: of the sampling's batches, a random number.
         number: of the draw within its iteration.
         size: how many units were drawn.
+        place: in an order, counted from its beginning; its number, where there is no order.
     """
 
     sampling: str
@@ -48,6 +49,7 @@ class Draw(tf.experimental.ExtensionType):
     iteration: tf.Tensor
     number: tf.Tensor
     size: tf.Tensor
+    place: tf.Tensor
 
     class Spec:
         """Its type; says why a drawn batch cannot be taken apart or put together with others."""
@@ -88,11 +90,13 @@ class Source:
         sampling: what drew it; None if nothing proves that a sampling did.
         seeded: whether the draw can be repeated.
         begins: int64 tensor, 1 if the batch is the first of its iteration.
+        place: int64 tensor, of the batch in an order.
     """
 
     sampling: Sampling | None = None
     seeded: bool = False
     begins: Any = 0
+    place: Any = 0
 
 
 NO_SAMPLING = Source()
@@ -102,7 +106,7 @@ def as_tensors(data: Any) -> Any:
     """A drawn batch without what its type says, for transformations that know tensors alone; other data as they are."""
     if not isinstance(data, Drawn):
         return data
-    return data.batch, (data.draw.iteration, data.draw.number, data.draw.size)
+    return data.batch, (data.draw.iteration, data.draw.number, data.draw.size, data.draw.place)
 
 
 def as_drawn(spec: Any, data: Any) -> Any:
@@ -184,7 +188,8 @@ def opened(data: Any, shared: Sequence[str], expected_batch_size: float | None =
         checked = _take(draw)
     with tf.control_dependencies(checked):
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
-        return batch, dataclasses.replace(source, begins=tf.cast(tf.equal(draw.number, 0), tf.int64))
+        begins = tf.cast(tf.equal(draw.number, 0), tf.int64)
+        return batch, dataclasses.replace(source, begins=begins, place=draw.place)
 
 
 def check_rows(data: Any, shared: Sequence[str]) -> Any:
@@ -332,7 +337,7 @@ Map = Callable[..., Any]
 
 
 def dataset_of(rows: tf.data.Dataset, sampling: Sampling, seeded: bool, shared: Sequence[str], map: Map | None) -> Any:  # noqa: A002
-    """Elements ((iteration, number, size), batch) as `Drawn`.
+    """Elements ((iteration, number, size, place), batch) as `Drawn`.
 
     Args:
         rows: the elements.
@@ -342,7 +347,7 @@ def dataset_of(rows: tf.data.Dataset, sampling: Sampling, seeded: bool, shared: 
         map: what to do with each batch first.
     """
 
-    def drawn(numbers: tuple[tf.Tensor, tf.Tensor, tf.Tensor], batch: Any) -> Drawn:
+    def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
         mapped = batch if map is None else map(*batch) if type(batch) is tuple else map(batch)
         return Drawn(mapped, Draw(sampling.name, seeded, tuple(shared), *numbers))
 

@@ -1,7 +1,8 @@
 """dp_accounting events as JSON and in words, and whether one has a guarantee at all.
 
-The set is closed: an event that is not listed here is refused, not guessed. Two of them are ours, since dp_accounting
-has none for what a person releases of their own items: `PureDpEvent` and `PaddedDpEvent` (`profiles.py` prices them).
+The set is closed: an event that is not listed here is refused, not guessed. Three of them are ours: dp_accounting has
+none for what a person releases of their own items, `PureDpEvent` and `PaddedDpEvent` (`profiles.py` prices them), or
+for a step of a training that costs as a whole, `PlannedDpEvent` (`FixedOrder` turns such steps into their Gaussian).
 """
 
 from __future__ import annotations
@@ -39,6 +40,31 @@ class PaddedDpEvent(DpEvent):
     padding: float
 
 
+@dataclasses.dataclass(frozen=True)
+class PlannedDpEvent(DpEvent):
+    """A step of a training that is planned, and costs, as a whole, however few of its steps are made.
+
+    Args:
+        event: what all of it costs: a Gaussian, or none.
+        steps: of the plan.
+        separation: at least so many steps from one step of a unit to its next.
+        participations: so many steps of a unit at most.
+        plan: tells it from others.
+        part: tells a stretch of it from others: who goes on from a training checkpoint begins one of their own.
+        after: the part that this one went on from.
+        start: the step of the plan that the part began with.
+    """
+
+    event: DpEvent
+    steps: int
+    separation: int
+    participations: int
+    plan: str
+    part: str = ""
+    after: str = ""
+    start: int = 0
+
+
 _NOISY = (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -51,8 +77,11 @@ _TYPES: dict[str, type] = {
         dp_accounting.PoissonSampledDpEvent,
         PureDpEvent,
         PaddedDpEvent,
+        PlannedDpEvent,
     )
 }
+
+_OF_ANOTHER = (dp_accounting.SelfComposedDpEvent, dp_accounting.PoissonSampledDpEvent, PaddedDpEvent, PlannedDpEvent)
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
@@ -89,6 +118,9 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         if not 0 <= event.padding < 1:
             raise ValueError(f"padding must be in [0, 1), got {event.padding!r}.")
         fields.update(event=to_json(event.event), padding=float(event.padding))
+    elif isinstance(event, PlannedDpEvent):
+        plan = dataclasses.asdict(dataclasses.replace(event, event=dp_accounting.NoOpDpEvent()))
+        fields.update({**plan, "event": to_json(event.event)})
     return fields
 
 
@@ -119,11 +151,18 @@ def is_private(event: DpEvent) -> bool:
         return event.noise_multiplier > 0
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return all(is_private(part) for part in event.events)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent | dp_accounting.PoissonSampledDpEvent | PaddedDpEvent):
+    if isinstance(event, _OF_ANOTHER):
         return is_private(event.event)
     if isinstance(event, PureDpEvent):
         return event.epsilon < math.inf
     return not isinstance(event, dp_accounting.NonPrivateDpEvent)
+
+
+def planned_in(event: DpEvent) -> bool:
+    """Whether single steps of a planned training are among the parts of an event."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return any(map(planned_in, event.events))
+    return isinstance(event, PlannedDpEvent) or (isinstance(event, _OF_ANOTHER) and planned_in(event.event))
 
 
 def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
@@ -165,6 +204,12 @@ def in_words(event: DpEvent) -> str:
         return f"a release of pure epsilon {event.epsilon:g}"
     if isinstance(event, PaddedDpEvent):
         return f"{in_words(event.event)} on items padded with probability {event.padding:g}"
+    if isinstance(event, PlannedDpEvent):
+        return (
+            f"noise correlated over a training of {event.steps} steps, planned for units in at most "
+            f"{event.participations} of them, at least {event.separation} apart, which as a whole is "
+            f"{in_words(event.event)}"
+        )
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return "nothing"
     return "a mechanism without a formal guarantee"

@@ -63,6 +63,7 @@ class Sampling(abc.ABC):
     """
 
     adjacency: str
+    positioned = False  # whether a batch has a place in an order, that `position` goes on from
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -124,8 +125,8 @@ class Sampling(abc.ABC):
                 dicts and tuples, each with one row for each index, in their order.
             seed: for tests only; then batch k is a function of (seed, k), and ε is infinite. Left out, the operating
                 system's entropy is used, as privacy needs.
-            position: how many batches were already trained on; matters only together with a seed, to go on
-                where a test stopped. Without one a resumed run draws afresh.
+            position: how many batches were already trained on; matters only in a fixed order, or together with a
+                seed, to go on where a test stopped. Otherwise a resumed run draws afresh.
             output_signature: the nest of tf.TensorSpec of `fetch`; left out, it is found by fetching 0, 1 and 2 units,
                 and dimensions that change between them are left open.
             shared: makes what all examples of a batch share (negatives, say), as a dict; it is not told who was drawn.
@@ -141,7 +142,7 @@ class Sampling(abc.ABC):
 
         from tfdp_rec.privacy import drawn
 
-        if seed is None and position:
+        if seed is None and position and not self.positioned:
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Leave it out.")
         keys: tuple[str, ...] = ()
         signature = output_signature or signature_of(fetch, self.num_units)
@@ -151,7 +152,7 @@ class Sampling(abc.ABC):
         number = tf.TensorSpec([], tf.int64)
         dataset = tf.data.Dataset.from_generator(
             lambda: self._fetched(fetch, shared, seed, position),
-            output_signature=((number, number, number), signature),
+            output_signature=((number,) * 4, signature),
         )
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return drawn.dataset_of(dataset.apply(endless), self, seed is not None, keys, map).prefetch(1)
@@ -160,7 +161,8 @@ class Sampling(abc.ABC):
         iteration = secrets.randbits(62)
         for number, indices in enumerate(self.index_batches(seed, position)):
             rows = checked_rows(fetch(indices), len(indices))
-            yield (iteration, number, len(indices)), rows if shared is None else joined(rows, shared())
+            draw = iteration, number, len(indices), position + number
+            yield draw, rows if shared is None else joined(rows, shared())
 
     def get_state(self) -> dict[str, Any]:
         """Which sampling this is; holds nothing about which units were sampled."""
@@ -266,14 +268,14 @@ class PoissonSampling(Sampling):
                 found = shared()
                 keys.update(found)
                 rows = joined(rows, found)
-            return (iteration, number, tf.size(indices, tf.int64)), rows
+            return (iteration, number, tf.size(indices, tf.int64), number), rows
 
         dataset = numbered_draws(self.num_units, self.probability).map(fetched)
         return drawn.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
         """SelfComposed(PoissonSampled(q, event), steps) for every run."""
-        return _composed(
+        return composed(
             dp_accounting.SelfComposedDpEvent(
                 dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event)), steps
             )
@@ -347,7 +349,7 @@ class ShuffledEpochs(Sampling):
             count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # a run may straddle two epochs
             charged.append(dp_accounting.SelfComposedDpEvent(event, count))
             left -= count
-        return _composed(charged)
+        return composed(charged)
 
     def describe(self) -> str:
         """One line for a privacy statement."""
@@ -385,6 +387,7 @@ def _precision(event: DpEvent) -> float | None:
     return None
 
 
-def _composed(events: Any) -> DpEvent:
+def composed(events: Any) -> DpEvent:
+    """Several events as one."""
     parts = list(events)
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)

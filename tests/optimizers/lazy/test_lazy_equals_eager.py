@@ -1,6 +1,7 @@
 """With noise that is a pure function of (table, row, step) and no aggregation, lazy is eager, number for number.
 
-Random histories run through three implementations: LazyDPSGD, DPSGD, and a loop in numpy that is obviously right.
+Random histories run through three implementations: lazy, eager, and a loop in numpy that is obviously right. With
+correlated noise that loop has the matrix C⁻¹ written out, and no buffers.
 """
 
 import keras
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import LookAhead, lookahead
 
 BASICS = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
@@ -91,14 +93,17 @@ class Training:
 class ByHand:
     """Eager DP-SGD as the papers write it, in numpy and float64."""
 
-    def __init__(self, momentum, nesterov, decay, rate):
+    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,)):
         weights = Weights()
         names = {**weights.tables, "dense": weights.dense}
         self.value = {name: np.asarray(v._value, np.float64) for name, v in names.items()}
         self.speed = {name: np.zeros_like(value) for name, value in self.value.items()}
         self.momentum, self.nesterov, self.decay, self.rate, self.time = momentum, nesterov, decay, rate, 0
         self.settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
-        self.noise = KeyedNoise(7)
+        self.noise, self.inverse, self.drawn = KeyedNoise(7), inverse, []
+
+    def begin_plan(self):
+        self.drawn = []
 
     def step(self, batch):
         update, total = {}, 0.0
@@ -111,8 +116,10 @@ class ByHand:
         update["dense"] = np.full(3, np.tanh(total))
         size, rate = self.settings["expected_batch_size"], self.rate(self.time)
         scale = self.settings["noise_multiplier"] * self.settings["l2_norm_clip"] / size
+        self.drawn.append([self._noise(number, update[name].shape) for number, name in enumerate(update)])
         for number, name in enumerate(update):
-            noisy = update[name] / size + scale * self._noise(number, update[name].shape)
+            several = zip(self.inverse, reversed(self.drawn))  # (C⁻¹ z)_t = Σ_i (C⁻¹)_i z_{t−i}
+            noisy = update[name] / size + scale * sum(entry * z[number] for entry, z in several)
             self._move(name, noisy, rate)
         self.time += 1
 
@@ -165,7 +172,15 @@ def rate_of(kind):
     return kind, lambda t: kind
 
 
+STRATEGIES = {
+    "independent": None,
+    "no buffer": BufferedToeplitz(),
+    "one": BufferedToeplitz([0.46], [0.954]),
+    "all taken back": BufferedToeplitz([1.0], [0.0]),
+    "three": BufferedToeplitz([0.3, 0.2, 0.4], [0.99, 0.7, 0.2]),
+}
 HISTORIES = given(
+    strategy=st.sampled_from(list(STRATEGIES)),
     recursion=RECURSIONS,
     rate=RATES,
     events=st.lists(EVENTS, min_size=6, max_size=16),
@@ -175,30 +190,41 @@ HISTORIES = given(
 CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=12, **CHECKED)
+@settings(max_examples=18, **CHECKED)
 @HISTORIES
-def test_any_history(recursion, rate, events, announce, lies):
-    assert_lazy_is_eager(recursion, rate, events, announce, lies)
+def test_any_history(strategy, recursion, rate, events, announce, lies):
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies)
 
 
 @pytest.mark.slow
 @settings(max_examples=150, **CHECKED)
 @HISTORIES
-def test_many_histories(recursion, rate, events, announce, lies):
-    assert_lazy_is_eager(recursion, rate, events, announce, lies)
+def test_many_histories(strategy, recursion, rate, events, announce, lies):
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies)
 
 
-def assert_lazy_is_eager(recursion, rate, events, announce, lies):
+def pair_of(strategy):
+    """The lazy and the eager mechanism of some noise, and the first entries of C⁻¹."""
+    if STRATEGIES[strategy] is None:
+        return tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD, {}, np.eye(20)[0]
+    plan = {"correlation": Correlation(STRATEGIES[strategy], steps=20, separation=5)}
+    steps = np.arange(20)
+    whole = sum((STRATEGIES[strategy].coefficients(20)[i] * np.eye(20, k=-i) for i in steps), np.zeros([20, 20]))
+    return tfdp_rec.LazyDPFTRL, tfdp_rec.DPFTRL, plan, np.linalg.inv(whole)[:, 0]
+
+
+def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies):
     momentum, nesterov, decay = recursion
+    lazily, eagerly, plan, inverse = pair_of(strategy)
     given_rate, rate_at = rate_of(rate)
-    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay, **plan}
 
     def mechanism(kind, **more):
         return lambda: kind(given_rate, **BASICS, noise=KeyedNoise(7), **options, **more)
 
-    lazy = Training(mechanism(tfdp_rec.LazyDPSGD, aggregate_noise=False))
-    eager = Training(mechanism(tfdp_rec.DPSGD))
-    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at)
+    lazy = Training(mechanism(lazily, aggregate_noise=False))
+    eager = Training(mechanism(eagerly))
+    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse)
     batches = [what for event, what in events if event == "step"]
     done = 0
     for event, what in events:
@@ -213,8 +239,10 @@ def assert_lazy_is_eager(recursion, rate, events, announce, lies):
         elif event == "release":
             lazy.save_and_load()
             eager.save_and_load()
+            by_hand.begin_plan()  # the buffers are in no release
         elif event == "resume":
             lazy.interrupt_and_resume()
+            eager.interrupt_and_resume()
         else:
             for run in (lazy.optimizer, eager.optimizer):
                 setattr(run, event, what)
@@ -222,6 +250,17 @@ def assert_lazy_is_eager(recursion, rate, events, announce, lies):
     found, expected = lazy.results(), eager.results()
     assert_close(found, expected)
     assert_close({name: found[name] for name in by_hand.value}, by_hand.value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_kind_of_noise(strategy):
+    events = [
+        ("step", {"users": [1, 1], "items": [2]}), ("step", {"users": [3]}), ("settle", None),
+        ("step", {"shared": [0]}), ("resume", None), ("step", {"users": [1]}), ("noise_multiplier", 1.7),
+        ("step", {}), ("release", None), ("step", {"users": [1], "items": [0]}), ("l2_norm_clip", 0.5),
+        ("step", {}), ("step", {"items": [0, 3]}),
+    ]  # fmt: skip
+    assert_lazy_is_eager(strategy, (0.6, True, None), "halving", events, "right", {})
 
 
 def test_learning_rate_set_in_mid_training():

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Seeded
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.noise.base import NoiseSource
 from tfdp_rec.optimizers import LazyDPSGD
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Replayed, WithMomentum, WithoutMomentum, pending
 from tfdp_rec.optimizers.recursion import Recursion
@@ -23,21 +23,6 @@ DRAWS = 10**6
 UNLIKELY = 5.5  # standard errors: a false alarm once in 10^7
 RATES = np.array([0.5, 0.4, 0.4, 0.1, 0.9, 0.3, 0.3])
 STDDEVS = np.array([1.0, 1.0, 0.5, 0.5, 1.0, 1.5, 0.6])
-
-
-class Seeded(NoiseSource):
-    """Unit Gaussians of numpy, so that a test decides the same way every time."""
-
-    def __init__(self, seed):
-        self.generator = np.random.default_rng(seed)
-
-    def draw(self, requests, step):
-        return [request.scaled(self.unit(request)) for request in requests]
-
-    def unit(self, request):
-        size = request.draws * request.width
-        draw = lambda n: self.generator.standard_normal((int(n), size)).astype("float32")  # noqa: E731
-        return tf.numpy_function(draw, [tf.size(request.rows)], tf.float32)
 
 
 def effects(recursion, since, now, rates=RATES, stddevs=STDDEVS):

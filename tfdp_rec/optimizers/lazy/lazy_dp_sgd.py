@@ -38,9 +38,9 @@ from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Replayed, pending
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Replayed, Rows, pending
 from tfdp_rec.optimizers.planned import takes_plan
-from tfdp_rec.optimizers.tables import after
+from tfdp_rec.optimizers.tables import Operations, Table, after
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -105,7 +105,7 @@ class LazyDPSGD(PrivateOptimizer):
                     "breaks the bound on its effect. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD."
                 )
         rows = {path: table.rows for path, table in self.tables.items()}
-        history = self._history or History(self.pending.columns)
+        history = self._history or self.pending.new_history()
         self.ledger = Ledger(history, rows, start=int(self.iterations.numpy()))
 
     # Paying.
@@ -123,13 +123,21 @@ class LazyDPSGD(PrivateOptimizer):
         debts = []
         for path, ids in rows.items():
             table = self.tables[path]
-            debts.append(Debt(table.number, ids, table.read(ids), self.ledger.since(path, ids), now))
+            debts.append(Debt(table.number, ids, self.read_rows(table, ids), self.ledger.since(path, ids), now))
         paid = (payer or self.pending).pay(debts, self.ledger.history, self.noise.draw)
         for (path, ids), values in zip(rows.items(), paid):
             # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still, which
             # adds noise. The other way round it would have paid nothing and owe nothing.
-            with after(self.tables[path].write(ids, *values)):
+            with after(self.write_rows(self.tables[path], ids, values)):
                 self.ledger.mark(path, ids, now)
+
+    def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
+        """All of some rows that a payment brings up to date."""
+        return table.read(ids)
+
+    def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
+        """Replaces what `read_rows` gave."""
+        return table.write(ids, *values)
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """The guard: whatever the look-ahead announced, no row is read that owes noise."""
@@ -166,13 +174,28 @@ class LazyDPSGD(PrivateOptimizer):
         moves = {path: step.move(table) for path, table in self.tables.items()}
         requests = []
         for path, move in moves.items():
-            table, scale = self.tables[path], tf.fill([tf.size(move.indices), 1], step.noise_scale)
+            table, scale = self.tables[path], self.touched_scale(step, move.indices)
             requests.append(Request(table.number, move.indices, table.width, scale))
         # A source that is a function of the step must not give again what a payment was made of.
         number = before if isinstance(self.pending, Replayed) else -1 - before
         for (path, move), drawn in zip(moves.items(), self.noise.draw(requests, number)):
-            with after(self.tables[path].step(move.indices, move.values + drawn[:, 0], step.learning_rate)):
+            with after(self.step_rows(self.tables[path], move, drawn[:, 0], step)):
                 self.ledger.mark(path, move.indices, before + 1)
+
+    def touched_scale(self, step: Step, rows: tf.Tensor) -> tf.Tensor | None:
+        """The scale of the noise that is drawn for rows with a gradient, `[n, 1]`; None for units."""
+        return tf.fill([tf.size(rows), 1], step.noise_scale)
+
+    def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
+        """Makes the step of rows with a gradient.
+
+        Args:
+            table: theirs.
+            move: −η ĝ.
+            drawn: their noise.
+            step: the step.
+        """
+        return table.step(move.indices, move.values + drawn, step.learning_rate)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The distinct rows among announced ids; an id outside the table is for the read to refuse."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -38,11 +38,12 @@ import tensorflow as tf
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, scatter
+from tfdp_rec.privacy.correlated import INDEPENDENT, BufferedToeplitz
 
 Draw = Callable[[Sequence[Request], tf.Tensor], list[tf.Tensor]]
 """A noise source's `draw`."""
-Rows = tuple[tf.Tensor, tf.Tensor | None]
-"""Weights and velocities of some rows."""
+Rows = tuple[Any, ...]
+"""Weights of some rows, their velocities or None, and what buffers they have."""
 
 _FIRST_CAPACITY = 1024
 
@@ -119,6 +120,10 @@ class Pending(abc.ABC):
 
     def __init__(self, recursion: Recursion):
         self.recursion = recursion
+
+    def new_history(self) -> History:
+        """Room for the totals."""
+        return History(self.columns)
 
     @abc.abstractmethod
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
@@ -240,9 +245,18 @@ def _float32(values: tf.Tensor) -> tf.Tensor:
 
 
 class Replayed(Pending):
-    """Every owed step drawn and made by itself: as many Gaussians as eager. Totals: η and s of the step before."""
+    """Every owed step drawn and made by itself: as many Gaussians as eager. Totals: η and s of the step before.
+
+    Args:
+        recursion: the step's.
+        strategy: of its noise; independent if left out.
+    """
 
     columns = 2
+
+    def __init__(self, recursion: Recursion, strategy: BufferedToeplitz = INDEPENDENT):
+        super().__init__(recursion)
+        self._strategy = strategy
 
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
@@ -253,20 +267,23 @@ class Replayed(Pending):
     def _replay(self, debt: Debt, history: History, draw: Draw) -> Rows:
         has_velocity = debt.rows[1] is not None
 
-        def body(step: tf.Tensor, weight: tf.Tensor, velocity: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
             # All rows draw, also those that owe less: noise of a step must not depend on who else pays.
-            move = (-eta * stddev) * draw([debt.noise()], step)[0][:, 0]
-            moved, speed = self.recursion.step(weight, velocity if has_velocity else None, move, eta)
+            noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[2:])
+            moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, -eta * stddev * noise, eta)
+            after = (moved, rows[1] if speed is None else speed, *buffers)
             due = (debt.since <= step)[:, None]
-            weight = tf.where(due, moved, weight)
-            return step + 1, weight, velocity if speed is None else tf.where(due, speed, velocity)
+            return step + 1, *(tf.where(due, new, old) for new, old in zip(after, rows))
 
         first = tf.reduce_min(tf.concat([debt.since, debt.now[None]], axis=0))
-        start = (first, debt.rows[0], debt.rows[1] if has_velocity else tf.zeros_like(debt.rows[0]))
-        _, weight, velocity = tf.while_loop(lambda step, *_: step < debt.now, body, start, parallel_iterations=1)
-        return weight, velocity if has_velocity else None
+        weight, velocity, *buffers = debt.rows
+        start = (first, weight, velocity if has_velocity else tf.zeros_like(weight), *buffers)
+        _, weight, velocity, *buffers = tf.while_loop(
+            lambda step, *_: step < debt.now, body, start, parallel_iterations=1
+        )
+        return weight, velocity if has_velocity else None, *buffers
 
 
 def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:

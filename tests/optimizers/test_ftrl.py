@@ -1,0 +1,328 @@
+"""Correlated noise is held to its plan: order, length, whole steps, secret buffers, one event."""
+
+import shutil
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import bytes_in
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.privacy import (
+    Accountant,
+    BufferedToeplitz,
+    Correlation,
+    FixedOrder,
+    PoissonSampling,
+    ShuffledEpochs,
+    epsilon_of,
+)  # fmt: skip
+from tfdp_rec.privacy.events import PlannedDpEvent, from_json, is_private, to_json
+
+UNITS, BATCH, ROWS, WIDTH = 23, 5, 30, 6  # 5 steps an epoch, the last of 3 units
+RNG = np.random.default_rng(0)
+IDS, LABELS = RNG.integers(0, ROWS, [UNITS, 2]).astype("int32"), RNG.normal(size=[UNITS, 1]).astype("float32")
+STRATEGY = BufferedToeplitz([0.3, 0.2], [0.95, 0.5])
+PLAN = Correlation(STRATEGY, steps=15, separation=5)
+REFUSED = (ValueError, NotPrivate, tf.errors.InvalidArgumentError)
+BOTH = pytest.mark.parametrize("kind", [tfdp_rec.LazyDPFTRL, tfdp_rec.DPFTRL])
+
+
+def fetch(indices):
+    return IDS[indices], LABELS[indices]
+
+
+def model_of(kind=tfdp_rec.LazyDPFTRL, eagerly=True, seed=0, **options):
+    keras.utils.set_random_seed(seed)
+    ids = keras.Input([2], dtype="int32")
+    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+    basics = {"l2_norm_clip": 1.0, "noise_multiplier": 2.0, "expected_batch_size": BATCH, "correlation": PLAN}
+    model.compile(kind(0.3, **{**basics, **options}), loss="mse", run_eagerly=eagerly)
+    return model
+
+
+def fit(model, order, steps, position=None, callbacks=(), epochs=1):
+    position = model.optimizer.position if position is None else position
+    batches = order.batches(fetch, position=position)
+    model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=list(callbacks), epochs=epochs)
+
+
+# The order.
+
+
+def test_every_unit_is_in_every_epoch_at_its_place():
+    order = FixedOrder(UNITS, BATCH)
+    batches = order.index_batches()
+    epochs = [[next(batches).tolist() for _ in range(5)] for _ in range(3)]
+    assert epochs[0] == epochs[1] == epochs[2] and sum(epochs[0], []) == list(range(UNITS))
+    assert [len(batch) for batch in epochs[0]] == [5, 5, 5, 5, 3]
+    again = order.index_batches(position=8)
+    assert next(again).tolist() == epochs[0][3]
+    assert [int(d.draw.place) for d in order.batches(fetch, position=8).take(2)] == [8, 9]
+
+
+def test_one_training_in_two_fits_costs_its_plan_once():
+    order, model = FixedOrder(UNITS, BATCH, unit="user"), model_of(eagerly=False)
+    accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
+    expected = epsilon_of(PLAN.dp_event(2.0), 1e-2, "rdp")
+    fit(model, order, 7, callbacks=[PrivacyBudget(accountant, expected)])
+    assert (model.optimizer.position, accountant.steps) == (7, 7)
+    assert accountant.epsilon() == expected  # stopped early: covered
+    with pytest.raises(REFUSED, match="batch 2 of its order and was given batch 0"):
+        fit(model, order, 1, position=0)
+    assert (model.optimizer.position, accountant.steps) == (7, 7)  # refused ahead of being counted
+    with pytest.raises(REFUSED, match="another order"):
+        fit(model, FixedOrder(UNITS + 1, BATCH), 1, position=7)
+    with pytest.raises(REFUSED, match="another order, or of none that is known"):
+        model.train_on_batch(*fetch(np.arange(5)))
+    fit(model, order, 8, callbacks=[PrivacyBudget(accountant, expected)])
+    assert (accountant.steps, accountant.epsilon(), accountant.checked) == (15, expected, True)
+    before = model.get_weights()
+    with pytest.raises(REFUSED, match="all steps that the noise was planned for are made"):
+        fit(model, order, 1)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert accountant.epsilon() == expected and accountant.epsilon(steps=16) == np.inf
+    assert accountant.max_steps(expected) == 15
+    said = " ".join(accountant.statement().split())
+    assert "zero-out: data sets that differ by one user whose rows count as empty" in said
+    assert "noise correlated over a training of 15 steps" in said
+    assert "every batch carried the proof of its draw" in said
+
+
+@pytest.mark.parametrize("scheme", [PoissonSampling, ShuffledEpochs])
+def test_batches_that_are_drawn_anew_have_no_such_epsilon(scheme):
+    with pytest.raises(ValueError, match="account for it with tfdp_rec.privacy.FixedOrder"):
+        Accountant(model_of().optimizer.dp_event(), scheme(UNITS, BATCH), delta=1e-2)
+    with pytest.raises(ValueError, match="FixedOrder"):
+        epsilon_of(model_of().optimizer.dp_event(), 1e-2)
+
+
+def event_of(sigma=2.0, plan="a", **changes):
+    return PlannedDpEvent(dp_accounting.GaussianDpEvent(sigma), **{"steps": 15, "separation": 5, "participations": 3,
+                                                                   "plan": plan, **changes})  # fmt: skip
+
+
+def test_plans_are_composed_and_a_plan_counts_at_its_least_noise():
+    order, gaussian = FixedOrder(UNITS, BATCH), dp_accounting.GaussianDpEvent
+    assert order.compose_history([(event_of(), 4)]) == gaussian(2.0)
+    assert order.compose_history([(event_of(), 4), (event_of(1.5), 3), (event_of(), 3)]) == gaussian(1.5)
+    two = order.compose_history([(event_of(), 4), (event_of(plan="b"), 4)])
+    assert two == dp_accounting.ComposedDpEvent([gaussian(2.0), gaussian(2.0)])
+    assert not is_private(order.compose_history([(event_of(), 10), (event_of(1.5), 6)]))  # 16 of 15 steps
+    assert not is_private(order.compose_history([(event_of(), 4), (event_of(0.0), 1)]))
+    plain = order.compose_history([(gaussian(3.0), 7)])
+    assert plain == dp_accounting.SelfComposedDpEvent(gaussian(3.0), 2)
+    assert from_json(to_json(event_of())) == event_of()
+
+
+def test_a_plan_that_was_forked_counts_once_for_each_of_its_ends():
+    order, once = FixedOrder(UNITS, BATCH), dp_accounting.GaussianDpEvent(2.0)
+
+    def forks(*parts):
+        cost = order.compose_history([(event_of(part=p, after=a, start=s), steps) for p, a, s, steps in parts])
+        return cost.count if isinstance(cost, dp_accounting.SelfComposedDpEvent) else {once: 1}.get(cost)
+
+    root, line = ("p", "", 0, 5), ("q", "p", 5, 3)
+    assert forks(root) == forks(root, line) == forks(root, line, ("r", "q", 8, 7)) == 1
+    assert forks(root, line, ("r", "p", 5, 2)) == 2  # two went on from one checkpoint
+    assert forks(("p", "", 0, 7), line) == 2  # the first had made two steps more than its checkpoint
+    assert forks(root, line, ("r", "p", 5, 2), ("s", "r", 6, 2)) == 3
+    assert forks(root, ("r", "q", 8, 2)) == 2  # who knows where q went on from
+    assert forks(root, ("q", "p", 5, 11)) is None  # 16 of 15 steps
+
+
+@pytest.mark.parametrize("changes", [{"separation": 6}, {"participations": 2}])
+def test_a_plan_of_another_order_is_refused(changes):
+    with pytest.raises(ValueError, match="Plan for separation=5"):
+        FixedOrder(UNITS, BATCH).compose_history([(event_of(**changes), 4)])
+
+
+# Whole steps.
+
+
+class Fails(KeyedNoise):
+    """Noise that runs out once, in the middle of a step or a payment."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.now = tf.Variable(False)
+
+    def draw(self, requests, step):
+        check = tf.debugging.Assert(~self.now, ["no noise"]) if not tf.executing_eagerly() else None
+        if check is None and bool(self.now):
+            raise RuntimeError("no noise")
+        with tf.control_dependencies([] if check is None else [check]):
+            return [tf.identity(drawn) for drawn in super().draw(requests, step)]
+
+
+@BOTH
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_after_a_step_that_was_cut_short_nothing_is_trained_or_released(kind, eagerly):
+    noise = Fails()
+    model = model_of(kind, eagerly, noise=noise)
+    data = fetch(np.arange(5))
+    model.train_on_batch(*data)
+    noise.now.assign(True)
+    with pytest.raises((RuntimeError, tf.errors.InvalidArgumentError), match="no noise"):
+        model.train_on_batch(*data)
+    noise.now.assign(False)
+    with pytest.raises(REFUSED, match="cut short"):
+        model.train_on_batch(*data)
+    if kind is tfdp_rec.LazyDPFTRL:
+        with pytest.raises(REFUSED, match="cut short"):
+            model.get_weights()
+
+
+def test_a_payment_that_was_cut_short_is_not_forgotten():
+    noise = Fails()
+    model = model_of(noise=noise)
+    for _ in range(2):
+        model.train_on_batch(*fetch(np.arange(3)))
+    noise.now.assign(True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no noise"):
+        model.get_weights()
+    noise.now.assign(False)
+    with pytest.raises(REFUSED, match="cut short"):
+        model.get_weights()
+    with pytest.raises(REFUSED, match="cut short"):
+        model.train_on_batch(*fetch(np.arange(3)))
+
+
+def test_what_is_refused_before_it_writes_leaves_all_as_it_was():
+    model = model_of(eagerly=False)
+    model.train_on_batch(*fetch(np.arange(5)))
+    with pytest.raises(REFUSED):
+        fit(model, FixedOrder(UNITS, BATCH), 1, position=0)
+    model.train_on_batch(*fetch(np.arange(5)))
+    assert model.optimizer.position == 2
+
+
+# The buffers.
+
+
+def secrets_of(optimizer):
+    """Rows of the buffers, as they would stand in a file."""
+    variables = {name: v.numpy() for name, v in optimizer.ledger_variables.items() if name.startswith("buffers")}
+    rows = [row for values in variables.values() for row in np.atleast_2d(values) if np.any(row) and row.size > 1]
+    assert len(rows) > 20
+    return [np.ascontiguousarray(row, "<f4").tobytes() for row in rows]
+
+
+@BOTH
+def test_no_file_but_a_training_checkpoint_has_them(kind, tmp_path):
+    model = model_of(kind)
+    checkpoint = TrainingCheckpoint(tmp_path / "private")
+    model.prepare(fetch(np.arange(5)))
+    checkpoint.resume(model)
+    fit(model, FixedOrder(UNITS, BATCH), 7, callbacks=[checkpoint])
+    (tmp_path / "released").mkdir()
+    model.save(tmp_path / "released" / "model.keras")
+    model.save_weights(tmp_path / "released" / "model.weights.h5")
+    model.export(tmp_path / "released" / "servable", verbose=False)
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "released" / "checkpoint"))
+    kept, secrets = list(bytes_in(tmp_path / "released")), secrets_of(model.optimizer)
+    table = np.asarray(model.get_layer("items").embeddings)[3].tobytes()
+    assert sum(table in content for content in kept) >= 3  # they would have been seen
+    assert not [1 for content in kept for secret in secrets if secret in content]
+    assert not [v for v in model.optimizer.variables if "buffer" in v.path]
+    private = list(bytes_in(tmp_path / "private"))
+    assert all(any(secret in content for content in private) for secret in secrets)
+
+
+@BOTH
+def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
+    order, model = FixedOrder(UNITS, BATCH), model_of(kind)
+    fit(model, order, 3)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.course.name != model.optimizer.course.name and loaded.optimizer.position == 0
+    assert not any(np.any(v.numpy()) for n, v in loaded.optimizer.ledger_variables.items() if n.startswith("buffers"))
+    accountant = Accountant(loaded.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
+    accountant.follow(loaded)
+    once = accountant.epsilon()
+    fit(loaded, order, 2)
+    assert once == epsilon_of(PLAN.dp_event(2.0), 1e-2, "rdp")
+    both = dp_accounting.SelfComposedDpEvent(PLAN.dp_event(2.0), 2)
+    assert accountant.epsilon() == pytest.approx(epsilon_of(both, 1e-2, "rdp"))
+
+
+@BOTH
+def test_interrupted_and_resumed_is_uninterrupted(kind, tmp_path):
+    def setup(name, **options):
+        settings = {"aggregate_noise": False} if kind is tfdp_rec.LazyDPFTRL else {}
+        model = model_of(kind, noise=KeyedNoise(4), momentum=0.5, **settings, **options)
+        model.prepare(fetch(np.arange(5)))
+        checkpoint = TrainingCheckpoint(tmp_path / name, every=2)
+        return model, checkpoint, checkpoint.resume(model)
+
+    def train(model, checkpoint, steps, epochs=1):
+        fit(model, FixedOrder(UNITS, BATCH), steps, callbacks=[checkpoint], epochs=epochs)
+
+    whole, checkpoint, _ = setup("whole")
+    train(whole, checkpoint, 9)
+    first, checkpoint, _ = setup("parts")
+    train(first, checkpoint, 6)
+    name = first.optimizer.course.name
+    del first, checkpoint
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(tmp_path / "parts", tmp_path / "fork")
+    for path in (tmp_path / "parts").glob("*.training-checkpoint"):
+        path.rename(tmp_path / "copy" / path.name)
+    second, checkpoint, resumed = setup("copy")
+    assert (resumed.step, second.optimizer.position, second.optimizer.course.name) == (6, 6, name)
+    train(second, checkpoint, 3, epochs=2)  # the first of which was done
+    assert second.optimizer.position == 9
+    for one, other in zip(second.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+    events = {entry.event.plan for entry in second.optimizer.privacy_history.snapshot()}
+    assert events == {name}
+    accountant = Accountant(second.optimizer.dp_event(), FixedOrder(UNITS, BATCH), delta=1e-2, accountant="rdp")
+    accountant.follow(second)
+    assert accountant.ledger().events == [PLAN.dp_event(2.0)]
+    third, checkpoint, _ = setup("fork")
+    train(third, checkpoint, 3, epochs=2)
+    accountant.follow(third)
+    assert accountant.ledger().events == [dp_accounting.SelfComposedDpEvent(PLAN.dp_event(2.0), 2)]
+
+
+# Settings.
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [None, STRATEGY, 3])
+def test_it_needs_the_plan_of_its_noise(kind, wrong):
+    with pytest.raises(ValueError, match="needs the plan of its noise"):
+        model_of(kind, correlation=wrong)
+
+
+@BOTH
+def test_plans_of_independent_noise_and_parameter_servers_are_refused(kind):
+    plan = tfdp_rec.PrivatePlan(sampling=PoissonSampling(UNITS, BATCH), noise_multiplier=1.0, delta=1e-2, steps=10)
+    with pytest.raises(ValueError, match="PrivatePlan plans independent noise"):
+        kind(0.1, plan=plan, correlation=PLAN)
+    from tfdp_rec.distribute.parameter_server import refuse_unserved
+
+    with pytest.raises(NotPrivate, match="steps have one order"):
+        refuse_unserved(model_of(kind).optimizer)
+    if kind is tfdp_rec.LazyDPFTRL:
+        with pytest.raises(ValueError, match="parameter servers"):
+            model_of(kind, history=object())
+
+
+def test_changes_of_noise_count_at_the_least():
+    order, model = FixedOrder(UNITS, BATCH), model_of()
+    accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
+    accountant.follow(model)
+    fit(model, order, 2)
+    model.optimizer.noise_multiplier = 1.5
+    fit(model, order, 2)
+    model.optimizer.noise_multiplier = 2.5
+    fit(model, order, 1)
+    assert accountant.epsilon() == epsilon_of(PLAN.dp_event(1.5), 1e-2, "rdp")

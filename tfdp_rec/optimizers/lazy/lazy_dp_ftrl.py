@@ -1,0 +1,79 @@
+"""Lazy DP-FTRL: correlated noise, drawn for a row only when the row is next read, and for all rows at release.
+
+A row's buffers are part of what it owes: together with its weight and velocity they are brought up to date in one
+draw, exact in their joint distribution (`maps.py`). So data in a fixed order (shuffled files, logs) train at the cost
+of what their batches read, and one number more a weight for each buffer.
+
+Guarantees:
+- the released weights have the distribution that DPFTRL's have: the same event for the whole training;
+- not for someone who watches the training: between releases unread rows lack noise, and the buffers are in memory.
+
+Reference:
+    Lim et al., "LazyDP: Co-Designing Algorithm-Software for Scalable Training of Differentially Private
+    Recommendation Models", ASPLOS 2024, for the lazy settling of independent noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
+from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
+from tfdp_rec.optimizers.lazy.maps import Correlated
+from tfdp_rec.optimizers.lazy.pending import Payer, Replayed, Rows
+from tfdp_rec.optimizers.step import Step
+from tfdp_rec.optimizers.tables import Operations, Table
+from tfdp_rec.privacy.correlated import Correlation
+
+
+@keras.saving.register_keras_serializable(package="tfdp_rec")
+class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
+    """DP-FTRL whose step costs what its batch reads: same released model, same event, noise drawn when it falls due.
+
+    Args:
+        learning_rate: float or Keras schedule.
+        correlation: the plan: a `tfdp_rec.privacy.Correlation`.
+        **settings: as `LazyDPSGD`.
+
+    Raises:
+        ValueError: as `LazyDPSGD`; or for parameter servers, where steps land in no one order.
+
+    Example:
+        >>> from tfdp_rec.privacy import optimised_correlation
+        >>> plan = optimised_correlation(steps=600, separation=100)
+        >>> settings = {"l2_norm_clip": 1.0, "noise_multiplier": 4.0, "expected_batch_size": 256}
+        >>> LazyDPFTRL(0.1, correlation=plan, **settings).dp_event().event == plan.dp_event(4.0)
+        True
+    """
+
+    def __init__(self, learning_rate: Any, *, correlation: Correlation, **settings: Any):
+        if settings.get("history") is not None or settings.get("arrivals") is not None:
+            raise ValueError(
+                "LazyDPFTRL does not run on parameter servers, where steps land in no one order: correlated noise is "
+                "of one. Use LazyDPSGD there."
+            )
+        super().__init__(learning_rate, correlation=correlation, **settings)
+        kind = Correlated if self.aggregate_noise else Replayed
+        self.pending = kind(self.recursion, self.correlation.strategy)
+
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
+        with self.course.whole():
+            super().pay(rows, now, payer)
+
+    def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
+        return (*super().read_rows(table, ids), *self.buffers.read(table.path, ids))
+
+    def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
+        weight, velocity, *buffers = values
+        return self.buffers.write(table.path, buffers, ids) + super().write_rows(table, ids, (weight, velocity))
+
+    def touched_scale(self, step: Step, rows: tf.Tensor) -> None:
+        """Units: the buffers know no scale."""
+
+    def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
+        noise, remembered = self.buffers.noise(table.path, drawn, move.indices)
+        return remembered + super().step_rows(table, move, step.noise_scale * noise, step)
