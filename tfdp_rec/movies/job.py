@@ -50,6 +50,7 @@ class Problem:
     sampling: PoissonSampling
     delta: float
     prior_event: dp_accounting.DpEvent
+    negatives: int
 
     @property
     def spent(self) -> list[tuple[dp_accounting.DpEvent, str]]:
@@ -82,7 +83,8 @@ def prepare(timelines: Timelines, settings: Settings) -> Problem:
     delta = settings.delta if settings.delta is not None else min(1e-6, 1.0 / len(train))
     prior, event = noisy_popularity(timelines, train, settings.prior_noise)
     test = test[: settings.test_users]
-    return Problem(timelines, train, test, prior, sampling, delta, event)
+    negatives = settings.negatives or min(_NEGATIVES, timelines.num_movies)
+    return Problem(timelines, train, test, prior, sampling, delta, event, negatives)
 
 
 def noise_for(problem: Problem, settings: Settings) -> float:
@@ -121,7 +123,7 @@ def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -
 
 def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
     """One fixed example of each test user, and fixed negatives for the loss."""
-    examples = NextItemExamples(problem.timelines, problem.test, settings.history, settings.negatives, settings.seed)
+    examples = NextItemExamples(problem.timelines, problem.test, settings.history, problem.negatives, settings.seed)
     negatives = examples.shared()["negatives"]
     batches = tf.data.Dataset.from_tensor_slices(examples.fixed(settings.seed)).batch(500)
     return batches.map(lambda batch: {**batch, "negatives": negatives}).cache()
@@ -212,7 +214,7 @@ def train_one(
     """Trains, accounts and tests under one mechanism, in this process."""
     model = new_model(problem, settings)
     model.compile(optimizer=optimizer_for(mechanism, settings, noise_multiplier))
-    examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
+    examples = NextItemExamples(problem.timelines, problem.train, settings.history, problem.negatives)
     batches = problem.sampling.batches(examples.fetch, shared=examples.shared)
     accountant, callbacks = accounting(mechanism, model.optimizer, problem, settings)
     test = test_batches(problem, settings)
@@ -261,8 +263,6 @@ def run(
         ValueError: for settings that do not fit the data.
         FileExistsError: if `out` holds a run.
     """
-    if settings.negatives is None:
-        settings = dataclasses.replace(settings, negatives=min(_NEGATIVES, timelines.num_movies))
     problem = prepare(timelines, settings)
     if settings.top_k > timelines.num_movies:
         raise ValueError(f"top_k must be at most the {timelines.num_movies} movies, got {settings.top_k}.")
@@ -277,6 +277,7 @@ def run(
         "events": timelines.num_events,
         "train_users": len(problem.train),
         "delta": problem.delta,
+        "negatives": problem.negatives,
         "noise_multiplier": noise,
     }
     folder.write_json("config.json", config)

@@ -42,7 +42,7 @@ class ClusterTraining:
         self, mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise: float, verbose: int
     ) -> Trained:
         """Trains, accounts and tests, as `job.train_one`."""
-        examples = NextItemExamples(problem.timelines, problem.train, settings.history, settings.negatives)
+        examples = NextItemExamples(problem.timelines, problem.train, settings.history, problem.negatives)
         timelines = SharedTimelines(examples, folder / "timelines")
         try:
             trainer = ParameterServerTrainer(

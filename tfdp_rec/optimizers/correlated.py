@@ -168,8 +168,8 @@ class Buffers:
 class Course:
     """Which plan is under way, in which order, how many of its steps were begun, and whether one was cut short.
 
-    Who goes on from a training checkpoint begins a *part* of the plan: two that go on from one checkpoint share the noise
-    of the steps before it and no other, which an accountant must be able to see.
+    Who goes on from a training checkpoint begins a *part* of the plan: two that go on from one checkpoint share the
+    noise of the steps before it and no other, which an accountant must be able to see.
 
     Args:
         steps: of the plan.

@@ -87,9 +87,9 @@ class FixedOrder(ShuffledEpochs):
 def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
     """What the runs of one plan cost together: its event for each end that it has.
 
-    A plan that was forked, at a training checkpoint, has several ends. With z the noise of their common steps and z', z"
-    of each's own, its releases are C g + (z, z') and C g' + (z, z"); a unit moves both by √2 S at most, in which the
-    common steps are counted twice.
+    A plan that was forked, at a training checkpoint, has several ends. With z the noise of the common steps, z' and z"
+    those of each's own, its releases are C g + (z, z') and C g' + (z, z"): a unit moves both together by √2 S at most,
+    in which the common steps are counted twice.
     """
     planned = {(event.steps, event.separation, event.participations) for event, _ in several}
     wholes: list[Any] = [event.event for event, _ in several]
