@@ -12,7 +12,7 @@ from keras import layers
 from zoo import examples
 
 import tfdp_rec
-from tfdp_rec.clipping import Outer, clipped_sum
+from tfdp_rec.clipping import Outer, clipped_sum, sums
 from tfdp_rec.clipping.together import CANCELLING, measure
 
 HUGE = np.float32(1e12)
@@ -171,6 +171,16 @@ def test_many_small_errors_in_one_direction():
     assert removal(dense(), batch, 0) <= 1
     everyone = {"ids": np.zeros([1500, 1], int), "target": np.repeat(target[:, None], 2, axis=2).astype("float32")}
     assert removal(embedding(), everyone, 0) <= 1
+
+
+def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():
+    """100,000 times 0.1, one after the other, is 9,998.6 in float32."""
+    ids = tf.constant(np.r_[np.zeros(100_000), [7, 7]], tf.int64)
+    values, weights = tf.fill([100_002, 2], 0.1), tf.ones([100_002])
+    found, added = sums.rows(ids, values, weights, tf.constant(1000.0))
+    assert found.numpy().tolist() == [0, 7]
+    exact = np.float64(np.float32(0.1)) * np.array([[100_000], [2]])
+    assert np.all(np.abs(added.numpy() - exact) <= 1000 * sums.unit(tf.float32) * exact)
 
 
 @pytest.mark.parametrize("part", [None, 3, 700])

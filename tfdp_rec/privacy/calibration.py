@@ -91,7 +91,7 @@ def _around(excess: Callable[[float, str], float], by: str, noise: float, target
     low = high = noise
     while excess(high, by) > 0:
         high *= 1.1
-        if high > 2 * noise:  # rounded up to the grid at every step, pld cannot show so small an epsilon
+        if high > 2 * noise:  # rounded up to the grid at every step, pld cannot show so small an ε
             raise ValueError(
                 f"The {by} accountant cannot show an epsilon as small as {target:g} over so many steps: use "
                 'accountant="rdp" (--rdp).'
