@@ -170,11 +170,9 @@ class Correlation:
 
     Guarantees:
         - All that such a training releases is post-processing of one Gaussian mechanism: `dp_event`. A training that
-          stops
-          early releases a part of it, and is covered.
-        - Nothing is said of a step beyond the plan. Who wants to go on plans anew: fresh noise, whose event is composed
-          with
-          this one's.
+          stops early releases a part of it, and is covered.
+        - Nothing is said of a step beyond the plan. Who wants to go on plans anew: fresh noise, whose event is
+          composed with this one's.
         - Zero-out adjacency: data sets that differ by one unit whose rows count as empty. Nobody else's steps may move
           for that; and nothing is amplified: who knows the order knows no more.
 
@@ -252,9 +250,9 @@ class Correlation:
         """The noise's standard deviation in a weight, in units of z's.
 
         Args:
-            measure: "last", after the last step; "mean", the root of the mean square over all steps. rates: what each
-            step's noise weighs, such as its learning rate; ones if left out. With momentum μ and "last",
-                η_j (1 − μ^{n−j}) / (1 − μ).
+            measure: "last", after the last step; "mean", the root of the mean square over all steps.
+            rates: what each step's noise weighs, such as its learning rate; ones if left out. With momentum μ and
+                "last", η_j (1 − μ^{n−j}) / (1 − μ).
 
         Raises:
             ValueError: for an unknown measure, or not one rate a step.
