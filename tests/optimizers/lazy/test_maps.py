@@ -142,11 +142,16 @@ def test_no_scale_of_learning_rate_loses_noise(rate):
     steps, strategy = 1500, STRATEGIES[1]
     rates, stddevs = rate * np.geomspace(1, 1e-4, steps), np.ones(steps)
     kind = Correlated(Recursion(momentum=0.9), strategy)
-    history, append = kind.new_history(), tf.function(lambda h, s, t: [h.append(s, t), s][1])
-    for step in range(steps):
-        both = tf.constant([rates[step], 1.0], tf.float64)
-        totals = kind.next_totals(history.at(tf.constant(step)), both[0], both[1])
-        append(history, tf.constant(step + 1, tf.int64), totals)
+    history, one = kind.new_history(), tf.constant(1.0, tf.float64)
+
+    @tf.function
+    def train():
+        for step in tf.range(tf.constant(steps, tf.int64)):
+            totals = kind.next_totals(history.at(step), tf.constant(rates)[step], one)
+            with tf.control_dependencies(history.append(step + 1, totals)):
+                tf.no_op()
+
+    train()
     whole = states(Recursion(momentum=0.9), strategy, rates, stddevs)
     for since in (0, 700, steps - 3, steps - 1):
         _, root = paid(kind, since, steps, history)
