@@ -110,6 +110,39 @@ def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
     assert cut > 5
 
 
+def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatch):
+    """A row whose mark says that it has paid has its noise: the noise is written first."""
+    from tfdp_rec.optimizers import tables
+    from tfdp_rec.optimizers.lazy import marks
+
+    true_scatter, cut, interrupted = tables.scatter, 0, True
+    while interrupted:
+        cut += 1
+        model, left = in_training(1), [cut]
+        optimizer, ids = model.optimizer, tf.range(20, 24, dtype=tf.int64)
+        (path,) = optimizer.tables
+        before = np.array(raw(model))
+
+        def stops(*args, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return true_scatter(*args)
+
+        for module in (tables, marks):
+            monkeypatch.setattr(module, "scatter", stops)
+        try:
+            optimizer.pay({path: ids}, optimizer.ledger.now())
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        monkeypatch.undo()
+        paid = optimizer.ledger.since(path, ids).numpy() == optimizer.ledger.now().numpy()
+        moved = np.any(raw(model) != before, axis=1)[20:24]
+        assert np.all(moved[paid]) and (interrupted or paid.all())
+    assert cut > 2
+
+
 def test_steps_count_when_keras_saves_in_fit(tmp_path, eager_tables):
     """Keras' own ModelCheckpoint and BackupAndRestore, every step."""
     model = model_of()
