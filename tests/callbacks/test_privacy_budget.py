@@ -1,5 +1,7 @@
 """The budget on real fits: never overspent, whoever makes the steps, and nothing that a model did is forgotten."""
 
+import copy
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from dp_accounting import GaussianDpEvent
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted
+from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.privacy.history import History
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -246,6 +250,17 @@ def test_backup_and_restore_forgets_no_step(tmp_path):
         run(Interrupt(9))
     setup = run()
     assert setup.accountant.steps == setup.steps == 14
+
+
+def test_a_copied_optimizer_counts_steps_of_its_own():
+    setup = Setup()
+    setup.fit(100.0, epochs=1, steps_per_epoch=3)
+    original = setup.model.optimizer
+    merged, copied = History(), copy.deepcopy(original)
+    for optimizer in (original, copied):
+        optimizer.privacy_history.add(optimizer, Source(setup.sampling), 4)
+        merged.merge(optimizer.privacy_history.snapshot())
+    assert merged.steps == 3 + 4 + 4
 
 
 def test_training_under_two_samplings_is_one_account(target):

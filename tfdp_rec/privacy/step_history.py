@@ -10,7 +10,6 @@ is the check: steps that it tells of and the history does not make every account
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -45,13 +44,6 @@ class StepHistory:
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
         # Made now: a step in whose trace a variable is born is traced twice.
         self._spare = [(_number(0), _number(0)) for _ in range(_KINDS)]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StepHistory:
-        """A copy goes on by itself: what it makes from here on is not the original's."""
-        copied = StepHistory(copy.deepcopy(self._optimizer, memo))
-        copied.take(self.snapshot())
-        copied._before = self._before
-        return copied
 
     # In a step's graph.
 
