@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
+from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, iterations
+from tfdp_rec.privacy.drawn import SeenDraws
 
 UNITS, BATCH = 200, 20
 IDS = np.arange(UNITS, dtype=np.int32)
@@ -149,6 +150,19 @@ def test_draws_left_out_are_refused_and_a_new_iteration_is_not(training):
         training.model.train_on_batch(next(batches))
     training.model.train_on_batch(next(iter(training.sampling.batches(fetch))))
     assert training.steps == 2
+
+
+def test_draws_that_another_process_kept_in_a_file_are_refused(training, tmp_path, monkeypatch):
+    """cache(filename): the second process to read it had not seen these draws, and took them for fresh ones."""
+    kept = training.sampling.batches(fetch).take(4).cache(str(tmp_path / "kept"))
+    with monkeypatch.context() as of_another:
+        of_another.setattr("tfdp_rec.privacy.iterations.PROCESS", iterations.PROCESS ^ 1)
+        assert len(list(kept)) == 4
+    with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
+        training.fit(kept)
+    assert training.steps == 0
+    with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
+        SeenDraws().add((iterations.PROCESS ^ 1) << 38, 0)
 
 
 def test_two_iterations_may_take_turns(training):

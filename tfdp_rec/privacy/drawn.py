@@ -3,8 +3,9 @@
 `sampling.batches(fetch)` yields `Drawn(batch, draw)`. Amplification by sampling is claimed for a step only if
 
 - *rows*: every tensor of the batch but the shared ones has one row for each unit that was drawn;
-- *fresh*: it is the next draw of its iteration, 0, 1, 2, …: none twice (in this process, by whichever model), and none
-  left out, since who leaves out a draw may have looked at it; a new iteration may begin at any time;
+- *fresh*: it is the next draw of its iteration, 0, 1, 2, …: none twice, by whichever model, none that another process
+  drew and kept, and none left out, since who leaves out a draw may have looked at it; a new iteration may begin at any
+  time;
 - *blind*: what the batch shares comes from a function that is not given the indices.
 
 Which sampling drew, whether with a seed, and which entries are shared is part of the batch's *type*, so that it is
@@ -25,6 +26,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.demands import demand
+from tfdp_rec.privacy.iterations import PROCESS, process_of
 from tfdp_rec.privacy.sampling import Sampling, sampling_named
 
 _NONE = -1
@@ -37,7 +39,7 @@ class Draw(tf.experimental.ExtensionType):
         sampling: name of the sampling object, random.
         seeded: whether the draw can be repeated.
         shared: keys of the batch that came from the sampling's `shared`.
-        iteration: of the sampling's batches, a random number.
+        iteration: of the sampling's batches, a random number (`iterations.py`).
         number: of the draw within its iteration.
         size: how many units were drawn.
         place: in an order, counted from its beginning; its number, where there is no order.
@@ -216,8 +218,9 @@ class SeenDraws:
     """The draws of workers, looked at after their steps: each good for one. A worker that dies may leave some out.
 
     Example:
-        >>> seen = SeenDraws()
-        >>> seen.add(7, 0), seen.add(7, 2)
+        >>> from tfdp_rec.privacy.iterations import new_iteration
+        >>> seen, iteration = SeenDraws(), new_iteration()
+        >>> seen.add(iteration, 0), seen.add(iteration, 2)
         (None, None)
     """
 
@@ -228,10 +231,12 @@ class SeenDraws:
         """Notes a draw that was trained on.
 
         Raises:
-            NotPrivate: it was trained on before.
+            NotPrivate: it was trained on before, or is of another process.
         """
         if iteration == _NONE:
             return
+        if process_of(iteration) != PROCESS:
+            raise NotPrivate(f"{_REFUSED}draw {number}{_KEPT[:-2]}.")
         if number <= self._last.get(iteration, _NONE):
             raise NotPrivate(f"{_REFUSED}draw {number}{_USED[:-2]}.")
         self._last[iteration] = number
@@ -284,7 +289,9 @@ def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
 def _take(draw: Draw) -> list[Any]:
     """Marks a draw as used, once it was found to be the next of its iteration."""
     last = _last_numbers().lookup(draw.iteration)
+    here = process_of(draw.iteration) == PROCESS
     checks = demand(draw.number > last, _REFUSED, "draw ", draw.number, _USED)
+    checks += demand(here, _REFUSED, "draw ", draw.number, _KEPT)
     gap = [_REFUSED, "after draw ", last, " of an iteration comes draw ", draw.number, _LEFT_OUT]
     with tf.control_dependencies(checks + demand(draw.number <= last + 1, *gap)):
         return [_last_numbers().insert(draw.iteration, draw.number)]
@@ -310,6 +317,10 @@ _REFUSED = "Refused batch: "
 _USED = (
     " of this iteration was trained on before. A draw is good for one step: leave out cache() and repeat(), or, to "
     "train several models on the same batches, give each a sampling of its own.\n"
+)
+_KEPT = (
+    " was drawn by another process and kept in a file, by cache(filename), snapshot or save: nobody knows whether it "
+    "was trained on. Every process draws its own: leave these out after sampling.\n"
 )
 _LEFT_OUT = (
     ": what is between was left out, and who leaves out a draw may have looked at it. Leave out filter(), skip() and "

@@ -16,6 +16,7 @@ import math
 import tensorflow as tf
 
 from tfdp_rec.noise.system_words import system_numbers
+from tfdp_rec.privacy.iterations import named
 
 
 def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
@@ -66,6 +67,4 @@ def numbered_draws(num_units: int, probability: float) -> tf.data.Dataset:
     def draws(iteration: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.counter().map(lambda number: draw(iteration, number))
 
-    largest = tf.constant(2**62 - 1, tf.int64)
-    name = lambda _: tf.bitwise.bitwise_and(system_numbers(1)[0], largest)  # noqa: E731
-    return tf.data.Dataset.from_tensors(0).map(name).flat_map(draws)
+    return tf.data.Dataset.from_tensors(0).map(lambda _: named(system_numbers(1)[0])).flat_map(draws)

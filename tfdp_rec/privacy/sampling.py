@@ -37,6 +37,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.privacy.fetched import Fetch, Shared, checked_rows, joined, signature_of, spec_of
+from tfdp_rec.privacy.iterations import new_iteration
 
 Run = tuple[DpEvent, int]
 
@@ -158,7 +159,7 @@ class Sampling(abc.ABC):
         return drawn.dataset_of(dataset.apply(endless), self, seed is not None, keys, map).prefetch(1)
 
     def _fetched(self, fetch: Fetch, shared: Shared | None, seed: int | None, position: int) -> Iterator[Any]:
-        iteration = secrets.randbits(62)
+        iteration = new_iteration()
         for number, indices in enumerate(self.index_batches(seed, position)):
             rows = checked_rows(fetch(indices), len(indices))
             draw = iteration, number, len(indices), position + number
