@@ -240,15 +240,18 @@ class Clipping:
     def sum(self, batch: Any, share: Share | None = None) -> ClippedSum:
         """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call.
 
-        It is a graph, also where all else is run eagerly: only what is read (`independence/`) is known to keep examples
-        apart. The seeds of random layers are secret.
+        Within a graph, as `traced` makes one where all else is run eagerly: only what is read (`independence/`) is
+        known to keep examples apart. The seeds of random layers are secret.
 
         Args:
             batch: of tensors.
             share: what part of a batch it is, if it is not the whole.
+
+        Raises:
+            RuntimeError: eagerly.
         """
         if tf.executing_eagerly():
-            return traced(lambda batch: self.sum(batch, share), batch, shared_inputs(self.model))
+            raise RuntimeError("Only a graph is read for examples that depend on each other: use traced(...).")
         shared = shared_inputs(self.model)
         batch = hide_batch_axis(tf.nest.map_structure(_here, batch), shared)
         with secret_seeds(self.model):

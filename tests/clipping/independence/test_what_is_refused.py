@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
+from tfdp_rec.clipping.engine import Clipping
 
 X = np.random.default_rng(0).normal(size=[4, 3]).astype("float32")
 IDS = {"user": np.array([0, 1, 2, 1]), "item": np.array([3, 0, 1, 1])}
@@ -354,3 +355,10 @@ def test_no_way_round_the_reading(how):
             tf.function(model.train_step, autograph=False)(tf.constant(X))
         else:
             model.fit(X, verbose=0)
+
+
+def test_nothing_is_read_off_eager_tensors():
+    model = Loss(centred)
+    clipping = Clipping(model, model.per_example_loss, tf.constant(1.0))
+    with pytest.raises(RuntimeError, match="Only a graph is read"):
+        clipping.sum(tf.constant(X))
