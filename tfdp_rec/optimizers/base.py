@@ -12,7 +12,6 @@ Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²)
 from __future__ import annotations
 
 import abc
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,7 +26,7 @@ from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers.checks import admitted, checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
 from tfdp_rec.optimizers.flag import Flag
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
@@ -74,7 +73,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = _signature_of(cls)  # type: ignore[attr-defined]  # or help() would show that of __new__
+        cls.__signature__ = signature_of(cls, PrivateOptimizer)  # type: ignore[attr-defined]  # or help() would show that of __new__
 
     @takes_plan
     def __init__(
@@ -433,11 +432,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
         return cls(**config)
-
-
-def _signature_of(kind: type) -> inspect.Signature:
-    own = inspect.signature(kind.__init__)  # type: ignore[misc]
-    return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 _STALE = (

@@ -1,4 +1,7 @@
-"""`plan=` for the mechanisms: settings that a `tfdp_rec.PrivatePlan` says once."""
+"""The constructors of the mechanisms: each names what it adds, and passes `**settings` on to the one that it stands on.
+
+`plan=` takes what is not given from a `tfdp_rec.PrivatePlan`, which says it once.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +28,18 @@ def takes_plan(init: Callable[..., None]) -> Callable[..., None]:
     plan = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
     __init__.__signature__ = inspect.Signature([*own[:-1], plan, own[-1]])  # type: ignore[attr-defined]
     return __init__
+
+
+def signature_of(kind: type, base: type) -> inspect.Signature:
+    """All settings by name: those of a mechanism, and of the classes down to `base` that it passes `**settings` on to.
+
+    Args:
+        kind: the mechanism.
+        base: where settings end.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    for each in reversed(kind.__mro__[: kind.__mro__.index(base) + 1]):
+        own = inspect.signature(each.__init__).parameters  # type: ignore[misc]
+        found |= {name: parameter for name, parameter in own.items() if name != "settings"}
+    del found["self"]
+    return inspect.Signature(sorted(found.values(), key=lambda p: (p.kind, p.default is not p.empty)))

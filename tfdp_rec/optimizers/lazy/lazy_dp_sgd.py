@@ -49,14 +49,11 @@ class LazyDPSGD(PrivateOptimizer):
 
     Args:
         learning_rate: float or Keras schedule.
-        l2_norm_clip: C, the bound on each example's gradient norm.
-        noise_multiplier: σ, the noise's standard deviation in units of C.
-        expected_batch_size: B, what every step divides by.
         aggregate_noise: draw what a row owes as one Gaussian; False draws every owed step by itself (the paper's
             "without ANS"; slow, for comparison and tests).
         history: where the running totals are kept; for a parameter server. Never saved.
         arrivals: what must hold of a gradient and its rows when they meet; for a parameter server. Never saved.
-        **kwargs: as `PrivateOptimizer`.
+        **settings: as `PrivateOptimizer`.
 
     Raises:
         ValueError: for values out of range, or what has no exact lazy form.
@@ -71,21 +68,12 @@ class LazyDPSGD(PrivateOptimizer):
         self,
         learning_rate: Any,
         *,
-        l2_norm_clip: float,
-        noise_multiplier: float,
-        expected_batch_size: float,
         aggregate_noise: bool = True,
         history: History | None = None,
         arrivals: Arrivals | None = None,
-        **kwargs: Any,
+        **settings: Any,
     ):
-        super().__init__(
-            learning_rate,
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **settings)
         self.aggregate_noise = aggregate_noise
         rate = learning_rate if isinstance(learning_rate, (int, float)) else 0.0
         if rate * self.recursion.weight_decay >= 1:

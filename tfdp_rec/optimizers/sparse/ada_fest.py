@@ -29,7 +29,6 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
-from tfdp_rec.optimizers.sparse.preselection import Preselection
 from tfdp_rec.optimizers.tables import resource
 
 _MANY_STRAYS = 0.1  # of all rows, at each step: then selection saves little
@@ -41,15 +40,11 @@ class AdaFEST(SelectingOptimizer):
 
     Args:
         learning_rate: float or Keras schedule.
-        l2_norm_clip: C2, the bound on each example's gradient norm.
-        noise_multiplier: s2, of the gradients' noise.
         contribution_clip: C1, the bound on the norm of what an example adds to the counts. An example reads k rows:
             √(k) clips nothing, 1 gives each row the vote 1/√(k).
         contribution_noise_multiplier: s1, of the counts' noise.
         threshold: τ, which a noisy count must reach; positive.
-        expected_batch_size: B.
-        preselection: rows chosen before training, among which to choose; None for all.
-        **kwargs: as `PrivateOptimizer`.
+        **settings: as `SelectingOptimizer`: l2_norm_clip is C2, noise_multiplier s2, of the gradients' noise.
 
     Raises:
         ValueError: for values out of range, momentum or weight decay.
@@ -65,23 +60,12 @@ class AdaFEST(SelectingOptimizer):
         self,
         learning_rate: Any,
         *,
-        l2_norm_clip: float,
-        noise_multiplier: float,
         contribution_clip: float,
         contribution_noise_multiplier: float,
         threshold: float,
-        expected_batch_size: float,
-        preselection: Preselection | None = None,
-        **kwargs: Any,
+        **settings: Any,
     ):
-        super().__init__(
-            learning_rate,
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            preselection=preselection,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **settings)
         self._contribution_clip = self._setting("contribution_clip", contribution_clip)
         self._contribution_noise_multiplier = self._setting(
             "contribution_noise_multiplier", contribution_noise_multiplier, zero=True

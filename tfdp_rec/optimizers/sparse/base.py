@@ -36,14 +36,8 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
 
     Args:
         learning_rate: float or Keras schedule.
-        l2_norm_clip: as `PrivateOptimizer`.
-        noise_multiplier: as `PrivateOptimizer`: of the gradients' noise.
-        expected_batch_size: as `PrivateOptimizer`.
         preselection: the rows among which to choose, or None for all.
-        momentum: 0; see above.
-        nesterov: False.
-        weight_decay: None.
-        **kwargs: as `PrivateOptimizer`.
+        **settings: as `PrivateOptimizer`, noise_multiplier for the gradients' noise; no momentum, no weight decay.
 
     Raises:
         ValueError: for momentum or weight decay, and as `PrivateOptimizer`.
@@ -54,32 +48,16 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         self,
         learning_rate: Any,
         *,
-        l2_norm_clip: float,
-        noise_multiplier: float,
-        expected_batch_size: float,
         preselection: Preselection | None = None,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float | None = None,
-        **kwargs: Any,
+        **settings: Any,
     ):
-        for option, value in {
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-        }.items():
-            if value:
+        for option in ("momentum", "nesterov", "weight_decay"):
+            if settings.get(option):
                 raise ValueError(
-                    f"{type(self).__name__} does not take {option}={value!r}: it would move rows that were not chosen; "
-                    "give the dense variables a dense_optimizer that has it."
+                    f"{type(self).__name__} does not take {option}={settings[option]!r}: it would move rows that were "
+                    "not chosen; give the dense variables a dense_optimizer that has it."
                 )
-        super().__init__(
-            learning_rate,
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **settings)
         if preselection is not None and not isinstance(preselection, Preselection):
             raise TypeError(f"preselection must be a Preselection or None, got {preselection!r}.")
         self.preselection = preselection

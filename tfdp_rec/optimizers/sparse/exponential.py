@@ -29,7 +29,6 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
-from tfdp_rec.optimizers.sparse.preselection import Preselection
 from tfdp_rec.optimizers.tables import resource
 
 
@@ -39,13 +38,9 @@ class ExponentialSelectionSGD(SelectingOptimizer):
 
     Args:
         learning_rate: float or Keras schedule.
-        l2_norm_clip: as `PrivateOptimizer`.
-        noise_multiplier: as `PrivateOptimizer`: of the gradients' noise.
-        expected_batch_size: as `PrivateOptimizer`.
         num_survivors: m, over all tables together.
         selection_epsilon: e0, what each of the m draws costs.
-        preselection: rows chosen before training, among which to draw; None for all.
-        **kwargs: as `PrivateOptimizer`.
+        **settings: as `SelectingOptimizer`.
 
     Raises:
         ValueError: for values out of range, more survivors than rows, momentum or weight decay.
@@ -62,24 +57,13 @@ class ExponentialSelectionSGD(SelectingOptimizer):
         self,
         learning_rate: Any,
         *,
-        l2_norm_clip: float,
-        noise_multiplier: float,
-        expected_batch_size: float,
         num_survivors: int,
         selection_epsilon: float,
-        preselection: Preselection | None = None,
-        **kwargs: Any,
+        **settings: Any,
     ):
         if int(num_survivors) != num_survivors or num_survivors < 1:
             raise ValueError(f"num_survivors must be a positive integer, got {num_survivors!r}.")
-        super().__init__(
-            learning_rate,
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            preselection=preselection,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **settings)
         self.num_survivors = int(num_survivors)
         self._selection_epsilon = self._setting("selection_epsilon", selection_epsilon)
 

@@ -30,11 +30,8 @@ class FEST(SelectingOptimizer):
 
     Args:
         learning_rate: float or Keras schedule.
-        l2_norm_clip: as `PrivateOptimizer`.
-        noise_multiplier: as `PrivateOptimizer`.
-        expected_batch_size: as `PrivateOptimizer`.
         preselection: the rows.
-        **kwargs: as `PrivateOptimizer`.
+        **settings: as `SelectingOptimizer`.
 
     Raises:
         ValueError: for values out of range, momentum or weight decay.
@@ -52,22 +49,12 @@ class FEST(SelectingOptimizer):
         self,
         learning_rate: Any,
         *,
-        l2_norm_clip: float,
-        noise_multiplier: float,
-        expected_batch_size: float,
         preselection: Preselection,
-        **kwargs: Any,
+        **settings: Any,
     ):
         if preselection is None:
             raise ValueError("FEST needs the rows it is confined to: preselection=Preselection(...).")
-        super().__init__(
-            learning_rate,
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            preselection=preselection,
-            **kwargs,
-        )
+        super().__init__(learning_rate, preselection=preselection, **settings)
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         return {path: self.space.all_rows(path) for path in self.tables}
