@@ -23,7 +23,7 @@ FLOORS = (
     {"training"},
     {"data", "models", "callbacks", "spectral"},
     {"federated", "distribute", "private_plan"},
-    {"movies"},
+    {"movies", "private_fit"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}

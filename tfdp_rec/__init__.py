@@ -21,6 +21,7 @@ _HOMES = {
     "PrivateTraining": "training",
     "validate": "training",
     "PrivatePlan": "private_plan",
+    "make_private": "private_fit",
     **{mechanism.class_name: "optimizers" for mechanism in MECHANISMS},
     "Preselection": "optimizers",
     "NotPrivate": "clipping",

@@ -1,0 +1,115 @@
+"""One call from a Keras model to a private training: the same as by hand, and refused where it would not be."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfdp_rec
+
+ROWS, ITEMS = 400, 30
+IDS = np.random.default_rng(0).integers(0, ITEMS, ROWS)
+Y = (IDS[:, None] / ITEMS).astype("float32")
+SETTINGS = {"epsilon": 3.0, "batch_size": 100, "epochs": 2, "learning_rate": 0.5, "accountant": "rdp"}
+
+
+def sequential(**compiled):
+    model = keras.Sequential([layers.Embedding(ITEMS, 4), layers.Dense(1)])
+    model.compile(**{"optimizer": "adam", "loss": "mse", "metrics": ["mae"], **compiled})
+    return model
+
+
+def test_a_sequential_model_as_it_is():
+    model = sequential()
+    private = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+    history = private.fit(verbose=0, validation_data=(IDS, Y)).history
+    optimizer = private.model.optimizer
+    assert isinstance(optimizer, tfdp_rec.LazyDPSGD) and int(optimizer.iterations) == 8 == private.plan.steps
+    assert optimizer.noise_multiplier == private.plan.noise_multiplier and optimizer.expected_batch_size == 100
+    assert {"loss", "mae", "val_mae", "epsilon"} <= set(history)
+    assert 2.9 < history["epsilon"][-1] <= 3.0
+    assert private.plan.delta == 1e-4
+    assert "8 steps of Gaussian noise" in " ".join(private.statement().split())
+    np.testing.assert_array_equal(model.layers[0].get_weights()[0], private.model.layers[1].get_weights()[0])
+    with pytest.raises(ValueError, match="budget"):
+        private.fit(verbose=0)
+
+
+def test_users_give_one_of_their_rows_drawn_anew():
+    users = np.array([f"user {n}" for n in np.arange(ROWS) % 150])
+    private = tfdp_rec.make_private(sequential(), (np.arange(ROWS), Y), unit=users, **SETTINGS)
+    sampling, seen = private.plan.sampling, {}
+    assert (sampling.num_units, sampling.unit, private.steps_per_epoch) == (150, "user", 2)
+    for drawn in private.batches.take(60):
+        rows = drawn.batch[0].numpy()
+        assert len(set(rows % 150)) == len(rows)  # no user twice
+        for row in rows:
+            seen.setdefault(row % 150, set()).add(int(row))
+    assert sum(map(len, seen.values())) == ROWS  # each of about 40 draws a user takes one of two or three rows
+
+
+def test_functional_models_and_their_nests():
+    inputs = {"a": keras.Input([], dtype="int32", name="a"), "b": keras.Input([3], name="b")}
+    joined = layers.Concatenate()([layers.Embedding(ITEMS, 4)(inputs["a"]), inputs["b"]])
+    model = keras.Model(inputs, layers.Dense(1)(joined))
+    model.compile(loss=keras.losses.Huber())
+    data = {"a": IDS, "b": np.ones([ROWS, 3], "float32")}, Y, np.ones(ROWS, "float32")
+    private = tfdp_rec.make_private(model, data, mechanism="DPSGD", delta=1e-5, momentum=0.5, **SETTINGS)
+    private.fit(verbose=0, epochs=1, steps_per_epoch=2)
+    assert int(private.model.optimizer.iterations) == 2 and private.model.optimizer.momentum == 0.5
+    assert private.plan.delta == 1e-5
+    assert private.model.predict({"a": IDS[:4], "b": data[0]["b"][:4]}, verbose=0).shape == (4, 1)
+
+
+def test_ids_of_a_sequential_model_stay_whole_numbers():
+    private = tfdp_rec.make_private(sequential(), (IDS + 0, Y), **SETTINGS)
+    assert private.model.inputs[0].dtype == "int64"  # float32 has no 2^24 + 1
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class OwnPrivate(tfdp_rec.PrivateTraining, Own):
+    pass
+
+
+def test_classes_of_ones_own():
+    x = np.ones([ROWS, 2], "float32")
+    model = OwnPrivate()
+    model.compile("sgd", "mse")
+    private = tfdp_rec.make_private(model, (x, Y), **SETTINGS)
+    assert private.model is model and isinstance(model.optimizer, tfdp_rec.LazyDPSGD)
+    with pytest.raises(TypeError, match="class Own\\(tfdp_rec.PrivateTraining, keras.Model\\)"):
+        tfdp_rec.make_private(Own(), (x, Y), **SETTINGS)
+
+
+def test_earlier_steps_are_spoken_of():
+    model = sequential()
+    model.fit(IDS, Y, verbose=0, batch_size=200)
+    with pytest.warns(UserWarning, match="for 2 steps of Adam. No epsilon covers"):
+        tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "reason"),
+    [
+        ((IDS, Y[:-1]), {}, "same number of rows"),
+        ((IDS[:0], Y[:0]), {}, "at least one"),
+        ((IDS, 3.0), {}, "same number of rows"),
+        ((IDS, Y), {"unit": IDS[:-1]}, "unit must give one id for each of the 400 rows"),
+        ((IDS, Y), {"mechanism": "Adam"}, "mechanism must be one of DPSGD"),
+        ((IDS, Y), {"mechanism": "EANA"}, "EANA has no epsilon"),
+        ((IDS, Y), {"epsilon": -1.0}, "epsilon"),
+        ((IDS, Y), {"batch_size": 500}, "larger than num_units"),
+    ],
+)
+def test_misuse_is_one_line(data, options, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        tfdp_rec.make_private(sequential(), data, **{**SETTINGS, **options})
+    assert len(str(caught.value)) < 500

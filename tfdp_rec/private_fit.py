@@ -1,0 +1,213 @@
+"""From a Keras model and arrays to a private training, in one call.
+
+    private = tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=256, epochs=5, learning_rate=0.5)
+    private.fit()
+    private.model.export("servable")
+
+The call puts together what one would write by hand:
+
+    units        the rows of the data; or users, each of whom gives one of their rows, drawn anew each time
+    sampling     PoissonSampling: every unit is in a batch with probability batch size / units
+    plan         PrivatePlan: the least noise with which all steps cost at most ε
+    optimizer    the mechanism with the plan's settings, in place of the one the model was compiled with
+    fit          on the sampling's batches, with the plan's budget
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec import optimizers
+from tfdp_rec.keras_internals import functional_class
+from tfdp_rec.mechanisms import MECHANISMS
+from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.private_plan import PrivatePlan
+from tfdp_rec.training import PrivateModel, PrivateTraining
+
+_LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateFit:
+    """A model that is ready for private training, and what it is to be trained on.
+
+    Args:
+        model: private, and compiled.
+        plan: what the training may cost.
+        batches: for `fit`.
+        steps_per_epoch: so many draw each unit once, on average.
+        epochs: that the plan is for.
+    """
+
+    model: Any
+    plan: PrivatePlan
+    batches: tf.data.Dataset
+    steps_per_epoch: int
+    epochs: int
+
+    def fit(self, callbacks: Iterable[keras.callbacks.Callback] = (), **options: Any) -> Any:
+        """Trains until the budget is spent; ε is in the logs.
+
+        Args:
+            callbacks: beside the budget.
+            **options: of Keras' `fit`, such as validation_data and verbose.
+        """
+        ways = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
+        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **ways)
+
+    def statement(self) -> str:
+        """What was spent so far, in words for whom it may concern."""
+        return self.plan.accountant.statement()
+
+
+def make_private(
+    model: keras.Model,
+    data: Any,
+    *,
+    epsilon: float,
+    batch_size: int,
+    epochs: int,
+    learning_rate: Any,
+    delta: float | None = None,
+    unit: Any = None,
+    mechanism: str = "LazyDPSGD",
+    l2_norm_clip: float = 1.0,
+    accountant: str = "pld",
+    **settings: Any,
+) -> PrivateFit:
+    """Makes a model's training private.
+
+    Guarantee: after `fit`, however it ends, the model is (ε, δ)-differentially private for the units given, whose
+    number is taken for public.
+
+    Args:
+        model: functional or Sequential, compiled for its loss and metrics; or of a class of yours that begins with
+            `tfdp_rec.PrivateTraining`. Its weights are trained on, not copied.
+        data: arrays in a nest of tuples, lists and dicts, as for `fit` without validation: `(x, y)` or
+            `(x, y, sample_weight)`; what `per_example_loss` takes, for a model that has one.
+        epsilon: what the whole training may cost.
+        batch_size: expected, of the batches.
+        epochs: each draws every unit once, on average.
+        learning_rate: float or Keras schedule.
+        delta: δ; a tenth of 1 / units, rounded down to a power of ten, if left out.
+        unit: whose privacy: an array with the id of the user of each row. Without it each row is a unit, as if nobody
+            had two.
+        mechanism: which takes the optimizer's place.
+        l2_norm_clip: C.
+        accountant: "pld", tight, or "rdp", quick.
+        **settings: the mechanism's own, such as momentum.
+
+    Raises:
+        TypeError: for a model of another kind.
+        ValueError: for data that are not rows alike, or a value out of range.
+
+    Example:
+        >>> import keras, numpy as np, tfdp_rec
+        >>> ids = np.arange(1000) % 50
+        >>> model = keras.Sequential([keras.layers.Embedding(50, 4), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> private = tfdp_rec.make_private(model, (ids, ids[:, None] / 50.0), epsilon=3.0, batch_size=100, epochs=2,
+        ...                                 learning_rate=0.5, accountant="rdp")
+        >>> history = private.fit(verbose=0)
+        >>> private.plan.delta, 2.9 < history.history["epsilon"][-1] <= 3.0
+        (0.0001, True)
+    """
+    data = _tuples(data)
+    rows = _number_of_rows(data)
+    units, pick = (rows, lambda drawn: drawn) if unit is None else _rows_of_units(unit, rows)
+    sampling = PoissonSampling(units, batch_size, unit="row" if unit is None else "user")
+    steps_per_epoch = math.ceil(units / batch_size)
+    delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
+    plan = PrivatePlan(
+        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
+        accountant=accountant,
+    )  # fmt: skip
+    kind = _mechanism(mechanism)
+    private, compiled = _private_form(model, data), _compiled_with(model)
+    _warn_of_earlier_steps(model)
+    private.compile(kind(learning_rate, plan=plan, **settings), **compiled)
+    batches = plan.batches(lambda drawn: tf.nest.map_structure(lambda array: array[pick(drawn)], data))
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs)
+
+
+def _mechanism(name: str) -> Any:
+    known = [mechanism.class_name for mechanism in MECHANISMS]
+    if name not in known:
+        raise ValueError(f"mechanism must be one of {', '.join(known)}, got {name!r}.")
+    return getattr(optimizers, name)
+
+
+def _tuples(data: Any) -> Any:
+    """The data as NumPy arrays, its lists as tuples: tf.data takes a list for one array."""
+    if isinstance(data, (list, tuple)):
+        return tuple(map(_tuples, data))
+    if isinstance(data, dict):
+        return {key: _tuples(value) for key, value in data.items()}
+    return np.asarray(data)
+
+
+def _number_of_rows(data: Any) -> int:
+    lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(data)}
+    if len(lengths) != 1 or not lengths - {-1, 0}:
+        raise ValueError(f"data must be arrays with the same number of rows, at least one; got {sorted(lengths)} rows.")
+    return lengths.pop()
+
+
+def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
+    """How many users there are, and what picks one row of each that was drawn: any of theirs, by chance."""
+    ids = np.asarray(unit)
+    if ids.shape != (rows,):
+        raise ValueError(f"unit must give one id for each of the {rows} rows, got an array of shape {ids.shape}.")
+    _, number, count = np.unique(ids, return_inverse=True, return_counts=True)
+    order, first = np.argsort(number, kind="stable"), np.cumsum(count) - count
+    chance = np.random.default_rng()
+
+    def pick(drawn: np.ndarray) -> np.ndarray:
+        return order[first[drawn] + chance.integers(count[drawn])] if len(drawn) else drawn
+
+    return len(count), pick
+
+
+def _private_form(model: Any, data: Any) -> Any:
+    """The model as one that trains privately, on the same layers."""
+    kind = type(model)
+    if isinstance(model, PrivateTraining):
+        return model
+    if kind is keras.Sequential:
+        first = tf.nest.flatten(data)[0]
+        # Its own input is float32 by default, in which ids above 2^24 run together.
+        x = inputs = keras.Input(first.shape[1:], dtype=keras.backend.standardize_dtype(first.dtype))
+        for layer in model.layers:
+            x = layer(x)
+        return PrivateModel(inputs, x, name=model.name)
+    if kind is functional_class():
+        return PrivateModel(model.input, model.output, name=model.name)
+    raise TypeError(
+        f"{kind.__name__} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
+        f"class {kind.__name__}(tfdp_rec.PrivateTraining, keras.Model), and give it to make_private again."
+    )
+
+
+def _warn_of_earlier_steps(model: keras.Model) -> None:
+    steps = int(model.optimizer.iterations) if model.compiled and model.optimizer is not None else 0
+    if steps and not isinstance(model.optimizer, optimizers.PrivateOptimizer):
+        warnings.warn(
+            f"The model was trained before, for {steps} steps of {type(model.optimizer).__name__}. No epsilon covers "
+            "those: if they were on these data, begin with a new model.",
+            stacklevel=3,
+        )
+
+
+def _compiled_with(model: keras.Model) -> dict[str, Any]:
+    """The loss and metrics that a model was compiled with, as often as not under Adam."""
+    config = model.get_compile_config() if model.compiled else None
+    found = keras.saving.deserialize_keras_object({name: (config or {}).get(name) for name in _LOSSES_OF_COMPILE})
+    return {name: value for name, value in found.items() if value is not None}
