@@ -11,7 +11,7 @@ s_t that C acts on. Under several σ the least counts.
 What holds it to its plan, checked before a step is counted or anything written:
 
 - the plan has a step left;
-- a batch of a `FixedOrder` is the one whose turn it is;
+- a batch of an order (`FixedOrder`, `BoundedStream`) is the one whose turn it is;
 - no step and no payment was cut short. A weight that was written and its buffers that were not would let the next
   noise take back what was never added: after that there are no steps and no releases, but from a training checkpoint.
 
@@ -37,7 +37,7 @@ from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
 from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation
 from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.privacy.events import PlannedDpEvent
-from tfdp_rec.privacy.fixed_order import FixedOrder
+from tfdp_rec.privacy.order import Order
 
 
 class CorrelatedOptimizer(PrivateOptimizer):
@@ -235,9 +235,9 @@ class Course:
 
     def _turn(self, source: Source) -> list[Any]:
         """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
-        if not isinstance(source.sampling, FixedOrder):
+        if not isinstance(source.sampling, Order):
             return []
-        due, given = (place % source.sampling.steps_per_epoch for place in (self.made, source.place))
+        due, given = (source.sampling.turn(place) for place in (self.made, source.place))
         return demand(due == given, _NOT_ITS_TURN, due, " of its order and was given batch ", given, _POSITION)
 
     def count(self, source: Source) -> Operations:
@@ -293,8 +293,7 @@ _NO_ORDER_YET, _NO_ORDER = 0, 1
 
 def _number_of(source: Source) -> int:
     """Tells orders apart."""
-    order = source.sampling
-    return order.num_units * 2**22 + int(order.expected_batch_size) if isinstance(order, FixedOrder) else _NO_ORDER
+    return source.sampling.number if isinstance(source.sampling, Order) else _NO_ORDER
 
 
 _NOT_ITS_TURN = "Refused batch: the plan of the noise is at batch "

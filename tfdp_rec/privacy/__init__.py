@@ -1,6 +1,7 @@
 """What a guarantee costs, and what can be said where there is none."""
 
 from tfdp_rec.privacy.accounting import Accountant, Unaccounted
+from tfdp_rec.privacy.bounded_stream import BoundedStream
 from tfdp_rec.privacy.calibration import calibrate_noise
 from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation, optimised_correlation
@@ -23,6 +24,7 @@ from tfdp_rec.privacy.set_union import private_terms
 __all__ = [
     "Accountant",
     "BrokenLedger",
+    "BoundedStream",
     "BufferedToeplitz",
     "Correlation",
     "FixedOrder",

@@ -102,7 +102,8 @@ def check_supported(event: DpEvent, accountant: str) -> None:
     if events.planned_in(event):
         raise ValueError(
             "Correlated noise is planned for a whole training on data in one order, and says nothing of batches that "
-            "are drawn anew: account for it with tfdp_rec.privacy.FixedOrder, and train on its batches."
+            "are drawn anew: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on batches "
+            "of that."
         )
     if events.is_private(event) and not _fresh(accountant).supports(event):
         raise ValueError(

@@ -9,8 +9,10 @@ a chance of 6e-8, and a thousand iterations of one process share 38 with a chanc
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _OWN_BITS = 38
 PROCESS = secrets.randbits(24)
@@ -32,6 +34,8 @@ def named(bits: tf.Tensor) -> tf.Tensor:
     Args:
         bits: random, int64.
     """
+    import tensorflow as tf  # not at the top: accounting does without it
+
     own = tf.bitwise.bitwise_and(bits, tf.constant(2**_OWN_BITS - 1, tf.int64))
     return tf.bitwise.bitwise_or(own, tf.constant(PROCESS << _OWN_BITS, tf.int64))
 

@@ -197,7 +197,7 @@ class Sampling(abc.ABC):
         """
         if state.get("scheme") not in _SCHEMES:
             raise ValueError(f"Unknown sampling scheme {state.get('scheme')!r}; known are {', '.join(_SCHEMES)}.")
-        return _SCHEMES[state["scheme"]](state["num_units"], state["expected_batch_size"], state["unit"])
+        return _SCHEMES[state["scheme"]](**{name: value for name, value in state.items() if name != "scheme"})
 
 
 class PoissonSampling(Sampling):

@@ -6,9 +6,14 @@ gradient is x ← M_t x + b_t z_t, z_t ~ N(0, 1), so that a row marked h owes at
     x_t = A(h, t) x_h + N(0, Σ(h, t)),    A(h, t) = M_{t−1} … M_h,
     Σ(h, t) = Σ_{h ≤ j < t} A(j+1, t) b_j b_jᵀ A(j+1, t)ᵀ.
 
-A and Σ are small matrices, the same for all coordinates, rows and tables. They are kept for every mark h ≤ t and
-brought forward with every step, all marks at once: A ← M A, Σ ← M Σ Mᵀ + b bᵀ. Nothing cancels, and any schedule of η
-and s is exact. M_t and b_t are read off the step itself, made on unit vectors: there is no second formula to get wrong.
+A and Σ are small matrices, the same for all coordinates, rows and tables. They are brought forward with every step, all
+at once: A ← M A, Σ ← M Σ Mᵀ + b bᵀ. Nothing cancels, and any schedule of η and s is exact. M_t and b_t are read off the
+step itself, made on unit vectors: there is no second formula to get wrong.
+
+Marks are kept in blocks of K. The maps of a mark come forward to the end e of its block, and from there on one map of
+the block does for all of them, so that a step brings forward K + t/K maps and not t:
+
+    A(h, t) = A(e, t) A(h, e),    Σ(h, t) = A(e, t) Σ(h, e) A(e, t)ᵀ + Σ(e, t).
 
 Paying draws the whole state. Σ = U D Uᵀ with U unit upper triangular, found from the last state, a buffer, to the
 first: the buffers are of the size of z whatever the learning rate. k steps have rank k at most: a pivot that float64
@@ -19,7 +24,7 @@ Closed forms with running totals (`pending.py`) are faster and are the case d = 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -29,74 +34,116 @@ from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, scatter
 from tfdp_rec.privacy.correlated import BufferedToeplitz
 
+Entries = Sequence[Sequence[tf.Tensor]]
+Places = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
 _FIRST_CAPACITY = 1024
 _NO_PIVOT = 1e-13  # of a variance: below it a pivot is rounding
 
 
 class Maps(History):
-    """A and Σ of every mark, as they stand at the present step, and beside them as they stood before it.
+    """A and Σ of every mark and block, as they stand at the present step, and beside them as they stood before it.
 
-    A step cut short between the maps and the clock leaves those of the clock's own step untouched: step t is kept at
-    t mod 2.
+    A step cut short between the maps and the clock leaves those of the clock's own step untouched: step t is kept in
+    places of the parity of t.
 
     Args:
         size: of the state.
     """
 
+    block = 256  # K
+
     def __init__(self, size: int):
         self.size = size
-        shape = [2, size, 2, None, size]  # [t mod 2, row, A or Σ, mark, column]
-        self.table = tf.Variable(_start(size, _FIRST_CAPACITY), trainable=False, shape=shape, name="totals")
+        shape = [None, size, 2, size]  # [place, row, A or Σ, column]
+        self.table = tf.Variable(self._room_for(_FIRST_CAPACITY), trainable=False, shape=shape, name="totals")
 
     def at(self, steps: tf.Tensor) -> tf.Tensor:
         """Of a step that was settled just now: nothing but itself, so that nobody needs it."""
         return tf.zeros([self.size, self.size + 1], tf.float64)
 
-    def between(self, since: tf.Tensor, now: tf.Tensor) -> tuple[list[list[tf.Tensor]], list[list[tf.Tensor]]]:
+    def between(self, since: tf.Tensor, now: tf.Tensor) -> tuple[Entries, Entries]:
         """The entries of A(since, now) and Σ(since, now), float64 `[n]` each.
 
         Args:
             since: marks `[n]`.
             now: the present step.
         """
-        found = tf.gather(tf.gather(self.table, now % 2), since, axis=2)
-        both = [[[found[i, kind, :, j] for j in range(self.size)] for i in range(self.size)] for kind in (0, 1)]
-        return both[0], both[1]
+        within_maps, within = self._entries(self._of_marks(since, now))
+        maps, after = self._entries(self._of_blocks(since // self.block, now))  # nothing, before a block has ended
+        noise = _product(_product(maps, within), list(zip(*maps)))
+        every = range(self.size)
+        return _product(maps, within_maps), [[noise[i][j] + after[i][j] for j in every] for i in every]
+
+    def _entries(self, places: tf.Tensor) -> tuple[Entries, Entries]:
+        """Those of A and Σ, each a vector over the places: small matrices side by side are slow to multiply."""
+        found = tf.transpose(tf.gather(self.table, places), [1, 2, 3, 0])
+        first, second = tf.unstack(found, axis=1)
+        return [tf.unstack(row) for row in tf.unstack(first)], [tf.unstack(row) for row in tf.unstack(second)]
 
     def append(self, step: tf.Tensor, totals: tf.Tensor) -> Operations:
-        """Brings all marks before `step` forward by the step that leads to it.
+        """Brings marks and blocks forward by the step that leads to `step`.
 
         Args:
             step: the one that begins.
             totals: M and b of the step that ended, `[size, size + 1]`.
         """
-        room = tf.shape(self.table, tf.int64)[3]
+        # Not tf.shape, which would read the table, and what is read is copied before it is written.
+        capacity = tf.raw_ops.VariableShape(input=self.table.handle, out_type=tf.int64)[0] // 2
 
         def grow() -> tf.Tensor:
-            self.table.assign(tf.concat([self.table, _start(self.size, room)], axis=3))
+            self.table.assign(tf.concat([self.table, self._room_for(capacity)], axis=0))
             return tf.constant(True)
 
-        grown = tf.cond(step >= room, grow, lambda: tf.constant(False))
+        grown = tf.cond(self._blocks(step) * (self.block + 1) > capacity, grow, lambda: tf.constant(False))
         with tf.control_dependencies([grown]):
-            before = tf.gather(self.table, (step + 1) % 2)
-            marked = tf.range(tf.shape(before, tf.int64)[2])[:, None] < step
-            after = tf.where(marked, self._forward(before, totals), _start(self.size, 1)[0])
-            return scatter("Update", self.table, (step % 2)[None], after[None])
+            last = (step - 1) // self.block
+            marks, blocks = tf.range(last * self.block, (last + 1) * self.block), tf.range(self._blocks(step))
+            done = self._bring_forward(self._of_marks, marks, marks < step, step, totals)
+            done += self._bring_forward(self._of_blocks, blocks, (blocks + 1) * self.block < step, step, totals)
+            # A block that has come to its end stands, at both parities.
+            stand = tf.range(tf.maximum(last - 1, 0) * self.block, last * self.block)
+            kept = tf.gather(self.table, self._of_marks(stand, step - 1))
+            return done + scatter("Update", self.table, self._of_marks(stand, step), kept)
 
-    def _forward(self, before: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
+    def _bring_forward(
+        self, places: Places, which: tf.Tensor, begun: tf.Tensor, step: tf.Tensor, totals: tf.Tensor
+    ) -> Operations:
         move, entry = totals[:, :-1], totals[:, -1]
-        moved = tf.reshape(move @ tf.reshape(before, [self.size, -1]), tf.shape(before))
-        noise = tf.reshape(tf.reshape(moved[:, 1], [-1, self.size]) @ tf.transpose(move), tf.shape(moved[:, 1]))
-        return tf.stack([moved[:, 0], noise + entry[:, None, None] * entry], axis=1)
+        before = tf.gather(self.table, places(which, step - 1))
+        moved = tf.einsum("ij,njkl->nikl", move, before)
+        noise = tf.einsum("nij,kj->nik", moved[:, :, 1], move) + entry[:, None] * entry
+        after = tf.stack([moved[:, :, 0], noise], axis=2)
+        after = tf.where(begun[:, None, None, None], after, tf.constant(self._nothing))
+        return scatter("Update", self.table, places(which, step), after)
 
     def restart(self, capacity: int) -> None:
-        self.table.assign(_start(self.size, capacity + _FIRST_CAPACITY))
+        self.table.assign(self._room_for(capacity + capacity // self.block + _FIRST_CAPACITY))
+
+    # Places: a block's marks and, after them, the block's own; two each, for even steps and for odd ones.
+
+    def _of_marks(self, marks: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return 2 * (marks + marks // self.block) + step % 2
+
+    def _of_blocks(self, blocks: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return 2 * ((blocks + 1) * (self.block + 1) - 1) + step % 2
+
+    def _blocks(self, step: tf.Tensor) -> tf.Tensor:
+        """How many blocks there are once `step` may be a mark."""
+        return step // self.block + 1
+
+    @property
+    def _nothing(self) -> np.ndarray:
+        """A = 1 and Σ = 0."""
+        return np.stack([np.eye(self.size), np.zeros([self.size, self.size])], axis=1)
+
+    def _room_for(self, several: int | tf.Tensor) -> tf.Tensor:
+        return tf.tile(tf.constant(self._nothing)[None], tf.stack([2 * tf.cast(several, tf.int32), 1, 1, 1]))
 
 
-def _start(size: int, marks: int | tf.Tensor) -> tf.Tensor:
-    """A = 1 and Σ = 0 for every mark, twice."""
-    nothing = np.stack([np.eye(size), np.zeros([size, size])], axis=1)  # [row, A or Σ, column]
-    return tf.tile(tf.constant(nothing)[None, :, :, None], tf.stack([2, 1, 1, tf.cast(marks, tf.int32), 1]))
+def _product(one: Entries, other: Entries) -> Entries:
+    """Of two matrices."""
+    return [[tf.add_n([x * y for x, y in zip(row, column)]) for column in zip(*other)] for row in one]
 
 
 class Correlated(Aggregated):
