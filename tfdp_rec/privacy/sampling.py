@@ -189,7 +189,7 @@ class Sampling(abc.ABC):
         """A sampling like the one whose `get_state` this is.
 
         Raises:
-            ValueError: a scheme that is not known.
+            ValueError: a scheme that is not known, or settings that are not its.
 
         Example:
             >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
@@ -197,7 +197,11 @@ class Sampling(abc.ABC):
         """
         if state.get("scheme") not in _SCHEMES:
             raise ValueError(f"Unknown sampling scheme {state.get('scheme')!r}; known are {', '.join(_SCHEMES)}.")
-        return _SCHEMES[state["scheme"]](**{name: value for name, value in state.items() if name != "scheme"})
+        settings = {name: value for name, value in state.items() if name != "scheme"}
+        try:
+            return _SCHEMES[state["scheme"]](**settings)
+        except TypeError:
+            raise ValueError(f"These are no settings of {state['scheme']}: {settings}.") from None
 
 
 class PoissonSampling(Sampling):
