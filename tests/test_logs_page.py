@@ -10,6 +10,7 @@ import pytest
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "logs.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict = {}

@@ -40,7 +40,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
     events.to_json(event)
     event, failing = events.without_failures(event)
     delta -= failing
-    if not events.is_private(event) or delta <= 0:
+    if not events.is_private(event) or (failing and delta <= 0):
         return math.inf
     if profiles.is_release(event):
         return profiles.composed_epsilon(profiles.releases_of(event), delta)
