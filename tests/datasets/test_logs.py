@@ -149,6 +149,8 @@ def test_ids_of_text_files_are_text_and_numbers_are_numbers(tmp_path):
     assert told(Interactions.read(frame, user="u", item="i", items=["5", "6", "x"])) == {3: ["5", "6"], 4: []}
     coded = {"u": pa.array(["a", "b"]).dictionary_encode(), "i": pa.array([1, 2], pa.uint8())}
     assert told(Interactions.read(coded, user="u", item="i", items=[2])) == {"a": [], "b": [2]}
+    coded["u"] = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", "b"], pa.string_view()))  # as polars has them
+    assert told(Interactions.read(coded, user="u", item="i", items=[2])) == {"a": [], "b": [2]}
 
 
 SAME_ORDER = [
@@ -341,7 +343,7 @@ def test_everybody_is_a_unit_whatever_items_are_known():
         log.numbers  # noqa: B018
     none = log.with_items(["nothing of that"])
     assert len(none) == 3 and none.num_rows == 0 and none.recent([0, 1], 2)["item"].tolist() == [[0, 0], [0, 0]]
-    assert "3 users have no row left" in none.summary()
+    assert "3 users without a row left" in none.summary()
     batch = NextItemExamples(none, history=4, negatives=1).fetch([2, 0])
     assert batch["label"].tolist() == [0, 0] and not batch["context"].any()
     some = log.with_items(["tea"])

@@ -36,10 +36,8 @@ class Column:
 
     def _array(self, stretch: Stretch) -> pa.Array:
         column = stretch.table[self.name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        found = column.combine_chunks()
-        return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+        plain = [_decoded(chunk) for chunk in column.chunks]
+        return pa.concat_arrays(plain) if plain else pa.array([], column.type)
 
     def _settle(self, kind: str, stretch: Stretch, place: int, value: Any) -> None:
         """The first kind found is the column's.
@@ -59,6 +57,14 @@ class Column:
         )
 
     _way_out = "Write all of it alike."
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    """Categories as what they stand for."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    values = array.dictionary
+    return (values.cast(pa.string()) if _is_text(values.type) else values).take(array.indices)
 
 
 def _short(value: Any) -> str:

@@ -192,13 +192,15 @@ class Interactions:
     def summary(self) -> str:
         """What was read and what was left out, a line each, for the log's owner: these are counts of private data."""
         read, left = self.about["rows read"], self.about["left out"]
-        lines = [f"{read} rows read, of {len(self)} users"]
-        lines += [f"{count} rows left out: {_WHY[why]}" for why, count in left.items() if count]
+        counts = {_WHY[why]: count for why, count in left.items()}
         if self.items is not None:
             bound = f", or before a user's last {self.rows_per_unit}" if self.rows_per_unit else ""
-            unknown = read - sum(left.values()) - self.num_rows
-            lines += [f"{unknown} rows left out: of items that are not among the {len(self.items)} known{bound}"]
-            lines += [f"{int((self.lengths == 0).sum())} users have no row left, and are units all the same"]
+            why = f"of items that are not among the {len(self.items)} known{bound}"
+            counts[why] = read - sum(left.values()) - self.num_rows
+        lines = [f"{read} rows read, of {len(self)} users"]
+        lines += [f"{count} rows left out: {why}" for why, count in counts.items() if count]
+        without = int((self.lengths == 0).sum())
+        lines += [f"{without} users without a row left, who are units all the same"] if without else []
         lines += ["rows of a user are by time" if self.ordered else "rows have no time, and so no order"]
         return "".join(f"{line}.\n" for line in lines)
 
