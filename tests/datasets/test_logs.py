@@ -198,7 +198,7 @@ def test_two_formats_in_one_column_are_refused_by_file_and_row(tmp_path, first, 
     assert not (tmp_path / "made").exists() and not list(tmp_path.glob(".*made"))
 
 
-@pytest.mark.parametrize("one, other", [(["a"], [1]), ([1], ["a"]), ([1], [1.5]), ([1], [2**63])])
+@pytest.mark.parametrize("one, other", [(["a"], [1]), ([1], ["a"]), ([1], [1.5]), ([1], [2**63]), ([1], [2.0**53])])
 def test_ids_of_two_kinds_are_refused_by_file_and_row(tmp_path, one, other):
     for name, users in (("a", one), ("b", other)):
         kind = pa.uint64() if other == [2**63] and users == other else None
@@ -243,6 +243,7 @@ def test_logs_that_are_none_are_refused_by_name(tmp_path):
         "f.jsonl": (b'{"u": 1, "i": 2}\n{"u": "x", "i": 2}\n', "cannot be read"),
         "g.parquet": (b"PAR1 cut short", "cannot be read"),
         "h.arrow": (b"ARROW1 cut short", "cannot be read"),
+        "h.csv.gz": (gzip.compress(b"u,i\n1,2\n" * 9)[:-9], "cannot be read"),
         "i.txt": (b"u i", "no format that is read here"),
         "j.jsonl": (b'{"u": 1}\n', "has no column 'i'"),
     }
@@ -373,6 +374,8 @@ def test_a_bound_is_a_whole_number_and_none_is_infinite():
     for wrong in (0, 1.5):
         with pytest.raises(ValueError, match="rows_per_unit"):
             log.with_items(CATALOGUE, rows_per_unit=wrong)
+    with pytest.raises(ValueError, match="give it with items"):
+        Interactions.read(LOG, **NAMES, rows_per_unit=3)
 
 
 def test_one_huge_user_is_grouped_and_gives_one_example():

@@ -1,7 +1,7 @@
 """A log made once into flat arrays on disk, grouped by user, in memory that does not hang on how many rows there are.
 
     rows as they come -> one of P parts, by a hash of the user    (a stretch of rows in memory)
-    each part -> by user, by time, in the order found             (a part in memory, about 2 million rows)
+    each part -> by user, by time, in the order found             (a part in memory, about a million rows)
               -> user u's rows are rows[offsets[u] : offsets[u + 1]]
 
 What takes memory besides is the list of the different items, some 200 bytes each, and the largest user, whose rows
@@ -37,7 +37,7 @@ from tfdp_rec.files import alone, replacing
 
 FORMAT = 1
 ABOUT = "about.json"
-_ROWS_IN_A_PART = 2 * 10**6
+_ROWS_IN_A_PART = 10**6
 _MOST_PARTS = 256  # open files
 _PRIME = np.uint64(0x100000001B3)
 
@@ -210,7 +210,7 @@ class _Grouping:
 
     def _sorted(self, part: pa.Table) -> tuple[pa.Array, NDArray[np.int64], dict[str, NDArray[Any]]]:
         """A part's users, how many rows each has, and the rows, by user and time, else as they came."""
-        ids, user = _dictionary(part["user"].dictionary_encode())
+        ids, user = _different(part["user"])
         arrays = {name: part[name].to_numpy() for name in part.column_names if name != "user"}
         order = np.flatnonzero(arrays["item"] > 0)
         keys = [key for key in (arrays.get("time"), user) if key is not None]
@@ -317,10 +317,13 @@ def _read(places: Sequence[Path]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _dictionary(coded: Any) -> tuple[pa.Array, NDArray[np.int64]]:
-    """The different values of a column, and which of them each row has."""
-    whole = coded.unify_dictionaries().combine_chunks()
-    return whole.dictionary, whole.indices.to_numpy().astype(np.int64)
+def _different(ids: pa.ChunkedArray) -> tuple[pa.Array, NDArray[Any]]:
+    """The different values of a column, and which of them each row has, in as few bytes as will do: sorting is quicker
+    by that.
+    """
+    wide = pa.large_string() if pa.types.is_string(ids.type) else ids.type
+    coded = ids.cast(wide).combine_chunks().dictionary_encode()  # in one piece: each piece would bring its own list
+    return coded.dictionary, coded.indices.to_numpy().astype(np.min_scalar_type(len(coded.dictionary)))
 
 
 def _write_ids(path: Path, kind: str, ids: list[Any]) -> None:

@@ -93,6 +93,8 @@ class Interactions:
             ValueError: the log, or the folder, is not what it should be; names file and row.
             OSError: the disk is full.
         """
+        if rows_per_unit is not None and items is None:
+            raise ValueError("rows_per_unit counts rows of known items: give it with items=, or to with_items.")
         holder = tempfile.TemporaryDirectory(prefix="interactions-") if folder is None else None
         path = Path(holder.name) / "log" if holder else Path(folder or "")
         columns = grouping.Columns(user, item, time, tuple(features), duplicates)

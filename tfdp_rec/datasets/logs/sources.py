@@ -8,6 +8,7 @@ values have the kind that the file's first value has. Rows are counted from 1, w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import gzip
@@ -136,20 +137,19 @@ def _check_columns(where: str, wanted: Sequence[str], found: Sequence[str]) -> N
         raise ValueError(f"{where} has no column {missing[0]!r}; it has {shown[:200]}.")
 
 
-class _named:  # noqa: N801
-    """Says which file it was that Arrow could not read."""
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Says which file it was that could not be read."""
+    if not path.stat().st_size:
+        raise ValueError(f"{path} is empty, not even a header: put the whole file there, or leave it out.")
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowKeyError, gzip.BadGzipFile, EOFError) as problem:
+        raise ValueError(f"{path} cannot be read: {_in_short(problem)}.") from problem
 
-    def __init__(self, path: Path):
-        self.path = path
 
-    def __enter__(self) -> None:
-        if not self.path.stat().st_size:
-            raise ValueError(f"{self.path} is empty, not even a header: put the whole file there, or leave it out.")
-
-    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
-        if isinstance(problem, pa.ArrowInvalid | pa.ArrowKeyError):
-            words = " ".join(str(problem).split())[:200].rstrip(".")
-            raise ValueError(f"{self.path} cannot be read: {words}.") from problem
+def _in_short(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:200].rstrip(".")
 
 
 # One reader a format.
@@ -160,9 +160,9 @@ def _table(source: Any) -> pa.Table:
     try:
         return source if isinstance(source, pa.Table) else pa.table(source)
     except (TypeError, pa.ArrowInvalid) as problem:
-        words = " ".join(str(problem).split())[:200].rstrip(".")
         raise ValueError(
-            f"A log is files, an Arrow table, a pandas or polars frame, or a dict of columns of one length: {words}."
+            "A log is files, an Arrow table, a pandas or polars frame, or a dict of columns of one length: "
+            f"{_in_short(problem)}."
         ) from problem
 
 
