@@ -54,10 +54,10 @@ class Column:
     def _refuse(self, stretch: Stretch, place: int, value: Any) -> None:
         raise ValueError(
             f"{stretch.row(place)}: {self.name} is {_short(value)}, and was {self.first}: the column began with "
-            f"{self.kind}. {self._way_out}"
+            f"{self.kind}. {self._way_out}."
         )
 
-    _way_out = "Write all of it alike."
+    _way_out = "Write all of it alike"
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -97,7 +97,7 @@ def _casts(array: pa.Array, kind: pa.DataType) -> bool:
 class Ids(Column):
     """Ids of users or items."""
 
-    _way_out = "Make all ids text, or all whole numbers."
+    _way_out = "Make all ids text, or all whole numbers"
 
     def read(self, stretch: Stretch) -> pa.Array:
         """The ids as string or int64; missing ones are null.
@@ -120,7 +120,7 @@ class Ids(Column):
         if pa.types.is_floating(array.type):  # frames make floats of whole numbers where one is missing
             array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-            raise ValueError(f"{stretch.where}: {self.name} is of type {array.type}. {self._way_out}")
+            raise ValueError(f"{stretch.where}: {self.name} is of type {array.type}. {self._way_out}.")
         if not _casts(array, pa.int64()):
             self._refuse(stretch, place := _first_bad(array, pa.int64()), array[place])
         if pa.types.is_floating(array.type) and (pc.max(pc.abs(array)).as_py() or 0) >= _EXACT:
@@ -132,7 +132,7 @@ class Ids(Column):
 class Times(Column):
     """Times, for order."""
 
-    _way_out = "Write all times alike: numbers of one unit, or ISO 8601, all with a zone or all without."
+    _way_out = "Write all times alike: numbers of one unit, or ISO 8601, all with a zone or all without"
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -162,7 +162,7 @@ class Times(Column):
             self._settle("whole numbers" if pa.types.is_integer(kind) else "numbers", stretch, place, array[place])
             return array.cast(_TEXTS[self.kind])
         if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-            raise ValueError(f"{stretch.where}: {self.name} is of type {kind}, which is no time. {self._way_out}")
+            raise ValueError(f"{stretch.where}: {self.name} is of type {kind}, which is no time. {self._way_out}.")
         zone = getattr(kind, "tz", None)
         self._settle("moments with a zone" if zone else "moments without a zone", stretch, place, array[place])
         return array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
@@ -178,7 +178,7 @@ class Times(Column):
             self._settle(next(iter(fitting), "no time"), stretch, place, array[place])
         if self.kind == "no time":
             said = f"{self.name} is {_short(array[place])}, which is no time"
-            raise ValueError(f"{stretch.row(place)}: {said}. {self._way_out}")
+            raise ValueError(f"{stretch.row(place)}: {said}. {self._way_out}.")
         form = _TEXTS[self.kind]
         if not _casts(array, form):
             self._refuse(stretch, bad := _first_bad(array, form), array[bad])
@@ -198,7 +198,7 @@ class Times(Column):
 class Numbers(Column):
     """A feature."""
 
-    _way_out = "A feature is a number; number categories by a public list first."
+    _way_out = "A feature is a number; number categories by a public list first"
 
     def read(self, stretch: Stretch) -> NDArray[np.float32]:
         """The numbers; missing ones are NaN.
@@ -209,7 +209,7 @@ class Numbers(Column):
         array = self._array(stretch)
         if not _casts(array, pa.float64()):
             bad = _first_bad(array, pa.float64()) if _is_text(array.type) else 0
-            raise ValueError(f"{stretch.row(bad)}: {self.name} is {_short(array[bad])}. {self._way_out}")
+            raise ValueError(f"{stretch.row(bad)}: {self.name} is {_short(array[bad])}. {self._way_out}.")
         return array.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float32)
 
 

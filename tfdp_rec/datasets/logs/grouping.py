@@ -92,7 +92,7 @@ def group(source: Any, columns: Columns, folder: Path) -> None:
             return
         if not found and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} holds something else than a log made here: give folder= another name.")
-        with replacing(folder) as temporary, _full_disk(folder):
+        with replacing(folder) as temporary, full_disk(folder):
             Path(temporary).mkdir(mode=0o700)
             _Grouping(columns, Path(temporary)).run(source, print_of_source)
 
@@ -116,7 +116,12 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
+def full_disk(folder: Path) -> Iterator[None]:
+    """Says in a sentence that the disk is full.
+
+    Args:
+        folder: that is being made.
+    """
     try:
         yield
     except OSError as problem:
@@ -197,14 +202,14 @@ class _Grouping:
             }
             users = stack.enter_context(pa.OSFile(str(self.folder / "users.arrow"), "wb"))
             ids = stack.enter_context(pa.ipc.new_file(users, pa.schema([("id", kind)])))
-            end.tofile(files["offsets"])
+            files["offsets"].write(end.tobytes())
             for places in parts:
                 ids_of_part, lengths, arrays = self._sorted(_read(places))
                 ids.write_table(pa.table({"id": ids_of_part.cast(kind)}))
-                (end + np.cumsum(lengths)).tofile(files["offsets"])
+                files["offsets"].write((end + np.cumsum(lengths)).tobytes())
                 end = end + lengths.sum()
                 for name in names:
-                    arrays[name].tofile(files[name])
+                    files[name].write(arrays[name].tobytes())
                 for place in places:
                     place.unlink()
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.logs.grouping import full_disk
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import alone, replacing
 
@@ -34,7 +35,7 @@ def numbered(folder: Path, items: Items, rows_per_unit: int | None, others: Mapp
     made = folder / f"items-{_name(items, rows_per_unit)}"
     with alone(made):
         if not made.exists():
-            with replacing(made) as temporary:
+            with replacing(made) as temporary, full_disk(folder):
                 Path(temporary).mkdir(mode=0o700)
                 _write(folder, Path(temporary), items, rows_per_unit, others)
     return made
@@ -59,12 +60,12 @@ def _write(folder: Path, target: Path, items: Items, bound: int | None, others: 
             count, lengths = int(offsets[last] - offsets[first]), np.diff(offsets[first : last + 1])
             numbers = number_of[np.fromfile(parts["rows.bin"], np.int32, count)].astype(np.int32)
             kept, left = _kept(numbers > 0, lengths, bound)
-            numbers[kept].tofile(out["rows.bin"])
+            out["rows.bin"].write(numbers[kept].tobytes())
             for name, kind in others.items():
-                np.fromfile(parts[name], kind, count)[kept].tofile(out[name])
+                out[name].write(np.fromfile(parts[name], kind, count)[kept].tobytes())
             ends[first + 1 : last + 1] = ends[first] + np.cumsum(left)
             first = last
-    ends.tofile(target / "offsets.bin")
+    (target / "offsets.bin").write_bytes(ends.tobytes())
     (target / "bound.json").write_text(json.dumps(bound))
 
 

@@ -144,7 +144,9 @@ def _named(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is empty, not even a header: put the whole file there, or leave it out.")
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowKeyError, gzip.BadGzipFile, EOFError) as problem:
+    except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError, OSError) as problem:
+        if isinstance(problem, OSError) and problem.errno:  # the system's; what a broken file gives has no number
+            raise
         raise ValueError(f"{path} cannot be read: {_in_short(problem)}.") from problem
 
 
