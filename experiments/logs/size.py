@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--into", required=True, metavar="FOLDER", help="where to put what is made")
     parser.add_argument("--batch-size", type=int, default=4096, help="default: %(default)s")
     parser.add_argument("--batches", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=50, help="of training; default: %(default)s")
     parser.add_argument("--epsilon", type=float, default=1.0, help="of the private vocabulary; default: %(default)s")
 
 
@@ -31,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     """Does all of it once."""
     import pyarrow.parquet
 
+    import tfdp_rec
     from tfdp_rec.data import Interactions, NextItemExamples, PoissonSampling
+    from tfdp_rec.models import TwoTower
     from tfdp_rec.privacy import private_counts, private_items
 
     paths = sorted(Path(args.log).glob("*.parquet"))
@@ -56,6 +59,13 @@ def run(args: argparse.Namespace) -> int:
     _rate("fetch alone", args.batches, lambda: examples.fetch(next(indices)))
     batches = iter(sampling.batches(examples.fetch, shared=examples.shared))
     _rate("Poisson batches", args.batches, lambda: next(batches))
+    model = TwoTower(known.catalogue.ids, width=32, hidden=32, ks=(1,))
+    model.compile(tfdp_rec.LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=args.batch_size))
+    drawn = sampling.batches(examples.fetch, shared=examples.shared)
+    model.fit(drawn, steps_per_epoch=2, verbose=0)
+    start = time.perf_counter()
+    model.fit(drawn, steps_per_epoch=args.steps, verbose=0)
+    print(f"{'training steps':20} {args.steps / (time.perf_counter() - start):8.1f} a second   {_peak():6.0f} MB")
     return 0
 
 
