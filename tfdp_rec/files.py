@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import math
 import os
 import shutil
@@ -77,6 +78,29 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         os.remove(path)
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time makes what stands at `path`; others wait. What a killed one has left of it is removed.
+
+    Args:
+        path: of a file or folder that `replacing` makes; its folder must exist. A lock file stays beside it.
+
+    Example:
+        >>> import tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
+        >>> with alone(path), replacing(path) as temporary:
+        ...     _ = open(temporary, "w").write("whole")
+        >>> sorted(os.listdir(os.path.dirname(path)))
+        ['.figures.txt.lock', 'figures.txt']
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    with open(os.path.join(folder, f".{name}.lock"), "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in glob.glob(os.path.join(glob.escape(folder), f".{'?' * 12}.{glob.escape(name)}*")):
+            remove(left)
+        yield
 
 
 _held: dict[str, Any] = {}  # open files, as long as this process lives

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent
+from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
 from tfdp_rec.datasets.kg.files import (
     Activity,
@@ -20,6 +20,7 @@ from tfdp_rec.datasets.kg.files import (
 )
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import private_terms
+from tfdp_rec.privacy.events import FailingDpEvent
 
 
 def activity(time, entities=(), unigrams=(), bigrams=()):
@@ -92,7 +93,7 @@ def test_vocabulary_ids_and_files(tmp_path):
     path.write_text("Q1\nQ2\n\nQ3\n", encoding="utf-8")
     vocabulary = Vocabulary.from_file(path)
     assert vocabulary.terms == ("Q1", "Q2", "Q3") and vocabulary.size == 4
-    assert vocabulary.event is None and vocabulary.delta == 0
+    assert vocabulary.event is None
     assert vocabulary.ids(["Q3", "unknown", "Q1"]).tolist() == [3, 0, 1]
     path.write_text("Q1\nQ1\n")
     with pytest.raises(ValueError, match="once"):
@@ -169,6 +170,7 @@ def test_a_private_vocabulary_counts_distinct_terms_of_individuals():
     people = [Timeline(str(i), [activity(t, ["often", "often"]) for t in range(3)]) for i in range(500)] + PEOPLE
     held = distinct_terms(people, "entities")
     vocabulary = Vocabulary(*private_terms(held, 10, noise_multiplier=1.0, threshold_delta=1e-6, words=seeded(0)))
-    assert vocabulary.terms == ("often",) and vocabulary.event == GaussianDpEvent(1.0) and vocabulary.delta == 1e-6
+    assert vocabulary.terms == ("often",)
+    assert vocabulary.event == ComposedDpEvent([GaussianDpEvent(1.0), FailingDpEvent(1e-6)])
     with pytest.raises(ValueError, match="feature"):
         distinct_terms(people, "emoji")

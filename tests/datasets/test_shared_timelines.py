@@ -22,8 +22,8 @@ def test_labels_and_contexts_are_those_of_one_machine(timelines, tmp_path):
     shared = SharedTimelines(examples, tmp_path / "timelines")
     indices = np.arange(40)
     for share in (0.0, 0.4, 0.999):
-        positions = 1 + (share * (examples._lengths - 1)).astype(np.int64)
-        expected = examples._examples(indices, positions)
+        positions = 1 + (share * (examples.lengths - 1)).astype(np.int64)
+        expected = examples._examples(indices, positions, None)
         found = shared._examples(held(shared), tf.constant(indices), tf.constant(positions))
         for name in ("context", "label"):
             np.testing.assert_array_equal(found[name], expected[name])

@@ -174,6 +174,13 @@ def test_labels_are_uniform_over_all_but_the_first(tiny):
     assert counts[1] == 0 and abs(counts[2:] - 1000).max() < 150
 
 
+def test_users_of_one_event_have_a_label_without_context_and_of_none_have_neither(tiny):
+    batch = NextItemExamples(tiny, history=3, negatives=0).fetch(np.arange(5))
+    for user in np.flatnonzero(tiny.lengths < 2):
+        assert batch["label"][user] == (tiny[user][0] if len(tiny[user]) else 0) and not batch["context"][user].any()
+    assert sorted(tiny.lengths)[:2] == [0, 1]
+
+
 def test_negatives_are_distinct_fresh_and_the_whole_catalogue(small):
     examples = NextItemExamples(small, negatives=1500, seed=0)
     drawn = [examples.shared()["negatives"] for _ in range(30)]
@@ -210,9 +217,7 @@ def test_examples_pass_through_poisson_batches(small):
 
 
 def test_examples_that_cannot_be_are_refused(tiny):
-    with pytest.raises(ValueError, match="2 of the users have fewer than 2 events"):
-        NextItemExamples(tiny, negatives=2)
-    with pytest.raises(ValueError, match="negatives must be between 0 and the 5 movies"):
+    with pytest.raises(ValueError, match="negatives must be between 0 and the 5 items"):
         NextItemExamples(tiny, [0], negatives=6)
     with pytest.raises(ValueError, match="somebody twice"):
         NextItemExamples(tiny, [0, 0], negatives=2)

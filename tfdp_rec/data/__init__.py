@@ -2,6 +2,8 @@
 
 from tfdp_rec.datasets.criteo import files as criteo
 from tfdp_rec.datasets.kg import files as kg_timelines
+from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.datasets.movielens import files as movielens
 from tfdp_rec.datasets.movielens import generated as synthetic
@@ -13,6 +15,6 @@ from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
 from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [
-    "BoundedStream", "FixedOrder", "NextItemExamples", "PoissonSampling", "Sampling", "ShuffledEpochs", "Timelines",
-    "criteo", "kg_timelines", "lookahead", "mind", "movielens", "synthetic",
+    "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "Sampling",
+    "ShuffledEpochs", "Timelines", "criteo", "kg_timelines", "lookahead", "mind", "movielens", "synthetic",
 ]  # fmt: skip

@@ -46,6 +46,7 @@ class Catalogue:
         self._sorted = self.ids[self._order]
         if self._sorted[0] <= 0 or (np.diff(self._sorted) == 0).any():
             raise ValueError("item_ids must be positive and all different (0 is padding).")
+        self._in_order = self._sorted[-1] == len(ids) and bool((np.diff(self._order) == 1).all())  # 1, 2, ..., M
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,6 +54,8 @@ class Catalogue:
     def places(self, raw_ids: ArrayLike) -> NDArray[np.int64]:
         """Places of raw ids; -1 for those that are not in the catalogue."""
         wanted = np.asarray(raw_ids, np.int64)
+        if self._in_order:
+            return np.where((wanted > 0) & (wanted <= len(self.ids)), wanted - 1, -1)
         near = np.searchsorted(self._sorted, wanted).clip(max=len(self.ids) - 1)
         return np.where(self._sorted[near] == wanted, self._order[near], -1)
 
@@ -197,7 +200,7 @@ def histories_of(given: Any) -> AnyHistories:
     """Histories in whatever form they were given.
 
     Args:
-        given: `Histories`, `Timelines`, or anything that yields a user's raw ids at a time, twice.
+        given: `Histories`, `Timelines`, `Interactions`, or anything that yields a user's raw ids at a time, twice.
 
     Example:
         >>> watched = Timelines([2, 1], [0, 2], user_ids=[7], movie_ids=[10, 20], titles=["A", "B"])
@@ -208,6 +211,8 @@ def histories_of(given: Any) -> AnyHistories:
         return given
     if isinstance(given, Timelines):
         return Histories.of_timelines(given)
+    if hasattr(given, "histories"):
+        return given.histories()  # of a log, by number
     return ToldHistories(given)
 
 

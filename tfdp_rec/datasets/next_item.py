@@ -1,12 +1,15 @@
-"""Next-item examples from timelines (EANA, §4.1): a movie of the timeline as label, the 20 before it as context.
+"""Next-item examples (EANA, §4.1): one item of a user as label, the 20 before it as context.
 
-One example a user and draw, so with Poisson-sampled users the guarantee is **user-level**: a user's whole timeline is
+One example a user and draw, so with Poisson-sampled users the guarantee is **user-level**: all that a user has is
 behind at most one row of a batch. The label's place is uniform among all but the first, which has nothing before it.
+Every user is a unit: who has one item gives it as label, without context; who has none gives label 0, which models
+count as no loss. Where items have no order, the label is any of them and the context any 20 others.
+
 Negatives are uniform from the public catalogue, without repetition, the same for the whole batch: they depend on no
 user, as private training needs.
 
     context  [b, history]   oldest first, then zeros
-    label    [b]
+    label    [b]            0 for users without items
     negatives [S]           shared by the batch
 
 Reference:
@@ -18,23 +21,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.timelines import PADDING, Timelines
 
 Features = dict[str, NDArray[np.int32]]
 
 
 class NextItemExamples:
-    """Examples of some users of timelines; `fetch` and `shared` are what a sampling's `batches` asks for.
+    """Examples of some users; `fetch` and `shared` are what a sampling's `batches` asks for.
 
     Args:
-        timelines: the timelines.
+        log: the users' items, in memory or mapped from disk.
         users: positions of the users; index i of `fetch` is users[i]. All, if left out.
-        history: movies of context.
+        history: items of context.
         negatives: how many; 0 leaves them out.
         seed: for tests only. Left out, labels and negatives come from the operating system's entropy.
 
     Raises:
-        ValueError: a user's timeline is shorter than 2, or an argument is out of range.
+        ValueError: an argument is out of range.
 
     Example:
         >>> from tfdp_rec.datasets.movielens import generated
@@ -49,37 +53,30 @@ class NextItemExamples:
 
     def __init__(
         self,
-        timelines: Timelines,
+        log: Timelines | Interactions,
         users: ArrayLike | None = None,
         history: int = 20,
         negatives: int = 500,
         seed: int | None = None,
     ):
-        self.timelines = timelines
-        self.users = np.arange(timelines.num_users) if users is None else np.asarray(users, np.int64)
+        self.items, self.num_items = log.numbers, log.num_items
+        self.users = np.arange(log.num_users) if users is None else np.asarray(users, np.int64)
         self.history, self.negatives = history, negatives
         self._rng = np.random.default_rng(seed)
-        self._check()
-        self._starts = timelines.offsets[self.users]
-        self._lengths = timelines.lengths[self.users]
+        self._ordered = log.ordered
+        self._check(log.num_users)
+        self.starts = log.offsets[self.users]
+        self.lengths = log.offsets[self.users + 1] - self.starts
 
-    def _check(self) -> None:
+    def _check(self, num_users: int) -> None:
         if self.history < 1:
             raise ValueError(f"history must be at least 1, got {self.history!r}.")
-        if not 0 <= self.negatives <= self.timelines.num_movies:
-            raise ValueError(
-                f"negatives must be between 0 and the {self.timelines.num_movies} movies, got {self.negatives!r}."
-            )
-        if len(self.users) == 0 or not 0 <= self.users.min() <= self.users.max() < self.timelines.num_users:
-            raise ValueError(f"users must be positions from 0 to {self.timelines.num_users - 1}, and at least one.")
+        if not 0 <= self.negatives <= self.num_items:
+            raise ValueError(f"negatives must be between 0 and the {self.num_items} items, got {self.negatives!r}.")
+        if len(self.users) == 0 or not 0 <= self.users.min() <= self.users.max() < num_users:
+            raise ValueError(f"users must be positions from 0 to {num_users - 1}, and at least one.")
         if len(np.unique(self.users)) != len(self.users):
             raise ValueError("users holds somebody twice, who could then be in a batch twice.")
-        short = int((self.timelines.lengths[self.users] < 2).sum())
-        if short:
-            raise ValueError(
-                f"{short} of the users have fewer than 2 events, too few for a label and something before it: leave "
-                "them out, as timelines.split_users does."
-            )
 
     def __len__(self) -> int:
         """How many users, and so how many units to sample from."""
@@ -88,26 +85,54 @@ class NextItemExamples:
     def fetch(self, indices: ArrayLike) -> Features:
         """One example of each user at these indices (perhaps none): what a sampling's `batches` asks for."""
         indices = np.asarray(indices, np.int64)
-        return self._examples(indices, self._rng.integers(1, self._lengths[indices]))
+        return self._examples(indices, self._positions(indices, self._rng), self._rng)
 
     def shared(self) -> Features:
         """Fresh negatives, if there are any, for `batches(examples.fetch, shared=examples.shared)`."""
         return {"negatives": self._draw_negatives()} if self.negatives else {}
 
     def fixed(self, seed: int = 0) -> Features:
-        """One example of every user, the same at every call: for testing. Without negatives."""
-        positions = np.random.default_rng(seed).integers(1, self._lengths)
-        return self._examples(np.arange(len(self)), positions)
+        """One example of every user who has items, the same at every call: for testing. Without negatives."""
+        rng, indices = np.random.default_rng(seed), np.flatnonzero(self.lengths > 0)
+        return self._examples(indices, self._positions(indices, rng), rng)
 
-    def _examples(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Features:
-        """Labels at these places of the timelines, with what comes before."""
-        movies, labels = self.timelines.movies, self._starts[indices] + positions
-        counts = np.minimum(positions, self.history)[:, None]
-        columns = np.arange(self.history)
-        places = labels[:, None] - counts + columns
-        context = np.where(columns < counts, movies[np.minimum(places, len(movies) - 1)], PADDING)
-        return {"context": context.astype(np.int32), "label": movies[labels]}
+    def _positions(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Places of labels: any but the first, where the first is not all there is and order counts."""
+        lengths = self.lengths[indices]
+        first = np.minimum(1, np.maximum(lengths - 1, 0)) if self._ordered else np.zeros_like(lengths)
+        return rng.integers(first, np.maximum(lengths, 1))
+
+    def _examples(self, indices: NDArray[np.int64], positions: NDArray[np.int64], rng: np.random.Generator) -> Features:
+        """Labels at these places of the users' items, with their context."""
+        starts, has = self.starts[indices], self.lengths[indices] > 0
+        before = self._before(positions) if self._ordered else self._others(indices, positions, rng)
+        context = np.where(before >= 0, self._taken(starts[:, None] + np.maximum(before, 0)), PADDING)
+        label = np.where(has, self._taken(starts + positions), PADDING)
+        return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
+
+    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places before each, oldest first; -1 where there are no more."""
+        counts, columns = np.minimum(positions, self.history)[:, None], np.arange(self.history)
+        return np.where(columns < counts, positions[:, None] - counts + columns, -1)
+
+    def _others(
+        self, indices: NDArray[np.int64], positions: NDArray[np.int64], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Any places but each user's label's, none twice (Floyd's draw); -1 where there are no more."""
+        others = np.maximum(self.lengths[indices] - 1, 0)
+        drawn = np.full((len(indices), self.history), -1)
+        for column in range(self.history):
+            last = others - np.minimum(others, self.history) + column
+            place = rng.integers(0, np.maximum(last, 0) + 1)
+            place = np.where((drawn == place[:, None]).any(axis=1), last, place)
+            drawn[:, column] = np.where(last < others, place, -1)
+        return np.where(drawn >= positions[:, None], drawn + 1, drawn)  # the label's place is skipped
+
+    def _taken(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
+        if not len(self.items):
+            return np.zeros(places.shape, np.int32)
+        return np.asarray(self.items[np.minimum(places, len(self.items) - 1)])
 
     def _draw_negatives(self) -> NDArray[np.int32]:
-        drawn = self._rng.choice(self.timelines.num_movies, self.negatives, replace=False, shuffle=False)
+        drawn = self._rng.choice(self.num_items, self.negatives, replace=False, shuffle=False)
         return (drawn + 1).astype(np.int32)

@@ -40,9 +40,13 @@ class SharedTimelines:
         self.folder = pathlib.Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.history, self.negatives = examples.history, examples.negatives
-        self.num_movies = examples.timelines.num_movies
-        users, timelines = examples.users, examples.timelines
-        held = {"movies": timelines.movies, "starts": timelines.offsets[users], "lengths": timelines.lengths[users]}
+        self.num_movies = examples.num_items
+        if not (examples.lengths > 1).all():
+            raise ValueError(
+                "Workers of a cluster take users with at least 2 events: leave the others out, as "
+                "timelines.split_users does."
+            )
+        held = {"movies": examples.items, "starts": examples.starts, "lengths": examples.lengths}
         for name, values in held.items():
             np.ascontiguousarray(values, _FILES[name].as_numpy_dtype).tofile(self.folder / name)
 

@@ -62,6 +62,18 @@ class Timelines:
         if len(self.movies) and not 1 <= self.movies.min() <= self.movies.max() <= self.num_movies:
             raise ValueError(f"movies must be indices from 1 to {self.num_movies}.")
 
+    ordered = True
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """The movies of all users, by index."""
+        return self.movies
+
+    @property
+    def num_items(self) -> int:
+        """As `num_movies`."""
+        return self.num_movies
+
     @property
     def num_users(self) -> int:
         """How many users."""

@@ -59,7 +59,7 @@ class CatalogueTopK(tfrs.metrics.FactorizedTopK):
 class TwoTower(PrivateTraining, tfrs.Model):
     """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
 
-    A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]`, `negatives` `[S]`.
+    A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none), `negatives` `[S]`.
 
     Args:
         vocabulary: the raw ids of the public catalogue; movie number i is `vocabulary[i - 1]`, number 0 is padding.
@@ -141,7 +141,8 @@ class TwoTower(PrivateTraining, tfrs.Model):
         stands_for = np.log(len(self.vocabulary)) - tf.math.log(tf.cast(tf.size(negatives), tf.float32))
         own, others = tf.gather(self._log_prior, label)[:, None], tf.gather(self._log_prior, negatives) + stands_for
         logits += tf.concat([own, tf.broadcast_to(others, [tf.shape(label)[0], tf.size(negatives)])], axis=1)
-        return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+        losses = tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+        return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
     def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
         """TFRS' loss: the mean over the batch; outside training it also updates the metrics."""

@@ -19,7 +19,7 @@ from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.privacy.ledger import Ledger
 from tfdp_rec.privacy.ledger_lines import BrokenLedger, Payment, Snapshot
 from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
-from tfdp_rec.privacy.set_union import private_terms
+from tfdp_rec.privacy.set_union import private_items, private_terms
 
 __all__ = [
     "Accountant",
@@ -46,5 +46,6 @@ __all__ = [
     "noise_of_one_release",
     "optimised_correlation",
     "private_counts",
+    "private_items",
     "private_terms",
 ]

@@ -27,7 +27,8 @@ _PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's b
 
 
 def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
-    """ε at δ of one (composed) event by dp_accounting; infinite where a part has no guarantee.
+    """ε at δ of one (composed) event by dp_accounting; infinite where a part has no guarantee, or where what may fail
+    takes up all of δ.
 
     Raises:
         ValueError: an event that is unknown, or that the accountant cannot account for.
@@ -37,7 +38,9 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
         inf
     """
     events.to_json(event)
-    if not events.is_private(event):
+    event, failing = events.without_failures(event)
+    delta -= failing
+    if not events.is_private(event) or (failing and delta <= 0):
         return math.inf
     if profiles.is_release(event):
         return profiles.composed_epsilon(profiles.releases_of(event), delta)
@@ -90,7 +93,7 @@ def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribut
 
 def quickest(event: DpEvent, accountant: str) -> str:
     """rdp where it can account for the event, and bound what pld will say; else the accountant itself."""
-    return "rdp" if _fresh("rdp").supports(event) else accountant
+    return "rdp" if _fresh("rdp").supports(events.without_failures(event)[0]) else accountant
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
@@ -105,7 +108,7 @@ def check_supported(event: DpEvent, accountant: str) -> None:
             "are drawn anew: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on batches "
             "of that."
         )
-    if events.is_private(event) and not _fresh(accountant).supports(event):
+    if events.is_private(event) and not _fresh(accountant).supports(events.without_failures(event)[0]):
         raise ValueError(
             f"The {accountant} accountant cannot account for {events.in_words(event)}; try "
             f'accountant="{"rdp" if accountant == "pld" else "pld"}".'

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from tfdp_rec.datasets.histories import Catalogue, Part, histories_of
 from tfdp_rec.noise.words import WordSource, os_entropy
+from tfdp_rec.privacy.accounting import Accountant
 from tfdp_rec.privacy.fixed_point import checked_noise, grid_weights, released
+
+LABEL = "popularity counts"
 
 
 class Counted(NamedTuple):
@@ -39,15 +42,18 @@ def private_counts(
     *,
     noise_multiplier: float,
     typical: int | None = None,
+    accountant: Accountant | None = None,
     words: WordSource = os_entropy,
 ) -> Counted:
     """How many users have each item, under differential privacy.
 
     Args:
-        histories: each user's raw ids: `Histories`, `Timelines`, or an iterable. Repeats and unknown ids do not count.
-        catalogue: the public items.
+        histories: each user's raw ids: `Histories`, `Timelines`, `Interactions` (by number), or an iterable. Repeats
+            and unknown ids do not count.
+        catalogue: the public items; of a log, `log.catalogue`.
         noise_multiplier: σ; the vector of counts has sensitivity 1.
         typical: t; None to use all the room there is.
+        accountant: is told, and its ledger pays, before anything is looked at.
         words: for tests; the operating system's if left out.
 
     Raises:
@@ -62,6 +68,8 @@ def private_counts(
     noise = checked_noise(noise_multiplier)
     if typical is not None and not typical >= 1:
         raise ValueError(f"typical must be at least 1 item, got {typical!r}.")
+    if accountant is not None:
+        accountant.spend(GaussianDpEvent(noise), LABEL)
     total = np.zeros(len(catalogue), np.int64)
     for part in histories_of(histories).parts(catalogue):
         total += grid_counts(part, len(catalogue), typical)

@@ -1,8 +1,9 @@
 """dp_accounting events as JSON and in words, and whether one has a guarantee at all.
 
-The set is closed: an event that is not listed here is refused, not guessed. Three of them are ours: dp_accounting has
-none for what a person releases of their own items, `PureDpEvent` and `PaddedDpEvent` (`profiles.py` prices them), or
-for a step of a training that costs as a whole, `PlannedDpEvent` (`FixedOrder` turns such steps into their Gaussian).
+The set is closed: an event that is not listed here is refused, not guessed. Four of them are ours: dp_accounting has
+none for what a person releases of their own items, `PureDpEvent` and `PaddedDpEvent` (`profiles.py` prices them), for a
+step of a training that costs as a whole, `PlannedDpEvent` (`FixedOrder` turns such steps into their Gaussian), or for
+what goes wrong with some probability, `FailingDpEvent`, which is taken off δ.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ class PaddedDpEvent(DpEvent):
 
     event: DpEvent
     padding: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FailingDpEvent(DpEvent):
+    """Something that may tell all with a small probability, and tells nothing else: (0, δ)-DP.
+
+    Args:
+        delta: the probability.
+    """
+
+    delta: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +89,7 @@ _TYPES: dict[str, type] = {
         dp_accounting.PoissonSampledDpEvent,
         PureDpEvent,
         PaddedDpEvent,
+        FailingDpEvent,
         PlannedDpEvent,
     )
 }
@@ -118,6 +131,10 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         if not 0 <= event.padding < 1:
             raise ValueError(f"padding must be in [0, 1), got {event.padding!r}.")
         fields.update(event=to_json(event.event), padding=float(event.padding))
+    elif isinstance(event, FailingDpEvent):
+        if not 0 <= event.delta < 1:
+            raise ValueError(f"delta must be in [0, 1), got {event.delta!r}.")
+        fields["delta"] = float(event.delta)
     elif isinstance(event, PlannedDpEvent):
         plan = dataclasses.asdict(dataclasses.replace(event, event=dp_accounting.NoOpDpEvent()))
         fields.update({**plan, "event": to_json(event.event)})
@@ -181,6 +198,28 @@ def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
         yield event, times
 
 
+def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
+    """An event without what fails, and the δ that all its failures come to.
+
+    (ε, δ) of what is left and failures of probability δ' are together (ε, δ + δ').
+
+    Example:
+        >>> twice = dp_accounting.SelfComposedDpEvent(FailingDpEvent(1e-7), 2)
+        >>> without_failures(dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(4.0), twice]))[1]
+        2e-07
+    """
+    if isinstance(event, FailingDpEvent):
+        return dp_accounting.NoOpDpEvent(), event.delta
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        parts = [without_failures(part) for part in event.events]
+        lost = math.fsum(delta for _, delta in parts)
+        return (dp_accounting.ComposedDpEvent([part for part, _ in parts]), lost) if lost else (event, 0.0)
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        part, delta = without_failures(event.event)
+        return (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta) if delta else (event, 0.0)
+    return event, 0.0
+
+
 def in_words(event: DpEvent) -> str:
     """The event as part of a sentence.
 
@@ -204,6 +243,8 @@ def in_words(event: DpEvent) -> str:
         return f"a release of pure epsilon {event.epsilon:g}"
     if isinstance(event, PaddedDpEvent):
         return f"{in_words(event.event)} on items padded with probability {event.padding:g}"
+    if isinstance(event, FailingDpEvent):
+        return f"what fails with probability {event.delta:g}"
     if isinstance(event, PlannedDpEvent):
         return (
             f"noise correlated over a training of {event.steps} steps, planned for units in at most "

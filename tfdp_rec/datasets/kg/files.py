@@ -106,7 +106,6 @@ class Vocabulary:
     Attributes:
         terms: in the order of their ids.
         event: what reading it off private data cost; None for a public list.
-        delta: the δ it cost besides.
 
     Example:
         >>> Vocabulary(("Q1", "Q42")).ids(["Q42", "Q7", "Q1"]).tolist()
@@ -115,7 +114,6 @@ class Vocabulary:
 
     terms: tuple[str, ...]
     event: DpEvent | None = None
-    delta: float = 0.0
 
     def __post_init__(self) -> None:
         index = {term: number for number, term in enumerate(self.terms, start=1)}
