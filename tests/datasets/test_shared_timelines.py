@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_rec.data import NextItemExamples, PoissonSampling, synthetic
+from tfdp_rec.data import Interactions, NextItemExamples, PoissonSampling, synthetic
 from tfdp_rec.datasets.shared_timelines import _FILES, SharedTimelines
 
 
@@ -53,3 +53,9 @@ def test_every_place_but_the_first_is_a_label_equally_often(tmp_path):
     assert counts[0] == 0 and len(counts) == timelines.lengths[user]
     mean = 1000 / (len(counts) - 1)
     assert np.abs(counts[1:] - mean).max() < 7 * np.sqrt(mean)
+
+
+def test_a_log_without_an_order_is_refused(tmp_path):
+    log = Interactions.read({"u": [1, 1, 2, 2], "i": [1, 2, 1, 2]}, user="u", item="i", items=[1, 2])
+    with pytest.raises(ValueError, match="read the log with time="):
+        SharedTimelines(NextItemExamples(log, negatives=0), tmp_path)

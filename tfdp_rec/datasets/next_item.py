@@ -63,7 +63,7 @@ class NextItemExamples:
         self.users = np.arange(log.num_users) if users is None else np.asarray(users, np.int64)
         self.history, self.negatives = history, negatives
         self._rng = np.random.default_rng(seed)
-        self._ordered = log.ordered
+        self.ordered = log.ordered
         self._check(log.num_users)
         self.starts = log.offsets[self.users]
         self.lengths = log.offsets[self.users + 1] - self.starts
@@ -99,13 +99,13 @@ class NextItemExamples:
     def _positions(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Places of labels: any but the first, where the first is not all there is and order counts."""
         lengths = self.lengths[indices]
-        first = np.minimum(1, np.maximum(lengths - 1, 0)) if self._ordered else np.zeros_like(lengths)
+        first = np.minimum(1, np.maximum(lengths - 1, 0)) if self.ordered else np.zeros_like(lengths)
         return rng.integers(first, np.maximum(lengths, 1))
 
     def _examples(self, indices: NDArray[np.int64], positions: NDArray[np.int64], rng: np.random.Generator) -> Features:
         """Labels at these places of the users' items, with their context."""
         starts, has = self.starts[indices], self.lengths[indices] > 0
-        before = self._before(positions) if self._ordered else self._others(indices, positions, rng)
+        before = self._before(positions) if self.ordered else self._others(indices, positions, rng)
         context = np.where(before >= 0, self._taken(starts[:, None] + np.maximum(before, 0)), PADDING)
         label = np.where(has, self._taken(starts + positions), PADDING)
         return {"context": context.astype(np.int32), "label": label.astype(np.int32)}

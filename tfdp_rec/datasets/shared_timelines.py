@@ -25,6 +25,9 @@ class SharedTimelines:
         examples: whose users, history and number of negatives to take.
         folder: on a file system that all workers share; it will hold the users' data.
 
+    Raises:
+        ValueError: for a log without times, or users with fewer than two rows.
+
     Example:
         >>> import tempfile
         >>> from tfdp_rec.datasets.movielens import generated
@@ -41,6 +44,8 @@ class SharedTimelines:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.history, self.negatives = examples.history, examples.negatives
         self.num_movies = examples.num_items
+        if not examples.ordered:
+            raise ValueError("Workers of a cluster predict what comes next: read the log with time=.")
         if not (examples.lengths > 1).all():
             raise ValueError(
                 "Workers of a cluster take users with at least 2 events: leave the others out, as "
