@@ -327,6 +327,12 @@ class Accountant:
         if self.book is not None:
             self.book.settle(self.history)
 
+    def close(self) -> None:
+        """Settles, and lets another own the ledger; what was counted can still be asked for."""
+        self.settle()
+        if self.book is not None:
+            self.book.ledger.close()
+
     def pay_for_history(self) -> None:
         """Pays now for what the models have done and no ledger has paid for, as where a ledger is begun late."""
         if self.book is not None:
