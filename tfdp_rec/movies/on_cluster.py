@@ -73,8 +73,7 @@ def _in_words(kept: RunCheckpoint | None) -> Iterator[None]:
             if kept
             else "Without --checkpoint nothing was kept: begin again, and give one."
         )
-        lost = "A parameter server died, and its part of the model with it."
-        raise ConnectionError(f"{lost if isinstance(problem, ServerLost) else problem} {way}") from problem
+        raise ConnectionError(f"{getattr(problem, 'fact', problem)} {way}") from problem
 
 
 def _trained(trainer: ParameterServerTrainer, mechanism: str, run: Run) -> Trained:
