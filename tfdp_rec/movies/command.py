@@ -135,7 +135,8 @@ def _training(place: Place) -> Iterator[Train]:
     from tfdp_rec.movies.on_cluster import ClusterTraining
 
     if place.local:
-        with LocalCluster(*place.local) as local:
+        workers, servers = place.local
+        with LocalCluster(workers, servers) as local:
             yield ClusterTraining(local.resolver())
     else:
         yield ClusterTraining(Cluster.read(place.cluster).resolver())

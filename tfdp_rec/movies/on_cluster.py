@@ -67,13 +67,13 @@ def _in_words(kept: RunCheckpoint | None) -> Iterator[None]:
     try:
         yield
     except (ServerLost, TimeoutError) as problem:
-        way = (
-            f"Go on from the last checkpoint, once all of them run: tfdp-rec train --checkpoint {kept.directory} "
-            "--resume."
-            if kept
-            else "Without --checkpoint nothing was kept: begin again, and give one."
-        )
-        raise ConnectionError(f"{getattr(problem, 'fact', problem)} {way}") from problem
+        fact = getattr(problem, "fact", problem)
+        if kept is None:
+            raise ConnectionError(f"{fact} Nothing was kept: begin again, and give --checkpoint.") from problem
+        raise ConnectionError(
+            f"{fact} Go on from the last checkpoint, once all of them run: tfdp-rec train --checkpoint "
+            f"{kept.directory} --resume."
+        ) from problem
 
 
 def _trained(trainer: ParameterServerTrainer, mechanism: str, run: Run) -> Trained:
