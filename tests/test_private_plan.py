@@ -8,7 +8,8 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.optimizers import Preselection
-from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot
+from tfdp_rec.privacy.ledger import read, total
 
 USERS, BATCH, STEPS = 2_000, 50, 30
 
@@ -96,3 +97,74 @@ def test_what_makes_no_plan():
         plan_of(delta=0.1)
     with pytest.raises(ValueError, match="no finite epsilon"):
         plan_of(noise_multiplier=0.0, epsilon=None).budget()
+
+
+def fit(plan, steps):
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model.fit(plan.batches(fetch), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
+    plan.accountant.close()
+    return model
+
+
+COUNTS = GaussianDpEvent(20.0), "popularity counts"
+
+
+def test_a_plan_pays_into_its_ledger_and_goes_on_with_what_is_left(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    plan = plan_of(ledger=path, spent=[COUNTS])
+    assert [paid.label for paid in read(path).paid] == ["popularity counts"], "paid before anything is done"
+    fit(plan, 10)
+    again = plan_of(ledger=path)
+    assert again.noise_multiplier == plan.noise_multiplier
+    fit(again, STEPS + 5)
+    chain = read(path)
+    assert chain.steps == again.accountant.steps and STEPS <= chain.steps <= STEPS + 1
+    oracle = Accountant(GaussianDpEvent(plan.noise_multiplier), again.sampling, 1e-4, "rdp")
+    oracle.spend(*COUNTS)
+    assert again.accountant.epsilon() == pytest.approx(oracle.epsilon(chain.steps)) == total(chain, 1e-4, "rdp")
+    assert again.accountant.epsilon() <= 2.0
+
+
+def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    fit(plan_of(ledger=path), STEPS + 5)
+    before = path.read_bytes()
+    for options in ({}, {"spent": [COUNTS]}, {"epsilon": 1.0}):
+        with pytest.raises(ValueError, match="The budget is gone: .* holds epsilon"):
+            plan_of(ledger=path, **options)
+    assert path.read_bytes() == before
+
+
+def test_another_plan_is_made_beside_what_was_spent(tmp_path):
+    """A larger budget, for as many steps again: more noise than it would take alone, since the first's steps count."""
+    path = tmp_path / "ledger.jsonl"
+    first = plan_of(ledger=path)
+    fit(first, STEPS)
+    second = plan_of(ledger=path, epsilon=2.5)
+    assert second.noise_multiplier > 1.02 * plan_of(epsilon=2.5).noise_multiplier
+    made = read(path).steps
+    assert 2.49 < second.accountant.epsilon(made + STEPS) <= 2.5
+    fit(second, STEPS)
+    assert read(path).steps == made + STEPS and total(read(path), 1e-4, "rdp") <= 2.5
+    given = plan_of(ledger=path, epsilon=None, noise_multiplier=3.0)
+    assert given.epsilon == given.accountant.epsilon(made + STEPS + STEPS) > 2.4
+
+
+def test_a_plan_for_other_data_says_so(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    plan_of(ledger=path, spent=[COUNTS]).accountant.close()
+    grown = PoissonSampling(2 * USERS, BATCH, unit="user")
+    options = {"sampling": grown, "epsilon": 2.0, "delta": 1e-4, "steps": STEPS, "accountant": "rdp"}
+    with pytest.raises(BrokenLedger, match="data_changed=True"):
+        tfdp_rec.PrivatePlan(ledger=path, **options)
+    with Ledger(path, "user", Snapshot(2 * USERS, "user"), data_changed=True) as ledger:
+        plan = tfdp_rec.PrivatePlan(ledger=ledger, **options)
+        assert plan.noise_multiplier > tfdp_rec.PrivatePlan(**options).noise_multiplier
+
+
+def test_rows_that_were_chosen_and_paid_for_need_not_be_paid_again(tmp_path):
+    rows = Preselection({"t": np.arange(4)}, noise_multiplier=20.0)
+    path = tmp_path / "ledger.jsonl"
+    plan_of(ledger=path, spent=[(rows.dp_event(), rows.label)]).accountant.close()
+    tfdp_rec.FEST(0.1, plan=plan_of(ledger=path), preselection=rows)
+    assert len(read(path).paid) == 1

@@ -9,6 +9,9 @@
 
 Given ε, the least σ is searched for: by RDP first, whose answer is never too small, then confirmed and tightened with
 the accountant asked for.
+
+With a ledger the budget is for all that is in it: σ is searched for beside what others have paid there. The σ that was
+found is noted in it, so that the same plan, made again by a program that goes on, has the same σ, and what is left.
 """
 
 from __future__ import annotations
@@ -21,8 +24,13 @@ from typing import Any
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.callbacks.privacy_budget import PrivacyBudget
-from tfdp_rec.privacy import Accountant, Sampling, calibrate_noise
+from tfdp_rec.files import Path
+from tfdp_rec.privacy import Accountant, Ledger, Sampling, calibrate_noise, events
+from tfdp_rec.privacy.accounting import checked_epsilon
+from tfdp_rec.privacy.ledger_lines import canonical, finite
 from tfdp_rec.privacy.sampling import fold_gaussians
+
+_NOTE = "plan"
 
 
 class PrivatePlan:
@@ -40,13 +48,16 @@ class PrivatePlan:
         l2_norm_clip: C, unless the optimizer is given its own.
         accountant: "pld", tight, or "rdp", quick.
         make_event: the event of one step from σ, for a mechanism whose step is more than one Gaussian.
-        spent: (event, label) pairs of what else looks at the data, such as a popularity count.
+        spent: (event, label) pairs of what else looks at the data, such as a popularity count. With a ledger they are
+            paid for at once: make the plan first, and leave out what is paid and not done again.
         allow_large_delta: as for `Accountant`.
         asserted: as for `Accountant`.
+        ledger: as for `Accountant`: a file, or a `Ledger`, that is paid in before anything is done.
 
     Raises:
         TypeError: not exactly one of ε and noise_multiplier.
-        ValueError: a value is out of range, or no noise can meet the budget.
+        ValueError: a value is out of range, or no noise can meet the budget; the ledger says that it is gone.
+        BrokenLedger: the ledger is no evidence, or is about another unit or other data.
 
     Example:
         >>> import tfdp_rec
@@ -73,6 +84,7 @@ class PrivatePlan:
         spent: Iterable[tuple[DpEvent, str]] = (),
         allow_large_delta: bool = False,
         asserted: str = "",
+        ledger: Path | Ledger | None = None,
     ):
         if (epsilon is None) == (noise_multiplier is None):
             raise TypeError("Give PrivatePlan either epsilon= or noise_multiplier=: each decides the other.")
@@ -82,35 +94,71 @@ class PrivatePlan:
         self.l2_norm_clip, self.make_event, self.spent = l2_norm_clip, make_event, list(spent)
         self._target, self._given_noise = epsilon, noise_multiplier
         self._options: dict[str, Any] = {"accountant": accountant, "allow_large_delta": allow_large_delta}
-        self._asserted = asserted
-        Accountant(make_event(noise_multiplier or 1.0), sampling, delta, **self._options)  # for what that refuses
+        event = make_event(noise_multiplier or 1.0)
+        self._payer = Accountant(event, sampling, delta, asserted=asserted, ledger=ledger, **self._options)
+        try:
+            self._refuse_gone()
+        except ValueError:
+            if not isinstance(ledger, Ledger):
+                self._payer.close()
+            raise
+        self._before = self._payer.steps
+        for other, label in self.spent:
+            self._payer.spend(other, label)
 
     @functools.cached_property
     def noise_multiplier(self) -> float:
-        """σ: as given, or the least that keeps `steps` steps within `epsilon`."""
+        """σ: as given, as noted in the ledger, or the least that keeps `steps` steps within `epsilon`."""
         if self._target is None:
             return float(self._given_noise or 0.0)
-        return calibrate_noise(
-            self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=self.spent,
+        book = self._payer.book
+        spent = [(self._payer.ledger(), "what the ledger holds")] if book else self.spent
+        noise = self._noted() or calibrate_noise(
+            self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=spent,
             **self._options,
         )  # fmt: skip
+        if book and not self._noted():
+            book.ledger.note(_NOTE, self._note(noise))
+        return noise
+
+    def _note(self, noise: float) -> dict[str, Any]:
+        """What makes this plan this plan, with the σ that was found for it."""
+        step, asked = events.to_json(self.make_event(noise)), {"epsilon": self._target, "delta": self.delta}
+        return {**asked, "steps": self.steps, "sampling": self.sampling.get_state(), "sigma": noise, "step": step}
+
+    def _noted(self) -> float | None:
+        """The σ that this plan was made with before; None if the ledger knows of no such plan."""
+        lines = self._payer.book.ledger.chain.lines if self._payer.book else []
+        for note in (line["settings"] for line in reversed(lines) if line.get("label") == _NOTE):
+            if canonical(finite(self._note(note["sigma"]))) == canonical(note):
+                return float(note["sigma"])
+        return None
+
+    def _refuse_gone(self) -> None:
+        if self._target is None or self._payer.book is None:
+            return
+        checked_epsilon(self._target)
+        noted, spent = self._noted(), self._payer.epsilon()
+        if noted:
+            self._payer.record(self.make_event(noted), 0)
+        if spent >= self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
+            raise ValueError(
+                f"The budget is gone: {self._payer.book.ledger.path} holds epsilon {spent:.4g} of {self._target:g}, "
+                "and no step more fits. Release what was trained; to train on with these data, plan a larger epsilon."
+            )
 
     @functools.cached_property
     def epsilon(self) -> float:
         """The budget: as given, or what `steps` steps cost."""
-        return float(self._target) if self._target is not None else self._new_accountant().epsilon(self.steps)
+        if self._target is not None:
+            return float(self._target)
+        return self.accountant.epsilon(self._before + self.steps)
 
     @functools.cached_property
     def accountant(self) -> Accountant:
         """The one accountant of this plan's training."""
-        return self._new_accountant()
-
-    def _new_accountant(self) -> Accountant:
-        event = self.make_event(self.noise_multiplier)
-        accountant = Accountant(event, self.sampling, self.delta, asserted=self._asserted, **self._options)
-        for other, label in self.spent:
-            accountant.spend(other, label)
-        return accountant
+        self._payer.record(self.make_event(self.noise_multiplier), 0)  # the present event
+        return self._payer
 
     def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
         """`sampling.batches(fetch, ...)`."""
@@ -157,7 +205,7 @@ class PrivatePlan:
         if self._target is not None:
             self._refuse_dearer(type(optimizer).__name__, optimizer.dp_event())
         before: list[tuple[DpEvent, str]] = getattr(optimizer, "events_before_training", list)()
-        missing = [label for event, label in before if (event, label) not in self.spent]
+        missing = [label for event, label in before if (event, label) not in self.accountant.spent_besides]
         if missing:
             raise ValueError(
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 from tfdp_rec.cli import main
-from tfdp_rec.distribute.cluster import answers
+from tfdp_rec.distribute.handshake import listens
+
+OPEN = ["--open-to-the-network"]
 
 
 def free_address():
@@ -27,7 +29,7 @@ def described(tmp_path):
 
 def start(*arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "tfdp_rec.cli", "server", *arguments], text=True, env=os.environ | environment,
+        [sys.executable, "-m", "tfdp_rec.cli", "server", *OPEN, *arguments], text=True, env=os.environ | environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -42,11 +44,11 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(described, stop):
         server = start(TF_CONFIG=json.dumps(cluster | {"task": {"type": "ps", "index": 0}}))
     try:
         assert server.stdout.readline() == f"tfdp-rec server: ps 0 is ready at {address}\n"
-        assert answers(address)
+        assert listens(address)
         server.send_signal(stop)
         assert server.wait(10) == 0
         assert server.stdout.read() == f"tfdp-rec server: ps 0 ends ({stop.name})\n"
-        assert not answers(address)
+        assert not listens(address)
     finally:
         server.kill()
         server.communicate()
@@ -68,10 +70,12 @@ def test_a_taken_port_is_said(described):
         (["--cluster", "{described}", "--job", "ps"], "--job and --index together"),
         (["--cluster", "/nowhere.json", "--job", "ps", "--index", "0"], "No such file"),
         ([], "TF_CONFIG is not set"),
+        (["--cluster", "{described}", "--job", "ps", "--index", "0"], "(eth0 too), without password or encryption"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(arguments, says, described, capsys, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     assert main(["server", *(a.format(described=described) for a in arguments)]) == 2
     errors = capsys.readouterr().err
     assert says in errors and errors.count("\n") == 1

@@ -3,6 +3,7 @@
 python scenarios.py NAME [ARGUMENTS]    prints one line of JSON at the end
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -348,13 +349,31 @@ def absent():
         cluster.restart("worker:0")
         trainer.fit(60, verbose=0)
         os.kill(cluster.pid("worker:1"), signal.SIGSTOP)
-        trainer._patience = 5
+        trainer._watch.patience = 5
         frozen = refusal(lambda: trainer.fit(60, verbose=0))
         os.kill(cluster.pid("worker:1"), signal.SIGCONT)
-        trainer._patience = 60
+        trainer._watch.patience = 60
         trainer.fit(60, verbose=0)
         clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
-        return {"without": without, "frozen": frozen, "attempts": trainer.attempts, "clocks": clocks}
+        found = {"without": without, "frozen": frozen, "attempts": trainer.attempts, "clocks": clocks}
+        return found | frozen_server(cluster, trainer)
+
+
+def frozen_server(cluster, trainer):
+    """A server that is frozen while others wait for it: named in time, and Ctrl-C is heard."""
+    before, trainer._watch.patience = trainer.model().get_weights(), 5
+    os.kill(cluster.pid("ps:1"), signal.SIGSTOP)
+    found = {"server frozen in model": refusal(trainer.model), "server frozen in fit": None, "interrupted after": None}
+    began = time.monotonic()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer.model()
+    found["interrupted after"] = time.monotonic() - began
+    found["server frozen in fit"] = refusal(lambda: trainer.fit(10, verbose=0))
+    os.kill(cluster.pid("ps:1"), signal.SIGCONT)
+    trainer._watch.patience = 60
+    trainer.fit(10, verbose=0)
+    return found | {"moved after": distance(before, trainer.model().get_weights())}
 
 
 def killed_within_sections(kills):

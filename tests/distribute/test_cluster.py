@@ -1,11 +1,17 @@
 """Cluster descriptions: read, checked at once, and answered with what to change."""
 
+import contextlib
+import http.server
 import json
 import socket
+import threading
+from concurrent import futures
 
+import grpc
 import pytest
 
-from tfdp_rec.distribute.cluster import Cluster, answers, split_address
+from tfdp_rec.distribute.cluster import Cluster, split_address
+from tfdp_rec.distribute.handshake import SILENT, STRANGER, asked, listens
 
 GOOD = {"chief": ["c:1"], "worker": ["a:1", "a:2"], "ps": ["b:1"], "evaluator": ["e:1"]}
 
@@ -75,14 +81,67 @@ def test_addresses_of_both_families():
     assert split_address("[::1]:80") == ("::1", 80) and split_address("10.0.0.1:80") == ("10.0.0.1", 80)
 
 
+@contextlib.contextmanager
+def answering(device):
+    """The address of something that speaks gRPC; of one of our servers, if it names a device."""
+
+    def status(request, context):
+        return f"..{device}..".encode()
+
+    handler = grpc.unary_unary_rpc_method_handler(status)
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    if device:
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("tensorflow.WorkerService", {"GetStatus": handler})]
+        )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+WORKER, PS = "/job:worker/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:0/device:CPU:0"
+
+
 def test_waiting_ends_and_names_who_is_silent():
-    with socket.create_server(("127.0.0.1", 0)) as listens, socket.socket() as bound:
+    with answering(WORKER) as worker, answering(PS) as ps, socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        there, silent = (f"127.0.0.1:{s.getsockname()[1]}" for s in (listens, bound))
-        assert answers(there) and not answers(silent)
-        Cluster({"worker": [there], "ps": [there.replace("127.0.0.1", "localhost")]}).wait(5)
-        with pytest.raises(TimeoutError, match=rf"within 0.3 s from ps 0 \({silent}\)\."):
-            Cluster({"worker": [there], "ps": [silent]}).wait(0.3)
+        closed = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert listens(worker) and not listens(closed)
+        assert (asked(worker), asked(ps), asked(closed)) == ("worker 0", "ps 0", SILENT)
+        Cluster({"worker": [worker], "ps": [ps.replace("127.0.0.1", "localhost")]}).wait(5)
+        with pytest.raises(TimeoutError, match=rf"within 0.3 s from ps 0 \({closed}\)\."):
+            Cluster({"worker": [worker], "ps": [closed]}).wait(0.3)
+
+
+def test_a_port_where_nobody_speaks_is_named_as_that():
+    with answering(WORKER) as worker, socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="ps 0 .* listens and says nothing: frozen?"):
+            Cluster({"worker": [worker], "ps": [address]}).wait(0.1)
+
+
+@pytest.mark.parametrize("who", ["a web server", "another gRPC service", "the worker"])
+def test_somebody_else_at_an_address_is_named_at_once(who):
+    with contextlib.ExitStack() as services:
+        worker = services.enter_context(answering(WORKER))
+        other = f"127.0.0.1:{_web_server(services)}" if who == "a web server" else ""
+        other = other or services.enter_context(answering(WORKER if who == "the worker" else ""))
+        found = "worker 0" if who == "the worker" else STRANGER
+        assert asked(other) == found
+        with pytest.raises(ValueError, match=f"At {other}, where ps 0 should be, {found} answers: correct"):
+            Cluster({"worker": [worker], "ps": [other]}).wait(60)
+
+
+def _web_server(services):
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    services.callback(server.shutdown)
+    return server.server_port
 
 
 def test_the_resolver_says_what_the_description_says():

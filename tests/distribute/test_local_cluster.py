@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tfdp_rec.distribute import Cluster, LocalCluster
-from tfdp_rec.distribute.cluster import answers
+from tfdp_rec.distribute.handshake import listens
+from tfdp_rec.distribute.local_cluster import warn_of_others
 
 OWNER = """
 import json, sys, time
@@ -57,10 +58,10 @@ def test_every_server_answers_and_is_a_process_of_its_own(cluster):
 def test_a_killed_server_is_silent_and_a_restarted_one_answers_at_the_same_address(cluster):
     pid, (_, address) = cluster.pid("ps:1"), cluster.cluster.servers
     cluster.kill("ps:1")
-    assert not alive(pid) and cluster.pid("ps:1") is None and not answers(address)
+    assert not alive(pid) and cluster.pid("ps:1") is None and not listens(address)
     cluster.kill("ps:1")
     cluster.restart("ps:1")
-    assert cluster.pid("ps:1") != pid and answers(address)
+    assert cluster.pid("ps:1") != pid and listens(address)
     with pytest.raises(ValueError, match="alive"):
         cluster.restart("ps:1")
 
@@ -71,6 +72,14 @@ def test_a_server_that_died_by_itself_is_noticed(cluster):
     while cluster.pid("ps:0") is not None and time.monotonic() < deadline:
         time.sleep(0.05)
     cluster.restart("ps:0")
+
+
+@pytest.mark.parametrize("interfaces, warned", [(["lo"], False), (["lo", "eth0"], True)])
+def test_servers_that_strangers_can_reach_are_said(monkeypatch, recwarn, interfaces, warned):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(interfaces, 1)))
+    warn_of_others()
+    said = [str(each.message) for each in recwarn]
+    assert bool(said) == warned and all("(eth0 too)" in words and "unshare -rn" in words for words in said)
 
 
 def test_names_that_are_not_there_are_refused(cluster):

@@ -129,8 +129,12 @@ def test_a_worker_killed_within_a_section_leaves_no_server_locked_and_no_gradien
 def test_training_goes_on_without_a_worker_and_notices_a_frozen_one():
     found = scenario("absent")
     assert found["without"] == 80
-    assert found["frozen"].startswith("TimeoutError: No step ended for 5 s")
+    assert found["frozen"].startswith("Silence: No step ended for 5 s. No answer from worker 1 (127.0.0.1:")
+    assert "it listens and says nothing: frozen?" in found["frozen"] and "ps" not in found["frozen"]
     assert 200 <= min(found["clocks"]) and max(found["clocks"]) <= found["attempts"] <= 260
+    assert found["server frozen in model"].startswith("Silence: No answer from ps 1 (127.0.0.1:")
+    assert found["server frozen in fit"].startswith("Silence: No step ended for 5 s. No answer from ps 1 (127")
+    assert found["interrupted after"] < 20 and found["moved after"] > 0
 
 
 def test_the_invariants_notice_a_missing_lock(two_workers):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dp_accounting
 import pytest
+from checker import checked
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
@@ -322,20 +323,6 @@ def test_the_command_needs_no_tensorflow(filled):
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", program, filled], env=environment).returncode == 0
-
-
-def checked(path, delta, tmp_path):
-    """What the checker of docs/ledger.md prints."""
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "ledger.md").read_text(), re.S)[-1]
-    assert code.startswith('"""python checker.py') and code.count("\n") <= 30 and "tfdp_rec" not in code
-    checker = tmp_path / "checker.py"
-    checker.write_text(code)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, checker, path, str(delta)], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    return float(done.stdout)
 
 
 def test_the_checker_agrees_on_a_training(tmp_path):

@@ -8,12 +8,13 @@ import signal
 import sys
 
 HELP = """\
-  tfdp-rec server --cluster cluster.json --job ps --index 0
-  tfdp-rec server                                              job and index from TF_CONFIG
+  tfdp-rec server --cluster cluster.json --job ps --index 0 --open-to-the-network
+  tfdp-rec server --open-to-the-network                        job and index from TF_CONFIG
 
 cluster.json is TF_CONFIG's JSON: {"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}. The server waits for the
-coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It asks nobody for a password: whoever reaches
-its port can run what they like in it, so keep the port inside a network that you trust.
+coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It listens on all interfaces, whatever address
+it is given, and asks nobody for a password: whoever reaches its port reads your data and runs what they like in it. So
+it starts on a machine with a network only if it is told --open-to-the-network: where you trust everybody on it.
 """
 
 
@@ -24,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--job", choices=("worker", "ps"), help="default: TF_CONFIG's task")
     parser.add_argument("--index", type=int, help="which of them, from 0 (default: TF_CONFIG's task)")
+    parser.add_argument(
+        "--open-to-the-network", action="store_true", help="listen for whoever reaches this machine, unprotected"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,6 +60,7 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
             raise ValueError(f"{args.cluster} names no task; give --job and --index.")
         job, index = cluster.task
     cluster.checked_task(job, index)
+    _refuse_network(args.open_to_the_network)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from tfdp_rec.distribute.server import serve
 
@@ -63,6 +68,18 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
     _server = serve(cluster, job, index)
     print(f"tfdp-rec server: {job} {index} is ready at {cluster.jobs[job][index]}", flush=True)
     return job, index
+
+
+def _refuse_network(told: bool) -> None:
+    from tfdp_rec.distribute.local_cluster import other_interfaces
+
+    others = other_interfaces()
+    if others and not told:
+        raise ValueError(
+            f"TensorFlow's servers listen on all interfaces ({', '.join(others)} too), without password or encryption: "
+            "whoever reaches the port reads your data and runs code. Where you trust everybody who can, say so: "
+            "--open-to-the-network."
+        )
 
 
 _server: object = None  # lives as long as the process

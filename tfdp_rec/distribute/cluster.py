@@ -20,12 +20,13 @@ import dataclasses
 import difflib
 import json
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tfdp_rec.distribute.handshake import SILENT, STRANGER, asked, listens
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -164,38 +165,68 @@ class Cluster:
         )
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Waits until every worker and server answers.
+        """Waits until every worker and server answers, and is who it should be.
 
         Args:
             seconds: how long at most.
 
         Raises:
             TimeoutError: naming those that did not answer.
+            ValueError: naming an address at which somebody else does.
         """
-        silent = {f"{job} {i} ({at})": at for job in ("worker", "ps") for i, at in enumerate(self.jobs[job])}
-        deadline = time.monotonic() + seconds
-        with ThreadPoolExecutor(min(32, len(silent))) as pool:
-            while True:
-                reached = list(pool.map(answers, silent.values()))
-                silent = {name: at for (name, at), good in zip(silent.items(), reached) if not good}
-                if not silent:
-                    return
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(
-                        f"No answer within {seconds:g} s from {', '.join(silent)}. Start each with: "
-                        "tfdp-rec server --cluster FILE --job JOB --index I."
-                    )
-                time.sleep(0.1)
+        left, strange, deadline = self.places, set[str](), time.monotonic() + seconds
+        while True:
+            found = self._found(left, 3.0)
+            strange = self._refuse_others(found, strange)
+            left = {name: at for name, at in left.items() if found[name] != name}
+            if not left:
+                return
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"No answer within {seconds:g} s from {self.in_words(left)}. Start each with: "
+                    "tfdp-rec server --cluster FILE --job JOB --index I --open-to-the-network."
+                )
+            time.sleep(0.1)
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Addresses of workers and servers, by name: `worker 0`, ..., `ps 0`, ..."""
+        return {f"{job} {i}": at for job in ("worker", "ps") for i, at in enumerate(self.jobs[job])}
 
-def answers(address: str, seconds: float = 1.0) -> bool:
-    """Whether somebody listens at `host:port`."""
-    host, port = split_address(address)
-    try:
-        with socket.create_connection((host, port), timeout=seconds):
-            return True
-    except OSError:
-        return False
+    def silent(self, seconds: float = 3.0) -> dict[str, str]:
+        """The workers and servers, with their addresses, that do not answer at this moment.
+
+        Args:
+            seconds: how long to wait for an answer.
+        """
+        found = self._found(self.places, seconds)
+        return {name: at for name, at in self.places.items() if found[name] != name}
+
+    def in_words(self, names: Mapping[str, str]) -> str:
+        """Names with their addresses, and which of them listen without a word.
+
+        Args:
+            names: of workers and servers, with their addresses.
+        """
+        mute = "; it listens and says nothing: frozen?"
+        return ", ".join(f"{name} ({at}{mute if listens(at) else ''})" for name, at in names.items())
+
+    def _found(self, places: Mapping[str, str], seconds: float) -> dict[str, str]:
+        """Who answers where these should be."""
+        with ThreadPoolExecutor(min(32, len(places))) as pool:
+            return dict(zip(places, pool.map(lambda at: asked(at, seconds), places.values())))
+
+    def _refuse_others(self, found: Mapping[str, str], before: set[str]) -> set[str]:
+        """Raises for who is somebody else; returns where a stranger was heard once, who may be one of ours starting."""
+        strange = {name for name, who in found.items() if who == STRANGER}
+        wrong = [n for n, who in found.items() if who not in (SILENT, STRANGER, n) or n in strange & before]
+        if wrong:
+            name = wrong[0]
+            raise ValueError(
+                f"At {self.places[name]}, where {name} should be, {found[name]} answers: correct the addresses of the "
+                "cluster, or start the right server there."
+            )
+        return strange
 
 
 def split_address(address: Any) -> tuple[str, int]:

@@ -1,16 +1,51 @@
-"""This process' connection to a cluster, and the loss of a server."""
+"""This process' connection to a cluster, the loss of a server, and patience with one that says nothing.
+
+TensorFlow waits for a remote call as long as it takes, deaf to Ctrl-C. So what waits is a thread, and who watches it
+asks the servers meanwhile whether they are still there.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfdp_rec.distribute.cluster import Cluster
+from tfdp_rec.distribute.handshake import listens
+
+Answer = TypeVar("Answer")
+_ASK_EVERY = 5.0  # seconds
+
 
 class ServerLost(RuntimeError):
-    """A parameter server died, and with it what it held."""
+    """A parameter server died, and with it what it held.
+
+    Args:
+        fact: what happened.
+        way_out: what a program can do.
+    """
+
+    def __init__(self, fact: str, way_out: str):
+        super().__init__(f"{fact} {way_out}")
+        self.fact = fact
+
+
+class Silence(TimeoutError):
+    """Somebody has said nothing for too long.
+
+    Args:
+        fact: who, and since when.
+        way_out: what a program can do.
+    """
+
+    def __init__(self, fact: str, way_out: str):
+        super().__init__(f"{fact} {way_out}")
+        self.fact = fact
 
 
 @contextlib.contextmanager
@@ -27,9 +62,9 @@ def servers_alive() -> Iterator[None]:
             raise
         _strategies.clear()  # the next trainer of this process connects anew
         raise ServerLost(
-            "A parameter server died, and with it its part of the model. Start it again, make the trainer again, in "
-            "this program (after trainer.close()) or another, and go on from the last checkpoint: trainer.resume(). "
-            f"({problem.message[:200]})."
+            "A parameter server died, and with it its part of the model.",
+            "Start it again, make the trainer again, in this program (after trainer.close()) or another, and go on "
+            f"from the last checkpoint: trainer.resume(). ({problem.message[:200]}).",
         ) from problem
 
 
@@ -40,6 +75,80 @@ def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
     forgot = ("unknown device", "Unable to find the relevant tensor remote_handle", "context_id")
     gone = isinstance(problem, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError))
     return gone or any(words in str(problem) for words in forgot)
+
+
+class Watch:
+    """Waits for remote calls, as long as somebody is at the other end.
+
+    Args:
+        cluster: whose workers and servers are called.
+        patience: seconds that one of them may be silent.
+    """
+
+    def __init__(self, cluster: Cluster, patience: float):
+        self._cluster, self.patience = cluster, patience
+
+    def during(self, call: Callable[[], Answer]) -> Answer:
+        """What `call` gives; it may be interrupted, and then ends in a thread that nobody waits for.
+
+        Args:
+            call: calls servers, and may wait for them.
+
+        Raises:
+            Silence: naming who has been silent for too long.
+            ServerLost: a server died.
+        """
+        answer: Future[Answer] = Future()
+        threading.Thread(target=_settled, args=(call, answer), daemon=True).start()
+        heard = time.monotonic()
+        while not wait([answer], min(_ASK_EVERY, self.patience)).done:
+            holding = self._holding()
+            heard = heard if holding else time.monotonic()
+            if time.monotonic() - heard >= self.patience and not answer.done():
+                raise self._silence(holding)
+        return answer.result()
+
+    def greet(self) -> None:
+        """Returns when nobody would hold up what this process is about to trace: TensorFlow tells all of each graph.
+
+        Raises:
+            Silence: naming who has been silent for too long.
+        """
+        began = time.monotonic()
+        while holding := self._holding():
+            if time.monotonic() - began >= self.patience:
+                raise self._silence(holding)
+            time.sleep(0.1)
+
+    def _holding(self) -> dict[str, str]:
+        """Who holds others up: a server that does not answer, and a worker that is there and does not."""
+        silent = self._cluster.silent()
+        return {name: at for name, at in silent.items() if name.startswith("ps") or listens(at)}
+
+    def no_step(self) -> Silence:
+        """What to raise where no step ended for too long."""
+        silent, fact = self._cluster.silent(), f"No step ended for {self.patience:g} s"
+        if silent:
+            return self._silence(silent, f"{fact}. ")
+        return Silence(
+            f"{fact}, though all workers and servers answer.",
+            "Allow a step more time, with seconds_without_progress.",
+        )
+
+    def _silence(self, silent: dict[str, str], before: str = "") -> Silence:
+        return Silence(
+            f"{before}No answer from {self._cluster.in_words(silent)}.",
+            "Start what is down or frozen again, at its address; then make the trainer again and go on from the last "
+            "checkpoint: trainer.resume().",
+        )
+
+
+def _settled(call: Callable[[], Answer], answer: Future[Answer]) -> None:
+    try:
+        with servers_alive():
+            answer.set_result(call())
+    except BaseException as problem:
+        answer.set_exception(problem)
 
 
 _strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow connects a process once to a cluster

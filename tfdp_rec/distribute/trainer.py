@@ -24,7 +24,7 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.attempts import Attempts, opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.connection import connect, servers_alive
+from tfdp_rec.distribute.connection import Watch, connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
@@ -59,7 +59,8 @@ class ParameterServerTrainer:
         data_changed: say so where a training goes on with other data than before, grown for instance. What was done
             with the old stays at its price.
         min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
-        seconds_without_progress: how long to wait for any step to end before giving up.
+        seconds_without_progress: how long to wait for any step to end, or for a server that says nothing, before
+            giving up.
         seconds_to_connect: how long workers and servers may take until they answer.
 
     Raises:
@@ -99,10 +100,11 @@ class ParameterServerTrainer:
         self._compile_options = {"loss": loss, "loss_weights": loss_weights}
         if microbatch_size is not None:
             self._compile_options["microbatch_size"] = microbatch_size
-        self.sampling, self._patience = sampling, seconds_without_progress
+        self.sampling = sampling
         self._every, self._saved = checkpoint_every, 0
         self._progress = _Progress()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
+        self._watch = Watch(cluster, seconds_without_progress)
         cluster.wait(seconds_to_connect)
         self.strategy = connect(cluster_resolver)  # first: it makes TensorFlow forget what was made before
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -219,8 +221,7 @@ class ParameterServerTrainer:
             if accountant.steps:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             accountant.follow(self._optimizer)
-        with servers_alive():
-            self._checkpoints.restore()
+        self._watch.during(self._checkpoints.restore)
         for entry in self._attempts.paid():
             self._optimizer.privacy_history.add_entry(entry)
         self._optimizer.iterations.assign(self._attempts.count)
@@ -230,9 +231,9 @@ class ParameterServerTrainer:
     def save(self) -> None:
         """Writes a checkpoint, if there is a directory for it."""
         if self._checkpoints is not None:
-            with servers_alive():
-                self._checkpoints.save(self._attempts.count, self._attempts.mark)
-            self._saved = self._attempts.count
+            count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
+            self._watch.during(lambda: checkpoints.save(count, mark))
+            self._saved = count
 
     @property
     def attempts(self) -> int:
@@ -257,7 +258,7 @@ class ParameterServerTrainer:
 
         Raises:
             ServerLost: a parameter server died; start again and `resume()`.
-            TimeoutError: no step ended for `seconds_without_progress`.
+            TimeoutError: no step ended for `seconds_without_progress`; naming who is silent.
         """
         model = self.cluster_model
         if not self._resumed:
@@ -341,10 +342,8 @@ class ParameterServerTrainer:
 
     def _wait(self) -> None:
         while not self._coordinator.done():
-            if self._progress.seconds() > self._patience:
-                raise TimeoutError(
-                    f"No step ended for {self._patience:g} s. Is a worker or server down and not restarted?"
-                )
+            if self._progress.seconds() > self._watch.patience:
+                raise self._watch.no_step()
             time.sleep(0.002)
         self._coordinator.join()
 
@@ -369,12 +368,16 @@ class ParameterServerTrainer:
         """The model as it stands, with all its noise, in this process: an ordinary one, to evaluate, save or export.
 
         What was released must not be forgotten: a checkpoint of the settled state is written before this returns.
+
+        Raises:
+            TimeoutError: naming the server that has said nothing for `seconds_without_progress`.
+            ServerLost: a parameter server died.
         """
+        self._watch.greet()
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         local.table_reader(self._spec)
-        with servers_alive():
-            self._served.fetch(local)
+        self._watch.during(lambda: self._served.fetch(local))
         if self._private:
             local.privacy_history.take(self._optimizer.privacy_history.snapshot())
         self.save()

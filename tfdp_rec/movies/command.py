@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdp_rec.movies.settings import MECHANISMS, Settings, Source
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.movies.kept import Asked, RunCheckpoint
+from tfdp_rec.movies.settings import MECHANISMS, Place, Settings, Source
+from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
     from tfdp_rec.data import Timelines
@@ -23,6 +24,8 @@ HELP = """\
   tfdp-rec train --data ml-20m --out runs/ml20m         MovieLens files (ml-1m, ml-20m, ml-25m, ml-32m) of your own
   tfdp-rec train --local 2 2                            on 2 workers and 2 parameter servers, started here
   tfdp-rec train --cluster cluster.json                 on a cluster that is up (tfdp-rec server); see docs/scaling.md
+  tfdp-rec train --checkpoint private/run               keep what is needed to go on after Ctrl-C or a crash ...
+  tfdp-rec train --checkpoint private/run --resume      ... and go on; all other options are those it began with
 
 The privacy unit is a user. Writes a folder with the configuration, metrics (JSON lines, TensorBoard), report.md with
 plots, and the released model as a SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
@@ -41,6 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument(
         "--local", type=int, nargs=2, metavar=("WORKERS", "SERVERS"), help="start so many on this machine, and end them"
     )
+    going_on = parser.add_argument_group("going on")
+    going_on.add_argument(
+        "--checkpoint", metavar="DIR", help="keep checkpoints and ledgers here; as private as the data"
+    )
+    going_on.add_argument(
+        "--checkpoint-every", type=whole, default=50, metavar="STEPS", help="between checkpoints (default: %(default)s)"
+    )
+    going_on.add_argument("--resume", action="store_true", help="go on with the run in --checkpoint")
     parser.add_argument("--out", help="run folder; default: runs/<time>")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
 
@@ -48,19 +59,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    source, settings = chosen(args, Source()), chosen(args, Settings())
-    if args.mechanism:
-        settings = dataclasses.replace(settings, mechanisms=tuple(dict.fromkeys(args.mechanism)))
-    _refuse_other_places(args)
+    kept = _kept(args)
+    asked = _asked(args, kept.asked if kept and kept.asked else Asked())
+    _refuse_other_places(args, asked.place, kept)
+    try:
+        _train(args, asked, kept)
+    except KeyboardInterrupt:
+        if kept and kept.asked:
+            print(f"Go on with: tfdp-rec train --checkpoint {args.checkpoint} --resume", file=sys.stderr)
+        raise
+    return 0
+
+
+def _train(args: argparse.Namespace, asked: Asked, kept: RunCheckpoint | None) -> None:
     from tfdp_rec.movies import job
 
     if not args.quiet:
-        print("Reading" if source.data else "Generating", "watch timelines ...", flush=True)
-    timelines = timelines_of(source, settings.seed)
+        print("Reading" if asked.source.data else "Generating", "watch timelines ...", flush=True)
+    timelines = timelines_of(asked.source, asked.settings.seed)
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
-    with _training(args) as train:
-        job.run(timelines, settings, args.out, verbose, train)
-    return 0
+    with _training(asked.place) as train:
+        job.run(timelines, asked, args.out, verbose, train, kept)
+
+
+def _kept(args: argparse.Namespace) -> RunCheckpoint | None:
+    """Where the run is kept, if it is."""
+    if args.checkpoint_every < 1:
+        raise ValueError(f"--checkpoint-every must be positive, got {args.checkpoint_every}.")
+    if args.checkpoint:
+        found = RunCheckpoint.kept if args.resume else RunCheckpoint.fresh
+        return found(args.checkpoint, args.checkpoint_every)
+    if args.resume:
+        raise ValueError("--resume needs --checkpoint DIR, the folder that the run was kept in.")
+    return None
+
+
+def _asked(args: argparse.Namespace, before: Asked) -> Asked:
+    """What is asked for now; what a run that goes on was asked for is only repeated."""
+    settings = chosen(args, before.settings)
+    if args.mechanism:
+        settings = dataclasses.replace(settings, mechanisms=tuple(dict.fromkeys(args.mechanism)))
+    given = args.local or args.cluster
+    place = Place(tuple(args.local or ()), args.cluster or "") if given else before.place
+    asked = Asked(chosen(args, before.source), settings, place)
+    if args.resume:
+        before.refuse_other(asked, args.checkpoint)
+    return asked
 
 
 def timelines_of(source: Source, seed: int) -> Timelines:
@@ -80,32 +124,36 @@ def timelines_of(source: Source, seed: int) -> Timelines:
 
 
 @contextlib.contextmanager
-def _training(args: argparse.Namespace) -> Iterator[Train]:
+def _training(place: Place) -> Iterator[Train]:
     """What trains one mechanism: this process, or a cluster."""
     from tfdp_rec.movies import job
 
-    if not args.cluster and not args.local:
+    if not place.cluster and not place.local:
         yield job.train_one
         return
     from tfdp_rec.distribute import Cluster, LocalCluster
     from tfdp_rec.movies.on_cluster import ClusterTraining
 
-    if args.local:
-        with LocalCluster(*args.local) as local:
+    if place.local:
+        workers, servers = place.local
+        with LocalCluster(workers, servers) as local:
             yield ClusterTraining(local.resolver())
     else:
-        yield ClusterTraining(Cluster.read(args.cluster).resolver())
+        yield ClusterTraining(Cluster.read(place.cluster).resolver())
 
 
-def _refuse_other_places(args: argparse.Namespace) -> None:
+def _refuse_other_places(args: argparse.Namespace, place: Place, kept: RunCheckpoint | None) -> None:
     """A folder that is taken, a cluster that cannot be, and a worker that was given the coordinator's command."""
-    if args.out and os.path.exists(os.path.join(args.out, "config.json")):
+    if kept and kept.asked and args.out and os.path.abspath(args.out) != kept.out:
+        raise ValueError(f"The run in {args.checkpoint} writes to {kept.out}: leave --out out to go on with it.")
+    if not args.resume and args.out and os.path.exists(os.path.join(args.out, "config.json")):
         raise FileExistsError(f"{args.out} holds another run; give another --out.")
-    if args.local and min(args.local) < 1:
-        raise ValueError(f"--local needs at least one worker and one server, got {args.local[0]} and {args.local[1]}.")
-    if args.cluster:
+    if place.local and min(place.local) < 1:
+        workers, servers = place.local
+        raise ValueError(f"--local needs at least one worker and one server, got {workers} and {servers}.")
+    if place.cluster:
         from tfdp_rec.distribute import Cluster
 
-        task = Cluster.read(args.cluster).task
+        task = Cluster.read(place.cluster).task
         if task is not None and task[0] != "chief":
             raise ValueError(f"this process is {task[0]} {task[1]} of the cluster; start it with: tfdp-rec server.")

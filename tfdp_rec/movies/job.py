@@ -8,6 +8,10 @@ timeline as label and the 20 before it as context.
 
 *Popularity prior.* The movies are counted once by `private_counts`, told that a typical user has 20 movies. What comes
 out is a public prior; its budget is in the accountant.
+
+*Going on.* A run that is kept (`movies.kept`) pays in a ledger before it looks at the data, and writes checkpoints.
+What was interrupted goes on with the prior and the noise that it began with. Steps that a crash cut off are made again,
+and stay paid for: the budget may then end before the last step.
 """
 
 from __future__ import annotations
@@ -24,11 +28,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec import mechanisms
-from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.datasets.histories import Catalogue, Histories
 from tfdp_rec.models import TwoTower
 from tfdp_rec.movies import report
+from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import Settings
 from tfdp_rec.privacy import Accountant, calibrate_noise, private_counts
@@ -37,25 +42,51 @@ from tfdp_rec.privacy.counts import Counted
 _KS = (1, 5, 10, 20)
 _NEGATIVES = 4000  # where there are so many movies
 _TYPICAL = 20  # movies of a user: what the popularity prior counts on
+_PRIOR = "popularity counts"
 
 
 @dataclasses.dataclass
 class Problem:
-    """The data of a run, split, and what was released of it before training."""
+    """The data of a run, split.
+
+    Attributes:
+        prior: what was released of them before training; empty until it was.
+    """
 
     timelines: Timelines
     train: np.ndarray
     test: np.ndarray
-    prior: np.ndarray
     sampling: PoissonSampling
     delta: float
     prior_event: dp_accounting.DpEvent
     negatives: int
+    prior: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     @property
     def spent(self) -> list[tuple[dp_accounting.DpEvent, str]]:
         """What training does not spend."""
-        return [(self.prior_event, "popularity counts")]
+        return [(self.prior_event, _PRIOR)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the training of any of a run's mechanisms needs.
+
+    Attributes:
+        problem: the data.
+        settings: of the job.
+        folder: that results go to.
+        noise: σ.
+        verbose: Keras' verbosity.
+        kept: where checkpoints and ledgers are; None for neither.
+    """
+
+    problem: Problem
+    settings: Settings
+    folder: RunFolder
+    noise: float
+    verbose: int
+    kept: RunCheckpoint | None = None
 
 
 def noisy_popularity(timelines: Timelines, users: np.ndarray, noise_multiplier: float) -> Counted:
@@ -73,18 +104,37 @@ def noisy_popularity(timelines: Timelines, users: np.ndarray, noise_multiplier: 
 
 
 def prepare(timelines: Timelines, settings: Settings) -> Problem:
-    """Splits the users and counts popularity under DP.
+    """Splits the users; nothing of them is released yet.
 
     Raises:
-        ValueError: if there are fewer training users than a batch should hold.
+        ValueError: for settings that do not fit the data.
     """
+    if settings.top_k > timelines.num_movies:
+        raise ValueError(f"top_k must be at most the {timelines.num_movies} movies, got {settings.top_k}.")
     train, test = timelines.split_users(0.8, seed=settings.seed)
     sampling = PoissonSampling(len(train), settings.batch_size, unit="user")
     delta = settings.delta if settings.delta is not None else min(1e-6, 1.0 / len(train))
-    prior, event = noisy_popularity(timelines, train, settings.prior_noise)
-    test = test[: settings.test_users]
     negatives = settings.negatives or min(_NEGATIVES, timelines.num_movies)
-    return Problem(timelines, train, test, prior, sampling, delta, event, negatives)
+    event = dp_accounting.GaussianDpEvent(settings.prior_noise)
+    problem = Problem(timelines, train, test[: settings.test_users], sampling, delta, event, negatives)
+    test_batches(problem, settings)  # for what that refuses
+    return problem
+
+
+def with_prior(problem: Problem, settings: Settings, kept: RunCheckpoint | None) -> Problem:
+    """Counts popularity under DP, or takes the counts that were paid for.
+
+    Args:
+        problem: the data.
+        settings: of the job.
+        kept: where the run is kept.
+    """
+
+    def count() -> np.ndarray:
+        return noisy_popularity(problem.timelines, problem.train, settings.prior_noise).values
+
+    prior = kept.prior(settings, problem.sampling, *problem.spent[0], count) if kept else count()
+    return dataclasses.replace(problem, prior=prior)
 
 
 def noise_for(problem: Problem, settings: Settings) -> float:
@@ -132,12 +182,10 @@ def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
 class _Curve(keras.callbacks.Callback):
     """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
 
-    def __init__(
-        self, folder: RunFolder, mechanism: str, test: tf.data.Dataset, accountant: Accountant | None, steps: int
-    ):
+    def __init__(self, folder: RunFolder, mechanism: str, test: tf.data.Dataset, accountant: Accountant | None):
         super().__init__()
-        self.folder, self.mechanism, self.test, self.accountant, self.steps = folder, mechanism, test, accountant, steps
-        self.step, self.seconds, self.timed = 0, 0.0, 0
+        self.folder, self.mechanism, self.test, self.accountant = folder, mechanism, test, accountant
+        self.step, self.last, self.seconds, self.timed = 0, 0, 0.0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.start = time.perf_counter()
@@ -148,7 +196,7 @@ class _Curve(keras.callbacks.Callback):
             self.start = time.perf_counter()
         else:
             self.timed += 1
-        if self.step == self.steps:
+        if self.step == self.last:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -156,7 +204,7 @@ class _Curve(keras.callbacks.Callback):
         record = {"mechanism": self.mechanism, "step": self.step, "loss": float((logs or {})["loss"])}
         record |= self.model.recall(self.test)
         if self.accountant is not None:
-            record["epsilon"] = self.accountant.epsilon(self.step)
+            record["epsilon"] = self.accountant.epsilon()
         self.folder.append(record)
 
 
@@ -181,7 +229,12 @@ class Trained:
     @property
     def epsilon(self) -> float:
         """Spent in all."""
-        return float("inf") if self.accountant is None else self.accountant.epsilon(self.steps)
+        return float("inf") if self.accountant is None else self.accountant.epsilon()
+
+    @property
+    def statement(self) -> str:
+        """What is promised; empty where nothing is private."""
+        return "" if self.accountant is None else self.accountant.statement()
 
     def record(self, mechanism: str, noise_multiplier: float) -> dict[str, Any]:
         """The line of results.json."""
@@ -196,40 +249,79 @@ class Trained:
 
 
 def accounting(
-    mechanism: str, optimizer: Any, problem: Problem, settings: Settings
-) -> tuple[Accountant | None, list[keras.callbacks.Callback]]:
-    """The accountant of a training, and the callback that keeps it within its budget."""
+    mechanism: str, optimizer: Any, problem: Problem, settings: Settings, ledger: str | None = None
+) -> tuple[Accountant | None, list[PrivacyBudget]]:
+    """The accountant of a training, and the callback that keeps it within its budget.
+
+    Args:
+        mechanism: its name.
+        optimizer: whose steps are accounted for.
+        problem: the data.
+        settings: of the job.
+        ledger: that the prior was paid in, and that steps are to be.
+    """
     if mechanism == mechanisms.sgd.name:
         return None, []
-    accountant = Accountant(optimizer.dp_event(), problem.sampling, problem.delta)
-    for event, label in problem.spent:
+    accountant = Accountant(optimizer.dp_event(), problem.sampling, problem.delta, ledger=ledger)
+    for event, label in [] if ledger else problem.spent:
         accountant.spend(event, label)
+    accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, settings.epsilon)] if mechanisms.named(mechanism).claims_epsilon else []
     return accountant, within
 
 
-def train_one(
-    mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise_multiplier: float, verbose: int
-) -> Trained:
+def steps_left(settings: Settings, made: int, within: list[PrivacyBudget]) -> int:
+    """How many steps are still to be made: those that are missing, as far as the budget allows.
+
+    Args:
+        settings: of the job.
+        made: that the model has behind it. More than those may be paid for.
+        within: the budget, if there is one.
+    """
+    missing = max(0, settings.steps - made)
+    for budget in within:
+        accountant = budget.accountant
+        missing = min(missing, accountant.max_steps(budget.target_epsilon) - accountant.steps)
+    return missing
+
+
+def train_one(mechanism: str, run: Run) -> Trained:
     """Trains, accounts and tests under one mechanism, in this process."""
+    problem, settings, kept = run.problem, run.settings, run.kept
     model = new_model(problem, settings)
-    model.compile(optimizer=optimizer_for(mechanism, settings, noise_multiplier))
+    model.compile(optimizer=optimizer_for(mechanism, settings, run.noise))
     examples = NextItemExamples(problem.timelines, problem.train, settings.history, problem.negatives)
     batches = problem.sampling.batches(examples.fetch, shared=examples.shared)
-    accountant, callbacks = accounting(mechanism, model.optimizer, problem, settings)
-    test = test_batches(problem, settings)
-    curve = _Curve(folder, mechanism, test, accountant, settings.steps)
-    tensorboard = keras.callbacks.TensorBoard(str(folder / "tensorboard" / mechanism), write_graph=False)
-    a_report = -(-settings.steps // settings.evaluations)
-    model.fit(
-        batches,
-        steps_per_epoch=a_report,
-        epochs=-(-settings.steps // a_report),
-        callbacks=[*callbacks, curve, tensorboard],
-        verbose=verbose,
-    )
+    ledger = kept.ledger(mechanism, problem.sampling) if kept else None
+    accountant, within = accounting(mechanism, model.optimizer, problem, settings, ledger)
+    curve = _Curve(run.folder, mechanism, test_batches(problem, settings), accountant)
+    callbacks: list[keras.callbacks.Callback] = [*within, curve]
+    if kept and accountant is not None:
+        model.prepare(batches.element_spec)
+        checkpoint = TrainingCheckpoint(kept.folder(mechanism), kept.every, accountant)
+        resumed = checkpoint.resume(model)
+        curve.step = resumed.step if resumed else 0
+        callbacks.append(checkpoint)
+    try:
+        _fit(model, batches, callbacks, curve, run, steps_left(settings, curve.step, within))
+    finally:
+        if accountant is not None:
+            accountant.close()
     speed = curve.timed / curve.seconds if curve.seconds else None
-    return Trained(model, accountant, curve.step, speed, model.recall(test))
+    return Trained(model, accountant, curve.step, speed, model.recall(curve.test))
+
+
+def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run: Run, left: int) -> None:
+    """Makes the steps that are left; what fit is told is the same however many these are."""
+    if not left:
+        return
+    curve.last = curve.step + left
+    steps, a_report = run.settings.steps, -(-run.settings.steps // run.settings.evaluations)
+    tensorboard = keras.callbacks.TensorBoard(str(run.folder / "tensorboard" / curve.mechanism), write_graph=False)
+    model.fit(
+        batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
+        verbose=run.verbose,
+    )  # fmt: skip
 
 
 def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
@@ -244,31 +336,40 @@ def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
     return {"mechanism": report.POPULARITY, "recalls": recalls, **nothing}
 
 
-Train = Callable[[str, Problem, Settings, RunFolder, float, int], Trained]
+Train = Callable[[str, Run], Trained]
 
 
 def run(
-    timelines: Timelines, settings: Settings, out: str | None = None, verbose: int = 1, train: Train = train_one
+    timelines: Timelines,
+    asked: Asked,
+    out: str | None = None,
+    verbose: int = 1,
+    train: Train = train_one,
+    kept: RunCheckpoint | None = None,
 ) -> RunFolder:
     """Trains every mechanism asked for, and writes the run folder.
 
     Args:
         timelines: of all users.
-        settings: what to train and how.
+        asked: what to train and how.
         out: the folder; made from the time if None.
         verbose: Keras' verbosity; 0 prints nothing.
         train: trains one mechanism: in this process, or on a cluster.
+        kept: where the run is kept, to be gone on with.
 
     Raises:
-        ValueError: for settings that do not fit the data.
+        ValueError: for settings that do not fit the data, or other data than a run was begun with.
         FileExistsError: if `out` holds a run.
     """
+    settings, goes_on = asked.settings, kept is not None and kept.asked is not None
     problem = prepare(timelines, settings)
-    if settings.top_k > timelines.num_movies:
-        raise ValueError(f"top_k must be at most the {timelines.num_movies} movies, got {settings.top_k}.")
-    test_batches(problem, settings)
-    noise = noise_for(problem, settings)
-    folder = RunFolder(out)
+    if kept:
+        kept.refuse_other_data(timelines)
+    noise = kept.noise if kept and goes_on else noise_for(problem, settings)
+    folder = RunFolder.reopened(kept.out) if kept and goes_on else RunFolder(out)
+    problem = with_prior(problem, settings, kept)
+    if kept and not goes_on:
+        kept.begin(asked, folder.path, noise, timelines)
     config = {
         **dataclasses.asdict(settings),
         "when": datetime.datetime.now().isoformat(timespec="minutes"),
@@ -281,28 +382,38 @@ def run(
         "noise_multiplier": noise,
     }
     folder.write_json("config.json", config)
-    results: list[dict[str, Any]] = [popularity_result(problem, settings)]
-    statements: dict[str, str] = {}
-    released: dict[str, TwoTower] = {}
-    for mechanism in settings.mechanisms:
-        if verbose:
-            print(f"\n== {report.label(mechanism)}", flush=True)
-        trained = train(mechanism, problem, settings, folder, noise, verbose)
-        results.append(trained.record(mechanism, noise))
-        if trained.accountant is not None:
-            statements[mechanism] = trained.accountant.statement(trained.steps)
-        if not released or mechanism == mechanisms.lazy_dp_sgd.name:
-            released = {mechanism: trained.model}
-    folder.write_json("results.json", results)
-    ((mechanism, model),) = released.items()
-    _release(folder, problem, settings, mechanism, model)
-    report.write(folder, config, results, statements)
-    if verbose:
-        print("\n" + report.as_text(report.table(results, 10)))
-        private = mechanism in statements and mechanisms.named(mechanism).claims_epsilon
-        warning = "" if private else ": not private, no epsilon holds for it"
-        print(f"\n{folder.path}/report.md   model of {report.label(mechanism)} in {folder.path}/servable{warning}")
+    _train_all(Run(problem, settings, folder, noise, verbose, kept), config, train)
     return folder
+
+
+def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
+    """Trains what is not done yet, releases one model, and reports."""
+    results, statements = [popularity_result(run.problem, run.settings)], dict[str, str]()
+    best = mechanisms.lazy_dp_sgd.name
+    released = best if best in run.settings.mechanisms else run.settings.mechanisms[0]
+    for mechanism in run.settings.mechanisms:
+        done = run.kept.finished(mechanism) if run.kept else None
+        if done is None or mechanism == released:
+            if run.verbose:
+                print(f"\n== {report.label(mechanism)}", flush=True)
+            trained = train(mechanism, run)
+            done = done or {"record": trained.record(mechanism, run.noise), "statement": trained.statement}
+            if run.kept:
+                run.kept.finish(mechanism, done)
+            if mechanism == released:
+                model = trained.model
+        results.append(done["record"])
+        if done["statement"]:
+            statements[mechanism] = done["statement"]
+    run.folder.write_json("results.json", results)
+    _release(run.folder, run.problem, run.settings, released, model)
+    report.write(run.folder, config, results, statements)
+    if run.verbose:
+        print("\n" + report.as_text(report.table(results, 10)))
+        private = released in statements and mechanisms.named(released).claims_epsilon
+        warning = "" if private else ": not private, no epsilon holds for it"
+        path = run.folder.path
+        print(f"\n{path}/report.md   model of {report.label(released)} in {path}/servable{warning}")
 
 
 def _release(folder: RunFolder, problem: Problem, settings: Settings, mechanism: str, model: TwoTower) -> None:

@@ -7,27 +7,29 @@ once, on the released model.
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.data import NextItemExamples
-from tfdp_rec.datasets.shared_timelines import SharedTimelines
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
-from tfdp_rec.distribute.connection import connect
-from tfdp_rec.movies.job import Problem, Trained, accounting, new_model, optimizer_for, test_batches
+from tfdp_rec.distribute.connection import ServerLost, connect
+from tfdp_rec.movies.job import Run, Trained, accounting, new_model, optimizer_for, steps_left, test_batches
+from tfdp_rec.movies.kept import RunCheckpoint
+from tfdp_rec.movies.laid_out import laid_out
 from tfdp_rec.movies.run_folder import RunFolder
-from tfdp_rec.movies.settings import Settings
 
 
 class ClusterTraining:
     """Trains one mechanism after the other on a cluster; stands for `job.train_one`.
 
     Args:
-        resolver: of the cluster. The run's folder must be where all workers can read it.
+        resolver: of the cluster. The run's folder, and where it is kept, must be where all workers and servers can read
+            and write them.
 
     Raises:
         TimeoutError: naming the workers and servers that do not answer within a minute.
@@ -38,35 +40,65 @@ class ClusterTraining:
         Cluster(resolver.cluster_spec().as_dict()).wait()
         connect(resolver)  # before the data are prepared: TensorFlow forgets what was traced ahead of this
 
-    def __call__(
-        self, mechanism: str, problem: Problem, settings: Settings, folder: RunFolder, noise: float, verbose: int
-    ) -> Trained:
-        """Trains, accounts and tests, as `job.train_one`."""
+    def __call__(self, mechanism: str, run: Run) -> Trained:
+        """Trains, accounts and tests, as `job.train_one`.
+
+        Raises:
+            ConnectionError: a server was lost; with what to do.
+        """
+        problem, settings = run.problem, run.settings
         examples = NextItemExamples(problem.timelines, problem.train, settings.history, problem.negatives)
-        timelines = SharedTimelines(examples, folder / "timelines")
-        try:
+        if run.kept:
+            run.kept.ledger(mechanism, problem.sampling)  # for what that refuses
+        with laid_out(examples, run.folder) as timelines, _in_words(run.kept):
             trainer = ParameterServerTrainer(
-                lambda: new_model(problem, settings), lambda: optimizer_for(mechanism, settings, noise),
+                lambda: new_model(problem, settings), lambda: optimizer_for(mechanism, settings, run.noise),
                 lambda: timelines.batches(problem.sampling), self._resolver, sampling=problem.sampling,
+                checkpoint_directory=run.kept.folder(mechanism) if run.kept else None,
+                checkpoint_every=run.kept.every if run.kept else None,
             )  # fmt: skip
-            return _trained(trainer, mechanism, problem, settings, folder, verbose)
-        finally:
-            shutil.rmtree(timelines.folder)
+            with trainer:
+                return _trained(trainer, mechanism, run)
 
 
-def _trained(
-    trainer: ParameterServerTrainer, mechanism: str, problem: Problem, settings: Settings, folder: RunFolder,
-    verbose: int,
-) -> Trained:  # fmt: skip
-    accountant, callbacks = accounting(mechanism, trainer.cluster_model.optimizer, problem, settings)
-    curve, reports = _Curve(folder, mechanism, trainer), min(settings.evaluations, settings.steps)
-    trainer.fit(settings.steps, [*callbacks, curve], steps_per_report=-(-settings.steps // reports), verbose=verbose)
+@contextlib.contextmanager
+def _in_words(kept: RunCheckpoint | None) -> Iterator[None]:
+    """Says of a lost server what whoever gave the command can do."""
+    try:
+        yield
+    except (ServerLost, TimeoutError) as problem:
+        fact = getattr(problem, "fact", problem)
+        if kept is None:
+            raise ConnectionError(f"{fact} Nothing was kept: begin again, and give --checkpoint.") from problem
+        raise ConnectionError(
+            f"{fact} Go on from the last checkpoint, once all of them run: tfdp-rec train --checkpoint "
+            f"{kept.directory} --resume."
+        ) from problem
+
+
+def _trained(trainer: ParameterServerTrainer, mechanism: str, run: Run) -> Trained:
+    problem, settings = run.problem, run.settings
+    accountant, within = accounting(mechanism, trainer.cluster_model.optimizer, problem, settings)
+    made = trainer.resume() if run.kept and accountant is not None else 0
+    curve = _Curve(run.folder, mechanism, trainer)
+    left = steps_left(settings, made, within)
+    if left:
+        _fit(trainer, left, [*within, curve], run)
     model, steps = trainer.model(), trainer.attempts
     recalls = model.recall(test_batches(problem, settings))
     trained = Trained(model, accountant, steps, curve.steps_per_second, recalls)
     last = {"mechanism": mechanism, "step": steps, "loss": curve.loss, "epsilon": trained.epsilon}
-    folder.append({**last, **recalls})
+    run.folder.append({**last, **recalls})
     return trained
+
+
+def _fit(trainer: ParameterServerTrainer, left: int, callbacks: list[keras.callbacks.Callback], run: Run) -> None:
+    a_report = -(-run.settings.steps // min(run.settings.evaluations, run.settings.steps))
+    try:
+        trainer.fit(left, callbacks, steps_per_report=a_report, verbose=run.verbose)
+    except KeyboardInterrupt:
+        trainer.save()
+        raise
 
 
 class _Curve(keras.callbacks.Callback):
@@ -85,5 +117,7 @@ class _Curve(keras.callbacks.Callback):
     @property
     def steps_per_second(self) -> float | None:
         """Since the first report, which had everything made and sent to the servers; None if there was no other."""
+        if not self._reports:
+            return None
         (first, began), (last, ended) = self._reports[0], self._reports[-1]
         return (last - first) / (ended - began) if last > first else None

@@ -35,6 +35,18 @@ class RunFolder:
             raise FileExistsError(f"{self.path} holds another run; give another --out.")
         self.path.mkdir(parents=True, exist_ok=True)
 
+    @classmethod
+    def reopened(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Of a run that goes on.
+
+        Args:
+            path: the folder; made anew if it is gone.
+        """
+        folder = cls.__new__(cls)
+        folder.path = pathlib.Path(path)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def __truediv__(self, name: str) -> pathlib.Path:
         return self.path / name
 
@@ -54,6 +66,7 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """The lines of metrics.jsonl; of those about the same step the last, since a run that goes on repeats some."""
         path = self / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return list({(line.get("mechanism"), line["step"]): line for line in lines}.values())

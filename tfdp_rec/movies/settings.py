@@ -1,4 +1,4 @@
-"""What `tfdp-rec train` needs to know: where timelines come from, and what to train on them."""
+"""What `tfdp-rec train` needs to know: where timelines come from, what to train on them, and where."""
 
 from __future__ import annotations
 
@@ -26,6 +26,46 @@ class Source:
     def __post_init__(self) -> None:
         if self.data and not os.path.isdir(self.data):
             raise FileNotFoundError(f"--data: there is no folder {self.data}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a run trains: in this process, on a cluster that is up, or on one that is started for it.
+
+    Attributes:
+        local: so many workers and servers to start on this machine; empty for none.
+        cluster: the cluster's description: a file, or TF_CONFIG; empty for none.
+    """
+
+    local: tuple[int, ...] = ()
+    cluster: str = ""
+
+    def refuse_other(self, other: Place, directory: str | os.PathLike[str]) -> None:
+        """Raises if a run that began here cannot go on there.
+
+        Args:
+            other: where it is to go on.
+            directory: of its checkpoints.
+
+        Raises:
+            ValueError: their checkpoints are of two kinds, or of another number of servers.
+        """
+        if self._option == other._option and self.local[1:] == other.local[1:]:
+            return
+        raise ValueError(
+            f"The run in {directory} trains {self._words}, and a checkpoint of that cannot go on {other._words}: leave "
+            "--local and --cluster out, or begin another run in another --checkpoint."
+        )
+
+    @property
+    def _option(self) -> str:
+        return "local" if self.local else "cluster" if self.cluster else ""
+
+    @property
+    def _words(self) -> str:
+        if self.local:
+            return f"on {self.local[1]} servers of its own"
+        return f"on the cluster of {self.cluster}" if self.cluster else "in one process"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -327,6 +327,12 @@ class Accountant:
         if self.book is not None:
             self.book.settle(self.history)
 
+    def close(self) -> None:
+        """Settles, and lets another own the ledger; what was counted can still be asked for."""
+        self.settle()
+        if self.book is not None:
+            self.book.ledger.close()
+
     def pay_for_history(self) -> None:
         """Pays now for what the models have done and no ledger has paid for, as where a ledger is begun late."""
         if self.book is not None:
@@ -353,8 +359,8 @@ class Accountant:
         """Takes over what an earlier run counted.
 
         Raises:
-            ValueError: the state is of another δ or sampling, or is not one of an accountant; or it saw more of the
-                ledger than is in it.
+            ValueError: the state is of another δ or, without a ledger, sampling, or is not one of an accountant; or it
+                saw more of the ledger than is in it.
         """
         missing = {"delta", "event", "history", "spent", "sampling"} - set(state)
         if missing:
@@ -363,7 +369,8 @@ class Accountant:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
         event = events.from_json(state["event"])
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
-        self.sampling.set_state(state["sampling"])
+        if self.book is None:  # a ledger prices each step as what it was: with one, the data may have grown since
+            self.sampling.set_state(state["sampling"])
         if self.book is not None and state.get("mark"):
             self.book.ledger.chain.refuse_without(Mark(**state["mark"]))
         self._told.merge(History.loads(state["history"]))

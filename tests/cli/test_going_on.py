@@ -1,0 +1,241 @@
+"""`tfdp-rec train --checkpoint` and `--resume`: nothing is spent twice, nothing is forgotten, misuse is one line."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+
+from tfdp_rec.cli import main
+from tfdp_rec.movies import job
+from tfdp_rec.privacy import Accountant, PoissonSampling
+from tfdp_rec.privacy.ledger import read, total
+
+SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
+DELTA = 1e-6
+
+
+def train(kept, *arguments):
+    return main(["train", "--checkpoint", str(kept), *map(str, arguments)])
+
+
+def cut_at(monkeypatch, step):
+    """Ctrl-C after so many steps."""
+    whole = job.TrainingCheckpoint.on_train_batch_end
+
+    def cut(self, batch, logs=None):
+        whole(self, batch, logs)
+        if int(self.model.optimizer.iterations) == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(job.TrainingCheckpoint, "on_train_batch_end", cut)
+
+
+def files(folder):
+    return {p.name for p in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A run that was cut after 7 steps of lazydpsgd: its folders, with what was said."""
+    root = tmp_path_factory.mktemp("kept")
+    arguments = ["--mechanism", "sgd", "--mechanism", "lazydpsgd", "--out", root / "run", "--checkpoint-every", 5]
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stderr(said):
+        cut_at(monkeypatch, 7)
+        assert train(root / "kept", *SMALL, *arguments) == 130
+    (root / "said").write_text(said.getvalue())
+    return root
+
+
+@pytest.fixture(scope="module")
+def resumed(interrupted, tmp_path_factory):
+    """A copy that went on to its end."""
+    root = tmp_path_factory.mktemp("resumed")
+    shutil.copytree(interrupted, root, dirs_exist_ok=True)
+    run = json.loads((root / "kept" / "run.json").read_text())
+    (root / "kept" / "run.json").write_text(json.dumps({**run, "out": str(root / "run")}))
+    assert train(root / "kept", "--resume", "--quiet") == 0
+    return root
+
+
+def test_ctrl_c_says_how_to_go_on_and_keeps_what_it_takes(interrupted):
+    kept = interrupted / "kept"
+    assert f"Go on with: tfdp-rec train --checkpoint {kept} --resume" in (interrupted / "said").read_text()
+    assert {"run.json", "prior.npy", "ledger.jsonl", "000007-step-7.training-checkpoint"} <= files(kept)
+    assert read(kept / "lazydpsgd" / "ledger.jsonl").steps == 7
+    assert {p.stat().st_mode & 0o77 for p in [kept, *kept.rglob("*")] if p.name != "in-use"} == {0}
+
+
+def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
+    ledger = resumed / "kept" / "lazydpsgd" / "ledger.jsonl"
+    paid = read(ledger).paid
+    assert [p.label for p in paid].count("popularity counts") == 1 and read(ledger).steps == 12
+    (result,) = [r for r in json.loads((resumed / "run" / "results.json").read_text()) if r["mechanism"] == "lazydpsgd"]
+    assert result["steps"] == 12
+    noise = json.loads((resumed / "run" / "config.json").read_text())["noise_multiplier"]
+    oracle = Accountant(GaussianDpEvent(noise), PoissonSampling(480, 60, unit="user"), DELTA)
+    oracle.spend(GaussianDpEvent(4.0), "popularity counts")
+    assert result["epsilon"] == pytest.approx(oracle.epsilon(12)) == pytest.approx(total(read(ledger), DELTA))
+    assert 1.9 < result["epsilon"] <= 2.0
+    prior = [np.load(root / "kept" / "prior.npy") for root in (interrupted, resumed)]
+    assert np.array_equal(*prior)
+    assert {"report.md", "servable", "model.keras"} <= files(resumed / "run")
+
+
+def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interrupted, resumed):
+    lines = [json.loads(line) for line in (resumed / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in lines if line["mechanism"] == "sgd"] == [2, 4, 6, 8, 10, 12]
+    assert (interrupted / "kept" / "sgd" / "result.json").exists()
+
+
+def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_releases_the_same(resumed, tmp_path):
+    import keras
+
+    ledger = resumed / "kept" / "lazydpsgd" / "ledger.jsonl"
+    before = ledger.read_bytes()
+    weights = keras.models.load_model(resumed / "run" / "model.keras").get_weights()
+    shutil.rmtree(resumed / "run")
+    assert train(resumed / "kept", "--resume", "--quiet") == 0
+    again = keras.models.load_model(resumed / "run" / "model.keras").get_weights()
+    assert all(np.array_equal(one, other) for one, other in zip(weights, again, strict=True))
+    assert ledger.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--steps", 13], "has --steps 12, and is asked to go on with 13: leave --steps out"),
+        (["--mechanism", "eana"], "has --mechanism sgd, lazydpsgd, and is asked to go on with eana"),
+        (["--users", 700], "has --users 600"),
+        (["--local", 1, 1], "trains in one process, and a checkpoint of that cannot go on on 1 servers of its own"),
+        (["--out", "elsewhere"], "leave --out out to go on with it"),
+        (["--checkpoint-every", 0], "--checkpoint-every must be positive"),
+    ],
+)
+def test_another_run_than_the_one_that_was_kept_is_refused_in_one_line(interrupted, capsys, arguments, says):
+    assert train(interrupted / "kept", "--resume", "--quiet", *arguments) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_a_folder_is_begun_in_once_and_gone_on_with_where_a_run_is(interrupted, tmp_path, capsys):
+    assert train(interrupted / "kept", *SMALL) == 2
+    assert "holds a run: go on with it by --resume" in capsys.readouterr().err
+    assert train(tmp_path / "nowhere", "--resume") == 2
+    assert "holds no run to go on with: leave --resume out" in capsys.readouterr().err
+    assert main(["train", "--resume"]) == 2
+    assert "--resume needs --checkpoint DIR" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    "harm, says",
+    [
+        (lambda kept: (kept / "lazydpsgd" / "ledger.jsonl").unlink(), "is not the ledger that this was counted in"),
+        (
+            lambda kept: _first_lines(kept / "lazydpsgd" / "ledger.jsonl", 2),
+            "lacks entries that were in it before",
+        ),
+        (lambda kept: (kept / "run.json").write_text("{"), "run.json was changed"),
+        (lambda kept: _other_data(kept / "run.json"), "was begun with other data"),
+    ],
+)
+def test_a_folder_that_was_tampered_with_is_refused(interrupted, tmp_path, capsys, harm, says):
+    shutil.copytree(interrupted / "kept", tmp_path / "kept")
+    harm(tmp_path / "kept")
+    assert train(tmp_path / "kept", "--resume", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def _first_lines(path, number):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:number]))
+
+
+def _other_data(path):
+    """As if the run had begun with data that look like these from outside."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data": "0" * 64}))
+
+
+@pytest.mark.slow
+def test_a_run_that_has_lost_its_last_steps_ends_within_its_budget(interrupted, tmp_path):
+    """Killed when all was paid for: nobody may make those steps again, and what there is is released."""
+    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
+    run = json.loads((tmp_path / "kept" / "run.json").read_text())
+    (tmp_path / "kept" / "run.json").write_text(json.dumps({**run, "out": str(tmp_path / "run")}))
+    path = tmp_path / "kept" / "lazydpsgd" / "ledger.jsonl"
+    sampling = PoissonSampling(480, 60, unit="user")
+    accountant = Accountant(GaussianDpEvent(run["noise"]), sampling, DELTA, ledger=path)
+    accountant.record(GaussianDpEvent(run["noise"]), 4)  # that a process made, and took with it
+    accountant.close()
+    assert train(tmp_path / "kept", "--resume", "--quiet") == 0
+    results = {r["mechanism"]: r for r in json.loads((tmp_path / "run" / "results.json").read_text())}
+    assert results["lazydpsgd"]["steps"] == 8 and read(path).steps == 12
+    assert 1.9 < results["lazydpsgd"]["epsilon"] <= 2.0
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path):
+    """SIGKILL at whatever moment, three times; the end is within the budget, and the checker's ε is the report's."""
+    command = [sys.executable, "-m", "tfdp_rec.cli", "train", "--checkpoint", str(tmp_path / "kept")]
+    begin = [*SMALL, "--steps", "400", "--mechanism", "lazydpsgd", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    ledger = tmp_path / "kept" / "lazydpsgd" / "ledger.jsonl"
+    for life in range(3):
+        process = subprocess.Popen([*command, *(begin if not life else ["--resume", "--quiet"])], env=environment)
+        wait_for(process, lambda wanted=100 * life + 1: ledger.exists() and read(ledger).steps >= wanted)
+        time.sleep(0.3 * life)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, "--resume", "--quiet"], env=environment, check=True, timeout=300)
+    (result,) = [
+        r for r in json.loads((tmp_path / "run" / "results.json").read_text()) if r["mechanism"] == "lazydpsgd"
+    ]
+    assert result["epsilon"] == pytest.approx(total(read(ledger), DELTA)) and result["epsilon"] <= 2.0
+    assert 100 <= result["steps"] <= 400 and read(ledger).steps >= result["steps"]
+
+
+def wait_for(process, done, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert process.poll() is None and time.monotonic() < deadline, "it ended, or took too long"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_on_a_cluster_goes_on(tmp_path, end):
+    """Attempts are paid for in the trainer's ledger, beside the prior; what is made again is paid for again."""
+    kept, out = tmp_path / "kept", tmp_path / "run"
+    command = [sys.executable, "-m", "tfdp_rec.cli", "train", "--checkpoint", str(kept)]
+    begin = [*SMALL, "--steps", "300", "--mechanism", "lazydpsgd", "--negatives", "40", "--local", "1", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    ledger = kept / "lazydpsgd" / "ledger.jsonl"
+    process = subprocess.Popen(
+        [*command, *begin, "--out", str(out)], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(process, lambda: ledger.exists() and read(ledger).steps > 100)
+    assert {p.stat().st_mode & 0o77 for p in [out / "timelines", *(out / "timelines").iterdir()]} == {0}
+    process.send_signal(end)
+    said = process.communicate(timeout=100)[1]
+    assert (end == signal.SIGKILL) == (out / "timelines").exists()
+    assert end == signal.SIGKILL or f"Go on with: tfdp-rec train --checkpoint {kept} --resume" in said
+    subprocess.run([*command, "--resume", "--quiet"], env=environment, check=True, timeout=300)
+    results = {r["mechanism"]: r for r in json.loads((out / "results.json").read_text())}
+    assert not (out / "timelines").exists()
+    assert [p.label for p in read(ledger).paid].count("popularity counts") == 1
+    assert 250 <= results["lazydpsgd"]["steps"] == read(ledger).steps <= 300
+    assert (
+        results["lazydpsgd"]["epsilon"] == pytest.approx(total(read(ledger), DELTA)) and total(read(ledger), DELTA) <= 2
+    )

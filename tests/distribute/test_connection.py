@@ -1,0 +1,64 @@
+"""Patience with remote calls: who is silent is named in time, and whoever waits can be interrupted."""
+
+import threading
+import time
+
+import pytest
+
+from tfdp_rec.distribute.connection import Silence, Watch
+
+
+class Listed:
+    """A cluster some of whose processes say nothing."""
+
+    def __init__(self, silent):
+        self.places = silent
+
+    def silent(self):
+        return dict(self.places)
+
+    def in_words(self, names):
+        return ", ".join(names)
+
+
+@pytest.fixture
+def asked_often(monkeypatch):
+    monkeypatch.setattr("tfdp_rec.distribute.connection._ASK_EVERY", 0.02)
+
+
+def test_what_a_call_gives_and_raises_comes_through(asked_often):
+    watch = Watch(Listed({}), 0.1)
+    assert watch.during(lambda: time.sleep(0.3) or 7) == 7, "a slow call is not a silent server"
+
+    def fails():
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        watch.during(fails)
+
+
+def test_a_call_to_a_silent_server_ends(asked_often):
+    forever, began = threading.Event(), time.monotonic()
+    with pytest.raises(Silence, match="^No answer from ps 0. Start what is down or frozen again") as problem:
+        Watch(Listed({"ps 0": "127.0.0.1:1"}), 0.2).during(forever.wait)
+    assert 0.2 <= time.monotonic() - began < 5 and problem.value.fact == "No answer from ps 0."
+    forever.set()
+
+
+def test_who_answers_again_in_time_is_forgiven(asked_often):
+    cluster, done = Listed({"ps 0": "127.0.0.1:1"}), threading.Event()
+    threading.Timer(0.1, cluster.places.clear).start()
+    threading.Timer(0.8, done.set).start()
+    assert Watch(cluster, 0.5).during(done.wait)
+
+
+def test_a_dead_worker_holds_nobody_up_and_a_dead_server_does():
+    Watch(Listed({"worker 1": "127.0.0.1:1"}), 0.0).greet()  # nobody listens there: TensorFlow knows at once
+    with pytest.raises(Silence, match="ps 0"):
+        Watch(Listed({"ps 0": "127.0.0.1:1"}), 0.0).greet()
+
+
+def test_steps_that_do_not_end_though_all_answer():
+    assert "seconds_without_progress" in str(Watch(Listed({}), 5).no_step())
+    silent = Watch(Listed({"worker 0": "a:1"}), 5).no_step()
+    assert silent.fact == "No step ended for 5 s. No answer from worker 0."
