@@ -168,3 +168,17 @@ def test_rows_that_were_chosen_and_paid_for_need_not_be_paid_again(tmp_path):
     plan_of(ledger=path, spent=[(rows.dp_event(), rows.label)]).accountant.close()
     tfdp_rec.FEST(0.1, plan=plan_of(ledger=path), preselection=rows)
     assert len(read(path).paid) == 1
+
+
+def test_a_model_that_was_compiled_before_is_followed_whole():
+    """The accountant followed the optimizer, whose history the model's took over when it was compiled."""
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, l2_norm_clip=1.0, noise_multiplier=3.0, expected_batch_size=BATCH))
+    model.fit(plan.batches(fetch), steps_per_epoch=3, verbose=0)
+    model.compile(tfdp_rec.DPSGD(0.01, plan=plan), loss="mse")
+    model.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
+    assert plan.accountant.steps == 7
+    assert [(event.noise_multiplier, steps) for event, steps in plan.accountant.runs()] == [
+        (3.0, 3),
+        (plan.noise_multiplier, 4),
+    ]

@@ -25,8 +25,9 @@ from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.callbacks.privacy_budget import PrivacyBudget
 from tfdp_rec.files import Path
-from tfdp_rec.privacy import Accountant, Ledger, Sampling, calibrate_noise, events
+from tfdp_rec.privacy import Accountant, Correlation, Ledger, Sampling, calibrate_noise, events
 from tfdp_rec.privacy.accounting import checked_epsilon
+from tfdp_rec.privacy.events import PlannedDpEvent
 from tfdp_rec.privacy.ledger_lines import canonical, finite
 from tfdp_rec.privacy.sampling import fold_gaussians
 
@@ -48,6 +49,7 @@ class PrivatePlan:
         l2_norm_clip: C, unless the optimizer is given its own.
         accountant: "pld", tight, or "rdp", quick.
         make_event: the event of one step from σ, for a mechanism whose step is more than one Gaussian.
+        correlation: of the noise, for `DPFTRL` and `LazyDPFTRL` on an order; its steps are the plan's.
         spent: (event, label) pairs of what else looks at the data, such as a popularity count. With a ledger they are
             paid for at once: make the plan first, and leave out what is paid and not done again.
         allow_large_delta: as for `Accountant`.
@@ -55,7 +57,7 @@ class PrivatePlan:
         ledger: as for `Accountant`: a file, or a `Ledger`, that is paid in before anything is done.
 
     Raises:
-        TypeError: not exactly one of ε and noise_multiplier.
+        TypeError: not exactly one of ε and noise_multiplier; both make_event and correlation.
         ValueError: a value is out of range, or no noise can meet the budget; the ledger says that it is gone.
         BrokenLedger: the ledger is no evidence, or is about another unit or other data.
 
@@ -81,6 +83,7 @@ class PrivatePlan:
         l2_norm_clip: float = 1.0,
         accountant: str = "pld",
         make_event: Callable[[float], DpEvent] = GaussianDpEvent,
+        correlation: Correlation | None = None,
         spent: Iterable[tuple[DpEvent, str]] = (),
         allow_large_delta: bool = False,
         asserted: str = "",
@@ -90,7 +93,9 @@ class PrivatePlan:
             raise TypeError("Give PrivatePlan either epsilon= or noise_multiplier=: each decides the other.")
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
-        self.sampling, self.delta, self.steps = sampling, delta, int(steps)
+        if correlation is not None:
+            make_event = _planned_by(correlation, steps, make_event)
+        self.sampling, self.delta, self.steps, self.correlation = sampling, delta, int(steps), correlation
         self.l2_norm_clip, self.make_event, self.spent = l2_norm_clip, make_event, list(spent)
         self._target, self._given_noise = epsilon, noise_multiplier
         self._options: dict[str, Any] = {"accountant": accountant, "allow_large_delta": allow_large_delta}
@@ -191,7 +196,9 @@ class PrivatePlan:
                 f"expected_batch_size={settings['expected_batch_size']} is not the plan's {batch}, which is its "
                 "sampling's: leave it out."
             )
-        own = {"l2_norm_clip": self.l2_norm_clip, "expected_batch_size": batch}
+        own: dict[str, Any] = {"l2_norm_clip": self.l2_norm_clip, "expected_batch_size": batch}
+        if self.correlation is not None:
+            own["correlation"] = self.correlation
         if "noise_multiplier" not in settings:
             own["noise_multiplier"] = self.noise_multiplier
         return {**own, **settings}
@@ -215,7 +222,7 @@ class PrivatePlan:
 
     def _refuse_dearer(self, name: str, event: DpEvent) -> None:
         planned = self.make_event(self.noise_multiplier)
-        least, found = fold_gaussians(planned), fold_gaussians(event)
+        least, found = (fold_gaussians(e.event if isinstance(e, PlannedDpEvent) else e) for e in (planned, event))
         both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
         if event == planned or both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9):
             return
@@ -225,3 +232,19 @@ class PrivatePlan:
             "PrivatePlan(make_event=...), from noise multiplier to the step's event; EANA has no epsilon: plan with "
             "noise_multiplier=."
         )
+
+
+def _planned_by(
+    correlation: Correlation, steps: int, make_event: Callable[[float], DpEvent]
+) -> Callable[[float], DpEvent]:
+    """The event of a step from σ, for noise that is planned as a whole."""
+    if make_event is not GaussianDpEvent:
+        raise TypeError("Give PrivatePlan either correlation= or make_event=: each says what a step costs.")
+    if steps != correlation.steps:
+        raise ValueError(f"steps={steps} is not the correlation's {correlation.steps}, which its noise is planned for.")
+
+    def event(noise: float) -> DpEvent:
+        whole = correlation.dp_event(noise)
+        return PlannedDpEvent(whole, steps, correlation.separation, correlation.participations, plan="planned")
+
+    return event

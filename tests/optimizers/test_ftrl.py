@@ -303,10 +303,40 @@ def test_it_needs_the_plan_of_its_noise(kind, wrong):
 
 
 @BOTH
-def test_plans_of_independent_noise_and_parameter_servers_are_refused(kind):
-    plan = tfdp_rec.PrivatePlan(sampling=PoissonSampling(UNITS, BATCH), noise_multiplier=1.0, delta=1e-2, steps=10)
-    with pytest.raises(ValueError, match="PrivatePlan plans independent noise"):
-        kind(0.1, plan=plan, correlation=PLAN)
+def test_one_plan_says_it_all(kind):
+    settings = {"sampling": FixedOrder(UNITS, BATCH), "delta": 1e-2, "steps": 15, "accountant": "rdp"}
+    plan = tfdp_rec.PrivatePlan(epsilon=2.0, correlation=PLAN, **settings)
+    least = PLAN.noise_multiplier(2.0, 1e-2)
+    assert least <= plan.noise_multiplier < 1.2 * least  # rdp gives away a little
+    model = model_of(kind)
+    model.compile(kind(0.3, plan=plan), loss="mse")
+    assert (model.optimizer.correlation, model.optimizer.expected_batch_size) == (PLAN, BATCH)
+    fit(model, plan.sampling, 7, callbacks=[plan.budget()])
+    fit(model, plan.sampling, 20, callbacks=[plan.budget()])  # stops after the 15th
+    assert (model.optimizer.position, plan.accountant.steps) == (15, 15)
+    assert 1.9 < plan.accountant.epsilon() == plan.accountant.epsilon(15) <= 2.0
+
+
+def test_plans_that_do_not_fit_are_refused():
+    settings = {"delta": 1e-2, "accountant": "rdp", "epsilon": 2.0}
+    order, anew = FixedOrder(UNITS, BATCH), PoissonSampling(UNITS, BATCH)
+    plan = tfdp_rec.PrivatePlan(sampling=order, steps=15, correlation=PLAN, **settings)
+    with pytest.raises(ValueError, match="correlation"):
+        tfdp_rec.LazyDPSGD(0.1, plan=plan)
+    with pytest.raises(ValueError, match="costs more than the plan's"):
+        tfdp_rec.LazyDPFTRL(0.1, plan=plan, noise_multiplier=0.9 * plan.noise_multiplier)
+    with pytest.raises(ValueError, match="needs the plan of its noise"):
+        tfdp_rec.LazyDPFTRL(0.1, plan=tfdp_rec.PrivatePlan(sampling=order, steps=15, **settings))
+    with pytest.raises(ValueError, match="account for it with tfdp_rec.privacy.FixedOrder"):
+        tfdp_rec.PrivatePlan(sampling=anew, steps=15, correlation=PLAN, **settings)
+    with pytest.raises(ValueError, match="steps=14 is not the correlation's 15"):
+        tfdp_rec.PrivatePlan(sampling=order, steps=14, correlation=PLAN, **settings)
+    with pytest.raises(TypeError, match="either correlation= or make_event="):
+        tfdp_rec.PrivatePlan(sampling=order, steps=15, correlation=PLAN, make_event=lambda s: None, **settings)
+
+
+@BOTH
+def test_parameter_servers_are_refused(kind):
     from tfdp_rec.distribute.parameter_server import refuse_unserved
 
     with pytest.raises(NotPrivate, match="steps have one order"):

@@ -32,6 +32,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import demand
 from tfdp_rec.optimizers.base import PrivateOptimizer
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
 from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation
@@ -49,15 +50,11 @@ class CorrelatedOptimizer(PrivateOptimizer):
         **settings: as `PrivateOptimizer`.
 
     Raises:
-        ValueError: without a correlation, or with a `PrivatePlan`, which plans independent noise.
+        ValueError: without a correlation.
     """
 
-    def __init__(self, learning_rate: Any, *, correlation: Correlation, **settings: Any):
-        if settings.get("plan") is not None:
-            raise ValueError(
-                f"A PrivatePlan plans independent noise. Give {type(self).__name__} its settings, with "
-                "noise_multiplier=correlation.noise_multiplier(epsilon, delta)."
-            )
+    @takes_plan
+    def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):
         correlation = Correlation.from_config(correlation) if isinstance(correlation, dict) else correlation
         if not isinstance(correlation, Correlation):
             raise ValueError(

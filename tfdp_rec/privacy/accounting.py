@@ -132,7 +132,7 @@ class Accountant:
     def history(self) -> History:
         """All that was told and all that the models followed have done."""
         found = History()
-        for history in (self._told, *(followed.snapshot() for followed in self._followed)):
+        for history in (self._told, *(followed.whole.snapshot() for followed in self._followed)):
             found.merge(history)
         return found
 
@@ -199,7 +199,7 @@ class Accountant:
                 "from an older backup, or begun after them. Put the newest one back; or, if these steps stand in no "
                 "ledger, pay for them now: accountant.pay_for_history()."
             )
-        missing = sum(followed.undescribed for followed in self._followed)
+        missing = sum(followed.undescribed for followed in {each.whole for each in self._followed})
         if missing:
             raise Unaccounted(
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "

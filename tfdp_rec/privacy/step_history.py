@@ -40,6 +40,7 @@ class StepHistory:
         self._closed = History()
         self._open: dict[Any, _Open] = {}
         self._parts: list[StepHistory] = []
+        self._joined: StepHistory | None = None
         self._optimizer, self._before, self._key = optimizer, 0, new_key()
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
         # Made now: a step in whose trace a variable is born is traced twice.
@@ -122,6 +123,12 @@ class StepHistory:
         self._before = self.snapshot().steps
         self._parts.append(own)
         self._optimizer = optimizer
+        own._joined, self.known_of = self, self.known_of or own.known_of
+
+    @property
+    def whole(self) -> StepHistory:
+        """The history of the model, once this one has joined it: who followed an optimizer follows its model."""
+        return self if self._joined is None else self._joined.whole
 
     @property
     def undescribed(self) -> int:

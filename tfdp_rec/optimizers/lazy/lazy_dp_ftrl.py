@@ -25,6 +25,7 @@ from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
 from tfdp_rec.optimizers.lazy.pending import Payer, Replayed, Rows
+from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table
 from tfdp_rec.privacy.correlated import Correlation
@@ -50,7 +51,8 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         True
     """
 
-    def __init__(self, learning_rate: Any, *, correlation: Correlation, **settings: Any):
+    @takes_plan
+    def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):
         if settings.get("history") is not None or settings.get("arrivals") is not None:
             raise ValueError(
                 "LazyDPFTRL does not run on parameter servers, where steps land in no one order: correlated noise is "
