@@ -206,10 +206,10 @@ def test_declared_categories_are_neither_padded_nor_relabelled_and_spend_nothing
 def test_every_round_and_every_client_pads_anew(world):
     update = update_of(world, local.PrivateUpdate, dataclasses.replace(PRIVATE, padding=0.5))
     padded = np.array([update.draw(world.clients, words.os_entropy).padded for _ in range(60)])
-    assert len(np.unique(padded.reshape(60, -1), axis=0)) == 60
+    assert len(np.unique(padded.reshape(60, -1), axis=0)) >= 59  # of 30 coins each
     counts = padded.sum(0)
     assert ((counts > 4) & (counts < 56)).all(), "every position is padded in some rounds and not in others"
-    assert all(len(np.unique(rounds, axis=0)) > 1 for rounds in padded)
+    assert sum(len(np.unique(rounds, axis=0)) == 1 for rounds in padded) <= 1
 
 
 def test_labels_drawn_once_are_kept_and_paid_once(world):
