@@ -197,7 +197,7 @@ def test_any_history(strategy, recursion, rate, events, announce, lies):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, **CHECKED)
+@settings(max_examples=75, **CHECKED)
 @HISTORIES
 def test_many_histories(strategy, recursion, rate, events, announce, lies):
     assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies)

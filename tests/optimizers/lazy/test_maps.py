@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import Seeded
+from scipy import linalg
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import DPFTRL, LazyDPFTRL
@@ -36,8 +37,7 @@ EVERY = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=[f"{d} buff
 
 
 def inverse_of(strategy, steps):
-    column = strategy.coefficients(steps)
-    return np.linalg.inv(sum(column[i] * np.eye(steps, k=-i) for i in range(steps)))
+    return np.linalg.inv(linalg.toeplitz(strategy.coefficients(steps), np.eye(1, steps)[0]))
 
 
 def states(recursion, strategy, rates=RATES, stddevs=STDDEVS):
