@@ -60,7 +60,7 @@ class PrivateFit:
             callbacks: beside the budget.
             **options: of Keras' `fit`, such as validation_data and verbose.
         """
-        ways = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
+        ways = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, "shuffle": False, **options}
         return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **ways)
 
     def statement(self) -> str:
