@@ -113,3 +113,16 @@ def test_misuse_is_one_line(data, options, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         tfdp_rec.make_private(sequential(), data, **{**SETTINGS, **options})
     assert len(str(caught.value)) < 500
+
+
+def test_a_second_call_counts_what_the_first_has_spent():
+    """The two are trained on the same weights: a cell that is run again is no new beginning."""
+    model = sequential()
+    tfdp_rec.make_private(model, (IDS, Y), **SETTINGS).fit(verbose=0)
+    again = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+    with pytest.raises(ValueError, match="budget"):
+        again.fit(verbose=0)
+    more = tfdp_rec.make_private(model, (IDS, Y), **{**SETTINGS, "epsilon": 6.0})
+    more.fit(verbose=0, epochs=1)
+    assert more.plan.accountant.steps > 8
+    assert 3.0 < more.plan.accountant.epsilon() <= 6.0

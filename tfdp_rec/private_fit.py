@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,6 +33,8 @@ from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.training import PrivateModel, PrivateTraining
 
+# The same model made private again is the same private model: it goes on with the history of the weights they share.
+_MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
 _LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
@@ -181,6 +184,12 @@ def _private_form(model: Any, data: Any) -> Any:
     kind = type(model)
     if isinstance(model, PrivateTraining):
         return model
+    if model not in _MADE:
+        _MADE[model] = _made_of(model, kind, data)
+    return _MADE[model]
+
+
+def _made_of(model: Any, kind: type, data: Any) -> Any:
     if kind is keras.Sequential:
         first = tf.nest.flatten(data)[0]
         # Its own input is float32 by default, in which ids above 2^24 run together.

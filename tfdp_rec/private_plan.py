@@ -222,7 +222,9 @@ class PrivatePlan:
 
     def _refuse_dearer(self, name: str, event: DpEvent) -> None:
         planned = self.make_event(self.noise_multiplier)
-        least, found = (fold_gaussians(e.event if isinstance(e, PlannedDpEvent) else e) for e in (planned, event))
+        if isinstance(planned, PlannedDpEvent) and isinstance(event, PlannedDpEvent):
+            planned, event = planned.event, event.event  # each costs as a whole; a step of another kind, every time
+        least, found = fold_gaussians(planned), fold_gaussians(event)
         both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
         if event == planned or both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9):
             return

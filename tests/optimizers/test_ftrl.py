@@ -325,6 +325,9 @@ def test_plans_that_do_not_fit_are_refused():
         tfdp_rec.LazyDPSGD(0.1, plan=plan)
     with pytest.raises(ValueError, match="costs more than the plan's"):
         tfdp_rec.LazyDPFTRL(0.1, plan=plan, noise_multiplier=0.9 * plan.noise_multiplier)
+    whole = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=2 * plan.noise_multiplier, expected_batch_size=BATCH)
+    with pytest.raises(ValueError, match="costs more than the plan's"):
+        plan.accept(whole)  # its every step costs what the plan does once
     with pytest.raises(ValueError, match="needs the plan of its noise"):
         tfdp_rec.LazyDPFTRL(0.1, plan=tfdp_rec.PrivatePlan(sampling=order, steps=15, **settings))
     with pytest.raises(ValueError, match="account for it with tfdp_rec.privacy.FixedOrder"):
