@@ -13,7 +13,6 @@ from tfdp_rec.mechanisms import COMMON, MECHANISMS
 
 ROOT = Path(__file__).parent.parent
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
-SHARED = {"learning_rate", "l2_norm_clip", "noise_multiplier", "expected_batch_size"}
 
 
 def test_every_optimizer_has_its_record():
@@ -30,17 +29,6 @@ def test_every_optimizer_has_its_record():
 def test_names_labels_and_colours_tell_mechanisms_apart():
     for told in ("name", "class_name", "label", "colour"):
         assert len({getattr(m, told) for m in (mechanisms.sgd, *MECHANISMS)}) == 1 + len(MECHANISMS)
-
-
-@EVERY
-def test_its_own_settings_are_what_its_class_cannot_do_without(mechanism):
-    needed = set()
-    for parent in mechanism.kind.__mro__[:-1]:
-        if parent.__module__.startswith("tfdp_rec."):
-            parameters = inspect.signature(parent.__init__).parameters.values()
-            needed |= {p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    optional = {"preselection"} if "preselection" not in mechanism.own else set()
-    assert needed - {"self"} - SHARED - optional == set(mechanism.own)
 
 
 @pytest.mark.parametrize("mechanism", COMMON, ids=lambda mechanism: mechanism.name)

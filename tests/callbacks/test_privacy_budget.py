@@ -263,6 +263,88 @@ def test_a_copied_optimizer_counts_steps_of_its_own():
     assert merged.steps == 3 + 4 + 4
 
 
+# Models that share layers.
+
+
+def on(layer, setup):
+    """A model of its own on a layer of another, with a head of its own, under an optimizer of its own."""
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(layer(inputs)))
+    model.compile(optimizer_of(), "mse", run_eagerly=True)
+    return model, Accountant(GaussianDpEvent(1.0), setup.sampling, 1e-3, "rdp")
+
+
+def train(model, accountant, setup, steps):
+    budget = PrivacyBudget(accountant, 100.0)
+    model.fit(setup.batches, steps_per_epoch=steps, verbose=0, callbacks=[budget])
+
+
+@pytest.mark.parametrize("order", ["one after the other", "both built first"])
+def test_models_that_share_a_trained_layer_count_all_steps_on_it(order):
+    setup, layer = Setup(), keras.layers.Dense(3)
+    (first, of_first), (second, of_second) = on(layer, setup), on(layer, setup)
+    if order == "both built first":
+        for model in (first, second):
+            model.prepare(setup.batches.element_spec)
+    train(first, of_first, setup, 5)
+    train(second, of_second, setup, 3)
+    assert of_first.steps == of_second.steps == 8
+    train(first, of_first, setup, 2)
+    assert of_first.steps == of_second.steps == 10 and of_first.epsilon() == of_second.epsilon()
+    assert second.privacy_history.snapshot().steps == 10  # which is what a file of it holds
+
+
+def test_a_model_on_a_frozen_layer_counts_who_trained_it_and_not_the_other_way():
+    setup, layer = Setup(), keras.layers.Dense(3)
+    first, of_first = on(layer, setup)
+    train(first, of_first, setup, 5)
+    layer.trainable = False
+    second, of_second = on(layer, setup)
+    train(second, of_second, setup, 3)
+    assert (of_first.steps, of_second.steps) == (5, 8)
+
+
+def test_models_count_through_one_between_them_once_each():
+    setup, left, right = Setup(), keras.layers.Dense(2), keras.layers.Dense(2)
+    (first, of_first), (second, of_second) = on(left, setup), on(right, setup)
+    between, of_between = on(keras.Sequential([left, right]), setup)
+    for model, accountant, steps in ((first, of_first, 5), (between, of_between, 3), (second, of_second, 2)):
+        train(model, accountant, setup, steps)
+    assert of_first.steps == of_second.steps == of_between.steps == 10
+    together = Accountant(GaussianDpEvent(1.0), setup.sampling, 1e-3, "rdp")
+    for model in (first, second, between):
+        together.follow(model)
+    assert together.steps == 10
+
+
+def test_a_model_compiled_anew_and_its_file_go_on_counting_for_those_who_share_it(tmp_path):
+    setup, layer = Setup(), keras.layers.Dense(3)
+    (first, of_first), (second, of_second) = on(layer, setup), on(layer, setup)
+    train(first, of_first, setup, 5)
+    first.compile(optimizer_of(), "mse", run_eagerly=True)
+    train(first, of_first, setup, 4)
+    train(second, of_second, setup, 3)
+    assert of_first.steps == of_second.steps == 12
+    second.save(tmp_path / "second.keras")
+    loaded = keras.models.load_model(tmp_path / "second.keras")
+    of_loaded = Accountant(GaussianDpEvent(1.0), setup.sampling, 1e-3, "rdp")
+    of_loaded.follow(loaded)
+    assert of_loaded.steps == 12
+    loaded.optimizer.iterations.assign(4)
+    with pytest.raises(Unaccounted, match="has made 1 steps"):
+        of_loaded.epsilon()
+
+
+def test_a_step_undescribed_on_shared_weights_silences_all_who_rest_on_them():
+    setup, layer = Setup(), keras.layers.Dense(3)
+    (first, of_first), (second, of_second) = on(layer, setup), on(layer, setup)
+    train(first, of_first, setup, 2)
+    train(second, of_second, setup, 2)
+    first.optimizer.iterations.assign(3)
+    with pytest.raises(Unaccounted, match="has made 1 steps"):
+        of_second.epsilon()
+
+
 def test_training_under_two_samplings_is_one_account(target):
     setup = Setup()
     setup.fit(100.0, epochs=1, steps_per_epoch=5)

@@ -71,6 +71,15 @@ def trained():
 
 
 @EVERY
+def test_it_can_be_made_from_what_its_record_says_and_from_nothing_less(kind):
+    optimizer_of(kind)
+    for needed in {*BASICS, *MECHANISMS[kind]}:
+        given = {name: value for name, value in {**BASICS, **MECHANISMS[kind]}.items() if name != needed}
+        with pytest.raises((TypeError, ValueError), match=needed):
+            kind(**given)
+
+
+@EVERY
 def test_privacy_settings_are_given_by_name(kind):
     with pytest.raises(TypeError, match=f"{kind.__name__} takes its settings by name.*expected_batch_size=") as refusal:
         kind(0.1, 1.0, 1.1, 256)

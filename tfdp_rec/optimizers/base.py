@@ -207,6 +207,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
         self.build_tables()
+        self.privacy_history.trains(variables)
         super().build(list(variables))
 
     def _refuse_other_model(self, variables: list[keras.Variable]) -> None:
@@ -396,9 +397,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def load_own_variables(self, store: Any) -> None:
         """As every Keras optimizer, and the privacy history, which joins the present one."""
         self.privacy_history.close(self)
+        super().load_own_variables({key: store[key] for key in store.keys() if key != _HISTORY})
         if _HISTORY in store.keys():
             self.privacy_history.take(History.loads(bytes(np.asarray(store[_HISTORY])).decode()))
-        super().load_own_variables({key: store[key] for key in store.keys() if key != _HISTORY})
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -6,13 +6,20 @@ A step that is cut short was counted. Steps are counted by the optimizer and by 
 closed when the optimizer's settings change. The history is saved with the optimizer's variables, and goes from one
 optimizer to the next when a model is compiled again. `iterations`, which Keras restores by more ways than we know of,
 is the check: steps that it tells of and the history does not make every accountant silent.
+
+Models share layers. A variable remembers whose steps have trained it, so that what a model has spent is what all those
+have spent whose steps are in its weights:
+
+    spent(model) = own steps ∪ spent(h) for every history h that trained one of the model's variables.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdp_rec.demands import demand
@@ -21,6 +28,7 @@ from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry, History, new_key
 
 _NO_LIMIT = 2**62
 _KINDS = 4  # of batches, by origin, that most models see at most
+_TRAINED_BY = "privacy_histories"  # among a variable's attributes
 SPENT = "The privacy budget is spent"
 
 
@@ -40,6 +48,7 @@ class StepHistory:
         self._closed = History()
         self._open: dict[Any, _Open] = {}
         self._parts: list[StepHistory] = []
+        self._rests_on: list[keras.Variable] = []
         self._joined: StepHistory | None = None
         self._optimizer, self._before, self._key = optimizer, 0, new_key()
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
@@ -91,8 +100,10 @@ class StepHistory:
         self._closed.add(entry)
 
     def take(self, history: History) -> None:
-        """Takes over what was read from a file."""
+        """Takes over what was read from a file, once the optimizer's counter is that of the file too."""
         self._closed.merge(history)
+        # The file's steps may be of several optimizers, and the counter is of the last alone.
+        self._before = max(0, self._own_steps - int(self._optimizer.iterations.numpy()))
 
     def close(self, optimizer: Any) -> None:
         """The optimizer's settings are about to change: what was counted is of the old ones."""
@@ -101,17 +112,55 @@ class StepHistory:
                 counter.close(self._closed)
 
     def snapshot(self) -> History:
-        """All entries as they stand."""
+        """All entries as they stand, of all whose steps are in the model's weights."""
         found = History()
+        for history in self._kin():
+            history._write(found)
+        return found
+
+    def trains(self, variables: Iterable[keras.Variable]) -> None:
+        """These variables are what the steps write; whoever rests on one of them has spent these steps too."""
+        variables = list(variables)
+        for variable in variables:
+            trained_by = vars(variable).setdefault(_TRAINED_BY, [])
+            if not any(self is known for known in trained_by):
+                trained_by.append(self)
+        self.rests_on(variables)
+
+    def rests_on(self, variables: Iterable[keras.Variable]) -> None:
+        """These are weights of the model, frozen ones too; others may train them, now or later."""
+        known = {id(variable) for variable in self._rests_on}
+        self._rests_on += [variable for variable in variables if id(variable) not in known]
+
+    def _kin(self) -> list[StepHistory]:
+        """This history, its parts, and the whole histories of all who trained what the model rests on."""
+        found, ahead = dict[int, StepHistory](), [self]
+        while ahead:
+            history = ahead.pop()
+            if id(history) in found:
+                continue
+            found[id(history)] = history
+            ahead += history._parts
+            ahead += [each.whole for v in history._rests_on for each in vars(v).get(_TRAINED_BY, ())]
+        return list(found.values())
+
+    def _write(self, found: History) -> None:
         found.merge(self._closed)
         for counter in self._open.values():
             counter.write(found)
-        for part in self._parts:
-            found.merge(part.snapshot())
         for optimizer in {id(c.optimizer): c.optimizer for c in self._open.values() if int(c.steps.numpy())}.values():
             for event, label in getattr(optimizer, "events_before_training", list)():
                 found.add(Entry(event, 1, DRAWN, label=label), f"{self._key}: {label}")
-        return found
+
+    @property
+    def _own_steps(self) -> int:
+        """Without those of others on shared weights."""
+        found, ahead = History(), [self]
+        while ahead:
+            history = ahead.pop()
+            history._write(found)
+            ahead += history._parts
+        return found.steps
 
     def hand_over(self, optimizer: Any, own: StepHistory) -> None:
         """Another optimizer goes on with the model.
@@ -120,7 +169,7 @@ class StepHistory:
             optimizer: the one that goes on.
             own: its history so far.
         """
-        self._before = self.snapshot().steps
+        self._before = self._own_steps
         self._parts.append(own)
         self._optimizer = optimizer
         own._joined, self.known_of = self, self.known_of or own.known_of
@@ -132,9 +181,12 @@ class StepHistory:
 
     @property
     def undescribed(self) -> int:
-        """Steps that the optimizer's own counter tells of, and no entry."""
-        mine = self.snapshot().steps - self._before
-        return max(0, int(self._optimizer.iterations.numpy()) - mine)
+        """Steps that the counter of an optimizer tells of, and no entry."""
+        return sum(history._missing for history in self._kin() if history._joined is None)
+
+    @property
+    def _missing(self) -> int:
+        return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._before))
 
     def allow(self, steps: int | None) -> None:
         """At most so many steps more, whoever makes them; None for any number."""

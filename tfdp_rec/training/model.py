@@ -300,6 +300,7 @@ class PrivateTraining(Doors):
     def _build_optimizer(self) -> None:
         """Builds the mechanism, and sees to it that whoever reads a table from now on reads it settled."""
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
+        self.optimizer.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
         self.release.guard(self.optimizer)
 
     def table_reader(self, spec: Any) -> TableReader:
