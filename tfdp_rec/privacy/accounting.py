@@ -15,6 +15,7 @@ on the data, and whatever else looks at the data once goes in by `spend`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from dp_accounting import DpEvent
 from tfdp_rec.files import Path
 from tfdp_rec.privacy import events
 from tfdp_rec.privacy.book import Book
-from tfdp_rec.privacy.composing import check_supported, epsilon_of, quickest
+from tfdp_rec.privacy.composing import check_supported, epsilon_of, searches
 from tfdp_rec.privacy.history import BY_HAND, UNPROVEN, Entry, History
 from tfdp_rec.privacy.ledger import Ledger
 from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
@@ -253,7 +254,7 @@ class Accountant:
         Raises:
             Unaccounted: see `refuse`.
         """
-        return self._epsilon(self.accountant, steps)
+        return self._epsilon(steps, self.accountant)
 
     def max_steps(self, target_epsilon: float) -> int:
         """The most steps in all, those recorded included, that keep ε within target_epsilon.
@@ -267,11 +268,11 @@ class Accountant:
         checked_epsilon(target_epsilon)
         if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
             return self.steps
-        quick = quickest(self.ledger(self.steps + 1), self.accountant)
-        rough = _most(lambda steps: self._epsilon(quick, steps), target_epsilon, self.steps)
-        if quick == self.accountant:
-            return rough
-        return _most(self.epsilon, target_epsilon, rough if self.epsilon(rough) <= target_epsilon else self.steps)
+        most = self.steps
+        for accountant, coarser in searches(self.ledger(self.steps + 1), self.accountant):
+            epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
+            most = _most(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
+        return most
 
     def record(self, event: DpEvent, steps: int = 1, restarts: int = 0) -> None:
         """Counts `steps` steps of `event`, which becomes the present event, of a training that is not followed.
@@ -376,13 +377,13 @@ class Accountant:
         self._told.merge(History.loads(state["history"]))
         self.event, self.spent = event, spent
 
-    def _epsilon(self, accountant: str, steps: int | None) -> float:
+    def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)
         if self.void:
             return math.inf
-        key = accountant + json.dumps(events.to_json(ledger))
+        key = f"{accountant} {coarser} {json.dumps(events.to_json(ledger))}"
         if key not in self._epsilons:
-            self._epsilons[key] = epsilon_of(ledger, self.delta, accountant)
+            self._epsilons[key] = epsilon_of(ledger, self.delta, accountant, coarser)
         return self._epsilons[key]
 
     def _check(self, event: DpEvent) -> None:

@@ -1,4 +1,6 @@
-"""How much noise a budget asks for: searched by RDP, which is quick and never too little, then tightened by PLD."""
+"""How much noise a budget asks for: searched by RDP, which is quick and never too little, tightened by PLD on a coarse
+grid, and by PLD as it is, which has the last word.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from scipy import optimize
 
 from tfdp_rec.privacy.accounting import Accountant, checked_count, checked_epsilon
-from tfdp_rec.privacy.composing import quickest
+from tfdp_rec.privacy.composing import epsilon_of, searches
 from tfdp_rec.privacy.sampling import Sampling
+
+Search = tuple[str, float]  # accountant, and how much coarser
+_NEAR = 5e-4  # of ε: so near the budget, less noise would be less by no more than that
 
 
 def calibrate_noise(
@@ -53,16 +58,16 @@ def calibrate_noise(
     others = list(spent)
 
     @functools.cache
-    def excess(noise: float, by: str) -> float:
-        trial = Accountant(make_event(noise), sampling, delta, by, allow_large_delta)
+    def excess(noise: float, by: str, coarser: float) -> float:
+        trial = Accountant(make_event(noise), sampling, delta, accountant, allow_large_delta)
         for event, label in others:
             trial.spend(event, label)
-        return min(trial.epsilon(steps) - target_epsilon, 1e9)
+        return min(epsilon_of(trial.ledger(steps), delta, by, coarser) - target_epsilon, 1e9)
 
     step = sampling.compose_history([(make_event(1.0), 1)])
-    quick = quickest(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
+    first, *closer = searches(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
     high = 1.0
-    while excess(high, quick) > 0:
+    while excess(high, *first) > 0:
         high *= 2
         if high > 1e6:
             raise ValueError(
@@ -70,32 +75,36 @@ def calibrate_noise(
                 "raise target_epsilon, or spend less elsewhere."
             )
     low = high / 2
-    while excess(low, quick) <= 0:
+    while excess(low, *first) <= 0:
         high, low = low, low / 2
         if high < 1e-3:
             return high
-    noise = _least(excess, quick, low, high)
-    if quick != accountant:
-        noise = _least(excess, accountant, *_around(excess, accountant, noise, target_epsilon))
-    while excess(noise, accountant) > 0:
+    noise = _least(excess, first, low, high)
+    for by in closer:
+        if not -_NEAR * target_epsilon <= excess(noise, *by) <= 0:
+            noise = _closer(excess, by, noise) or noise
+    if excess(noise, accountant, 1.0) > 0:  # rounded up to the grid at every step, pld cannot show so small an ε
+        raise ValueError(
+            f"The {accountant} accountant cannot show an epsilon as small as {target_epsilon:g} over so many steps: "
+            'use accountant="rdp" (--rdp).'
+        )
+    return noise
+
+
+def _least(excess: Callable[..., float], by: Search, low: float, high: float) -> float:
+    noise = float(optimize.brentq(excess, low, high, args=by, rtol=2e-4))
+    while excess(noise, *by) > 0:
         noise *= 1.0005
     return noise
 
 
-def _least(excess: Callable[[float, str], float], by: str, low: float, high: float) -> float:
-    return float(optimize.brentq(excess, low, high, args=(by,), rtol=2e-4))
-
-
-def _around(excess: Callable[[float, str], float], by: str, noise: float, target: float) -> tuple[float, float]:
-    """Too little and enough noise, by the slow accountant, near what the quick one asks for."""
+def _closer(excess: Callable[..., float], by: Search, noise: float) -> float | None:
+    """By a slower search, from near what a quicker one found; None where it shows nothing there."""
     low = high = noise
-    while excess(high, by) > 0:
+    while excess(high, *by) > 0:
         high *= 1.1
-        if high > 2 * noise:  # rounded up to the grid at every step, pld cannot show so small an ε
-            raise ValueError(
-                f"The {by} accountant cannot show an epsilon as small as {target:g} over so many steps: use "
-                'accountant="rdp" (--rdp).'
-            )
-    while excess(low, by) <= 0:
+        if high > 2 * noise:
+            return None
+    while excess(low, *by) <= 0:
         high, low = low, 0.9 * low
-    return low, high
+    return _least(excess, by, low, high)

@@ -21,14 +21,21 @@ from tfdp_rec.privacy import events, profiles
 from tfdp_rec.privacy.profiles import Distribution
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
+_COARSE = 16.0  # times that, while a number is only looked for
 _PLD_FINE_UP_TO = 50.0  # beyond this ε the grid widens in proportion, or it would fill the memory
 _ROUNDING = 1e-11  # dp_accounting finds log A(α) to 6e-12 at worst: under huge noise more than it is, and of any sign
 _PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's bound is good enough
 
 
-def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
+def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: float = 1.0) -> float:
     """ε at δ of one (composed) event by dp_accounting; infinite where a part has no guarantee, or where what may fail
     takes up all of δ.
+
+    Args:
+        event: all that was done.
+        delta: δ.
+        accountant: "pld" or "rdp".
+        coarser: so many times the width of pld's grid: an upper bound still, in a fraction of the time.
 
     Raises:
         ValueError: an event that is unknown, or that the accountant cannot account for.
@@ -50,7 +57,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld") -> float:
         by_rdp = _by_rdp(event, delta)
     if accountant == "rdp" or by_rdp > _PLD_UP_TO:
         return by_rdp
-    grid = _PLD_GRID * max(1.0, by_rdp / _PLD_FINE_UP_TO)
+    grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
     return _by_pld(event, delta, grid)
 
 
@@ -89,6 +96,18 @@ def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribut
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise, value_discretization_interval=grid, sampling_prob=probability
     )
+
+
+def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
+    """(accountant, coarser) by which to look for a number that depends on ε: each begins where the one before ended.
+
+    Args:
+        event: whose ε it is.
+        accountant: has the last word.
+    """
+    if quickest(event, accountant) == accountant:
+        return [(accountant, 1.0)]
+    return [("rdp", 1.0), (accountant, _COARSE), (accountant, 1.0)]
 
 
 def quickest(event: DpEvent, accountant: str) -> str:

@@ -232,5 +232,3 @@ def void_of(optimizer: Any, source: Source) -> str:
     if noise is not None and not vars(type(noise)).get("secret", False):
         reasons.append(f"the noise came from {type(noise).__name__}, which can be computed again (leave out noise=)")
     return " and ".join(reasons)
-
-
