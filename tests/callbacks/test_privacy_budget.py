@@ -187,6 +187,16 @@ def test_no_step_is_one_too_many_whoever_makes_it(target):
     assert setup.accountant.epsilon() <= target
 
 
+def test_the_accountant_is_asked_when_something_happened_and_not_at_every_step(monkeypatch):
+    setup, asked = Setup(), []
+    refuse = Accountant.refuse
+    monkeypatch.setattr(Accountant, "refuse", lambda accountant: asked.append(1) or refuse(accountant))
+    setup.fit(100.0, steps_per_epoch=3, epochs=2)
+    few = len(asked)
+    setup.fit(100.0, steps_per_epoch=15, epochs=2)
+    assert setup.accountant.steps == 36 and len(asked) <= 2 * few
+
+
 def test_compiling_again_carries_the_history(target):
     setup = Setup()
     setup.fit(target, epochs=1, steps_per_epoch=5)

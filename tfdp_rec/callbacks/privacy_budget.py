@@ -5,6 +5,7 @@
 - Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback.
 - With a ledger, steps are paid for in it before they run, in blocks (`privacy.book`).
 - The count is the model's own history (`privacy.step_history`): what was interrupted, restored or made elsewhere is in it.
+- The accountant is asked when something else was done than a step more of this fit (`privacy.tally`), not at every step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import keras
 from tfdp_rec.privacy import Accountant
 from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.privacy.step_history import void_of
+from tfdp_rec.privacy.tally import Tally
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -53,6 +55,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant = accountant
         self.target_epsilon = target_epsilon
         self.check_sampling = check_sampling
+        self._found: tuple[Any, int] = None, 0  # a limit, and what it holds for
         if not check_sampling and not accountant.asserted:
             accountant.asserted = "check_sampling=False"
 
@@ -65,8 +68,9 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.follow(self.model)
         self._check_source()
         self._spend_before_training()
-        self._basis: Any = None
         self.accountant.restarts_ahead = self._iterations_ahead()
+        self._basis: Any = None
+        self._tally: Tally | None = None
         self._refuse_overspending()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -75,7 +79,6 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops if the next steps do not fit."""
-        self.accountant.refuse()
         if not self._fits() and not self.model.stop_training:
             self.model.stop_training = True
             if self.params.get("verbose"):
@@ -123,22 +126,33 @@ class PrivacyBudget(keras.callbacks.Callback):
             if (event, label) not in self.accountant.spent:
                 self.accountant.spend(event, label)
 
+    def _left(self) -> int:
+        """Steps that still fit: by a few reads, where nothing else was done since everything was looked at."""
+        known = self._tally is not None and self._tally.optimizer is self.model.optimizer
+        more = self._tally.more() if self._tally and known else None
+        if more is None:
+            self.accountant.refuse()
+            self._look_up_limit()
+            self._tally = Tally(self.accountant, self.model.optimizer)
+            self._seen, more = self.accountant.steps, 0
+        return self._limit - self._seen - more
+
     def _look_up_limit(self) -> None:
         """The most steps in all, under the optimizer's present noise."""
         event, runs = self.model.optimizer.dp_event(), self.accountant.runs()
         self.accountant.record(event, 0)
         before = runs[:-1] if runs and runs[-1][0] == event else runs
-        basis = (event, before, len(self.accountant.spent_besides))
-        if basis != self._basis:  # else more of the same was made
-            self._basis, self._limit = basis, self.accountant.max_steps(self.target_epsilon)
-            self.model.optimizer.privacy_history.allow(0 if self.accountant.book else self._left())
-
-    def _left(self) -> int:
-        return max(0, self._limit - self.accountant.steps)
+        basis = (event, before, len(self.accountant.spent_besides), self.accountant.restarts_ahead)
+        if basis == self._basis:  # more of the same was made
+            return
+        if basis != self._found[0]:
+            self._found = basis, self.accountant.max_steps(self.target_epsilon)
+        self._basis, self._limit, self._paid = basis, self._found[1], 0
+        left = max(0, self._limit - self.accountant.steps)
+        self.model.optimizer.privacy_history.allow(0 if self.accountant.book else left)
 
     def _fits(self) -> bool:
-        self._look_up_limit()
-        return self.accountant.steps + int(self.model.steps_per_execution) <= self._limit
+        return self._left() >= int(self.model.steps_per_execution)
 
     def _spent(self) -> str:
         return (
@@ -147,15 +161,17 @@ class PrivacyBudget(keras.callbacks.Callback):
         )
 
     def _refuse_overspending(self) -> None:
-        self.accountant.refuse()
-        if not self._fits():
+        left, ahead = self._left(), int(self.model.steps_per_execution)
+        if left < ahead:
             spent = self.accountant.epsilon()
             raise ValueError(
-                f"{int(self.model.steps_per_execution)} more step(s) would exceed the budget: epsilon is {spent:.4g} "
-                f"after {self.accountant.steps} steps, the target is {self.target_epsilon:g} and the limit "
-                f"{self._limit} steps. Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger "
-                "target; a mechanism without a guarantee, such as EANA, fits no target."
+                f"{ahead} more step(s) would exceed the budget: epsilon is {spent:.4g} after {self.accountant.steps} "
+                f"steps, the target is {self.target_epsilon:g} and the limit {self._limit} steps. Use more noise "
+                "(tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism without a "
+                "guarantee, such as EANA, fits no target."
             )
-        if self.accountant.book:  # the step itself refuses to be one that no ledger has paid for
-            paid = self.accountant.pay_ahead(int(self.model.steps_per_execution), self._left())
-            self.model.optimizer.privacy_history.allow(paid)
+        steps = self._limit - left
+        if self.accountant.book and steps + ahead > self._paid:
+            paid = self.accountant.pay_ahead(ahead, left)
+            self._paid = steps + paid
+            self.model.optimizer.privacy_history.allow(paid)  # the step refuses to be one that nobody has paid for

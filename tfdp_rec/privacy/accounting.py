@@ -137,6 +137,20 @@ class Accountant:
             found.merge(history)
         return found
 
+    def counters(self) -> dict[str, tuple[int, int]]:
+        """How far everything that counts is, by an id: in a few reads, whether any answer would differ."""
+        paid = 0 if self.book is None else len(self.book.ledger.chain.lines)
+        found = {"told": (self._told.steps, len(self._told)), "spent": (len(self.spent), paid)}
+        for followed in self._followed:
+            found |= followed.whole.counters()
+        return found
+
+    def kind_of(self, optimizer: Any) -> str:
+        """The id among `counters` of an optimizer's proved steps under this sampling; empty while there is none."""
+        state = self.sampling.get_state()
+        kinds = {kind for followed in self._followed for kind in followed.whole.kinds_of(optimizer, state)}
+        return kinds.pop() if len(kinds) == 1 else ""
+
     @property
     def steps(self) -> int:
         """Steps begun so far, under this sampling."""

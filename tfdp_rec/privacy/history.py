@@ -75,6 +75,9 @@ class History:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     @property
     def steps(self) -> int:
         """Of all entries."""

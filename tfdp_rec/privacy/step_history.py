@@ -144,6 +144,19 @@ class StepHistory:
             ahead += [each.whole for v in history._rests_on for each in vars(v).get(_TRAINED_BY, ())]
         return list(found.values())
 
+    def counters(self) -> dict[str, tuple[int, int]]:
+        """How far everything that counts is, by an id: in a few reads, whether a snapshot would differ."""
+        found = {}
+        for history in self._kin():
+            found[history._key] = (len(history._closed), len(history._parts))
+            found |= {counter.key: counter.now() for counter in history._open.values()}
+        return found
+
+    def kinds_of(self, optimizer: Any, sampling: dict[str, Any]) -> list[str]:
+        """The ids among `counters` of an optimizer's proved steps on batches of a sampling, by its state."""
+        every = (counter for history in self._kin() for counter in history._open.values())
+        return [c.key for c in every if c.optimizer is optimizer and c.sampling == sampling and not c.void]
+
     def _write(self, found: History) -> None:
         found.merge(self._closed)
         for counter in self._open.values():
@@ -205,8 +218,12 @@ class _Open:
     written: tuple[int, int] = (0, 0)
     key: str = dataclasses.field(default_factory=new_key)
 
+    def now(self) -> tuple[int, int]:
+        """Steps, and times the batches were begun."""
+        return int(self.steps.numpy()), int(self.begun.numpy())
+
     def write(self, history: History) -> tuple[int, int]:
-        now = int(self.steps.numpy()), int(self.begun.numpy())
+        now = self.now()
         steps, begun = now[0] - self.written[0], now[1] - self.written[1]
         if steps:
             origin = UNPROVEN if self.sampling is None else DRAWN
