@@ -16,7 +16,8 @@ from tfdp_rec.distribute.handshake import listens
 from tfdp_rec.distribute.local_cluster import warn_of_others
 
 OWNER = """
-import json, sys, time
+import json, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 from tfdp_rec.distribute import LocalCluster
 with LocalCluster(workers=1, servers=1) as cluster:
     pids = [cluster.pid(name) for name in cluster.names] + [cluster._launcher.pid]
