@@ -15,7 +15,7 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
-from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
+from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, composing, epsilon_of
 
 DELTA = 1e-6
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
@@ -252,10 +252,12 @@ def test_a_hopeless_mechanism_is_still_accounted_for_and_never_too_low():
     assert 1000 < epsilon_of(loud, DELTA, "pld") <= epsilon_of(loud, DELTA, "rdp") < math.inf
 
 
-def test_pld_with_the_wider_grid_stays_an_upper_bound_near_the_fine_one():
-    event = USERS.compose(GaussianDpEvent(0.32), 1000)
+def test_pld_with_the_wider_grid_stays_an_upper_bound_near_the_fine_one(monkeypatch):
+    event = USERS.compose(GaussianDpEvent(0.6), 200)
     fine = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(DELTA)
-    assert 50 < fine <= epsilon_of(event, DELTA, "pld") < fine + 0.01
+    assert fine <= epsilon_of(event, DELTA, "pld", coarser=16.0) < fine + 0.01
+    monkeypatch.setattr(composing, "_PLD_FINE_UP_TO", fine / 3)
+    assert fine < epsilon_of(event, DELTA, "pld") < fine + 0.01
 
 
 @pytest.mark.parametrize("noise", [1e4, 1e5, 1e7])

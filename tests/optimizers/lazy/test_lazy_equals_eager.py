@@ -190,7 +190,7 @@ HISTORIES = given(
 CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=18, **CHECKED)
+@settings(max_examples=12, **CHECKED)
 @HISTORIES
 def test_any_history(strategy, recursion, rate, events, announce, lies):
     assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies)
