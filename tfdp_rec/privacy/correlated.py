@@ -157,8 +157,8 @@ class BufferedToeplitz:
 
 
 def _rounded_down(value: float) -> float:
-    nearest = np.float32(value)
-    return float(nearest if nearest <= value else np.nextafter(nearest, np.float32(0)))
+    nearest = np.float32(value)  # numpy 2 would compare it in float32
+    return float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0)))
 
 
 INDEPENDENT = BufferedToeplitz()
