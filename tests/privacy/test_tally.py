@@ -76,6 +76,7 @@ def of_another_model(counted):
     "else_done",
     [
         lambda counted: setattr(counted.optimizer, "noise_multiplier", 2.0),
+        lambda counted: counted.optimizer._noise_multiplier.assign(2.0),
         lambda counted: counted.step(1, Source(PoissonSampling(500, 50))),
         lambda counted: counted.step(1, Source()),
         lambda counted: counted.step(1, Source(SAMPLING, seeded=True)),
@@ -87,7 +88,7 @@ def of_another_model(counted):
         of_another_model,
     ],
     ids=[
-        "other noise", "another sampling", "no sampling", "a seed", "from elsewhere", "told", "spent", "begun again",
+        "other noise", "other noise unannounced", "another sampling", "no sampling", "a seed", "from elsewhere", "told", "spent", "begun again",
         "shared weights", "another model",
     ],
 )  # fmt: skip

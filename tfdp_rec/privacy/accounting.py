@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -27,14 +26,12 @@ from dp_accounting import DpEvent
 from tfdp_rec.files import Path
 from tfdp_rec.privacy import events
 from tfdp_rec.privacy.book import Book
-from tfdp_rec.privacy.composing import check_supported, epsilon_of, searches
+from tfdp_rec.privacy.composing import check_supported, epsilon_of, most_steps, searches
 from tfdp_rec.privacy.history import BY_HAND, UNPROVEN, Entry, History
 from tfdp_rec.privacy.ledger import Ledger
 from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
 from tfdp_rec.privacy.sampling import Sampling
 from tfdp_rec.privacy.statement import statement
-
-_MOST_STEPS = 10**9
 
 
 class Unaccounted(ValueError):
@@ -285,7 +282,7 @@ class Accountant:
         most = self.steps
         for accountant, coarser in searches(self.ledger(self.steps + 1), self.accountant):
             epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
-            most = _most(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
+            most = most_steps(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
         return most
 
     def record(self, event: DpEvent, steps: int = 1, restarts: int = 0) -> None:
@@ -411,22 +408,6 @@ def _opened(ledger: Path | Ledger, sampling: Sampling) -> Ledger:
     if isinstance(ledger, Ledger):
         return ledger
     return Ledger(ledger, sampling.unit, Snapshot(sampling.num_units, sampling.unit), sampling.adjacency)
-
-
-def _most(epsilon: Callable[[int], float], target: float, start: int) -> int:
-    """The largest number of steps from `start`, which fits, on that fits: doubling, then interpolation."""
-    low, high = start, start + 1
-    while epsilon(high) <= target:
-        low, high = high, high + max(1, (high - start) // 2, high // 16)
-        if high > _MOST_STEPS:
-            return _MOST_STEPS
-    while high - low > 1:
-        below, above = epsilon(low) - target, min(epsilon(high) - target, 1e9)
-        guess = low + round((high - low) * -below / (above - below))
-        width = max(1, (high - low) // 8)  # stay off the ends, so that the interval always shrinks
-        middle = min(max(guess, low + width), high - width)
-        low, high = (middle, high) if epsilon(middle) <= target else (low, middle)
-    return low
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

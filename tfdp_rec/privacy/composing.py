@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
@@ -25,6 +26,7 @@ _COARSE = 16.0  # times that, while a number is only looked for
 _PLD_FINE_UP_TO = 50.0  # beyond this ε the grid widens in proportion, or it would fill the memory
 _ROUNDING = 1e-11  # dp_accounting finds log A(α) to 6e-12 at worst: under huge noise more than it is, and of any sign
 _PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's bound is good enough
+_MOST_STEPS = 10**9
 
 
 def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: float = 1.0) -> float:
@@ -108,6 +110,28 @@ def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
     if quickest(event, accountant) == accountant:
         return [(accountant, 1.0)]
     return [("rdp", 1.0), (accountant, _COARSE), (accountant, 1.0)]
+
+
+def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:
+    """The largest number of steps that costs at most `target`; never more than 10^9.
+
+    Args:
+        epsilon: what so many steps cost.
+        target: ε.
+        start: that fits.
+    """
+    low, high = start, start + 1
+    while epsilon(high) <= target:
+        low, high = high, high + max(1, (high - start) // 2, high // 16)
+        if high > _MOST_STEPS:
+            return _MOST_STEPS
+    while high - low > 1:
+        below, above = epsilon(low) - target, min(epsilon(high) - target, 1e9)
+        guess = low + round((high - low) * -below / (above - below))
+        width = max(1, (high - low) // 8)  # stay off the ends, so that the interval always shrinks
+        middle = min(max(guess, low + width), high - width)
+        low, high = (middle, high) if epsilon(middle) <= target else (low, middle)
+    return low
 
 
 def quickest(event: DpEvent, accountant: str) -> str:
