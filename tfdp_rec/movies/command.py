@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfdp_rec.movies.job import Train
 
 HELP = """\
-  tfdp-rec train                                        the main job: embedded data, everybody, epsilon 8
+  tfdp-rec train                                        the main job: embedded data, everybody but sgd, epsilon 8
   tfdp-rec train --mechanism spectral                   private sums alone, in seconds to minutes
   tfdp-rec train --mechanism lazydpsgd --epsilon 4      one two-tower, another budget
   tfdp-rec train --export lazydpsgd                     everybody, and the two-tower released
@@ -38,9 +38,8 @@ SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
-    parser.add_argument(
-        "--mechanism", action="append", choices=contestants.NAMES, help="may be given several times; all if left out"
-    )
+    several = "may be given several times; all but sgd if left out"
+    parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, help=several)
     add_options(parser, Source)
     add_options(parser, Settings)
     cluster = parser.add_argument_group("parameter servers").add_mutually_exclusive_group()

@@ -38,16 +38,16 @@ spectral = Contestant("spectral", "SpectralRecommender", "#6a3d9a", claims_epsil
 exact = Contestant("spectral-exact", "spectral, no noise (no privacy)", "#cab2d6", claims_epsilon=False)
 """The same arithmetic without its noise: what that costs."""
 
-adam = Mechanism(
-    "adam", "Adam", "keras.optimizers", "none", "#222222", claims_epsilon=False, says="two-tower, Adam (no privacy)"
-)
+adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_epsilon=False, says="Adam (no privacy)")
 """The two-tower trained as well as we can: what the private ones are to be held against."""
 
 PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
 PREFERRED: tuple[Contestant | Mechanism, ...] = (spectral, mechanisms.lazy_dp_sgd, mechanisms.dp_sgd)
-_ALL = (popularity, dp_popularity, spectral, exact, *PEERS, *mechanisms.COMMON)
-NAMES = tuple(each.name for each in (spectral, exact, *PEERS, *mechanisms.COMMON))
-"""What can be asked for, in the order in which it is done unless another is asked for."""
+_MADE: tuple[Contestant | Mechanism, ...] = (spectral, exact, *PEERS, *mechanisms.COMMON)
+NAMES = tuple(each.name for each in _MADE)
+"""What can be asked for."""
+USUAL = tuple(name for name in NAMES if name != mechanisms.sgd.name)
+"""Who takes part unless others are asked for; SGD learns less than Adam, and would take a minute."""
 
 
 def named(name: str) -> Contestant | Mechanism:
@@ -60,7 +60,7 @@ def named(name: str) -> Contestant | Mechanism:
         >>> named("spectral").label, named("lazydpsgd").claims_epsilon
         ('SpectralRecommender', True)
     """
-    found = {each.name: each for each in _ALL}
+    found = {each.name: each for each in (popularity, dp_popularity, *_MADE)}
     if name not in found:
         raise ValueError(f"There is no contestant {name!r}; there are {', '.join(found)}.")
     return found[name]
@@ -72,16 +72,16 @@ def is_two_tower(name: str) -> bool:
 
 
 def on_servers(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some that a cluster can train, or that need no training.
+    """Those of some that a cluster can train, or that need no training; SGD for Adam, whose state no server keeps.
 
     Args:
         names: of contestants.
 
     Example:
         >>> on_servers(["spectral", "adam", "lazydpsgd"])
-        ('spectral', 'lazydpsgd')
+        ('spectral', 'sgd', 'lazydpsgd')
     """
-    return tuple(name for name in names if name != adam.name)
+    return tuple(mechanisms.sgd.name if name == adam.name else name for name in names)
 
 
 def released(names: Sequence[str], asked: str | None = None) -> str:

@@ -148,20 +148,23 @@ def with_prior(problem: Problem, settings: Settings, kept: RunCheckpoint | None)
     return dataclasses.replace(problem, prior=prior)
 
 
-def with_sums(problem: Problem, settings: Settings, kept: RunCheckpoint | None) -> SpectralRecommender | None:
+def with_sums(
+    problem: Problem, settings: Settings, kept: RunCheckpoint | None, verbose: int = 0
+) -> SpectralRecommender | None:
     """Makes the private recommender of sums, or takes the one that was made and paid for; None if nobody asked for it.
 
     Args:
         problem: the data.
         settings: of the job.
         kept: where the run is kept.
+        verbose: 1 shows how far it is.
     """
     if contestants.spectral.name not in settings.mechanisms:
         return None
     recommender = private_sums.unfitted(problem.timelines, settings.epsilon, problem.delta, settings.recency)
 
     def fit() -> SpectralRecommender:
-        return recommender.fit(Histories.of_timelines(problem.timelines, problem.train), verbose=0)
+        return recommender.fit(Histories.of_timelines(problem.timelines, problem.train), int(verbose == 1))
 
     if kept is None:
         return fit()
@@ -356,7 +359,7 @@ def run(
         kept.refuse_other_data(timelines)
     noise = kept.noise if kept and goes_on else noise_for(problem, settings)
     folder = RunFolder.reopened(kept.out) if kept and goes_on else RunFolder(out)
-    sums = with_sums(problem, settings, kept)
+    sums = with_sums(problem, settings, kept, verbose)
     problem = with_prior(problem, settings, kept)
     if kept and not goes_on:
         kept.begin(asked, folder.path, noise, timelines)

@@ -152,7 +152,7 @@ class RunCheckpoint:
     def sums(
         self, name: str, sampling: PoissonSampling, event: DpEvent, label: str, make: Callable[[], SpectralRecommender]
     ) -> SpectralRecommender:
-        """The recommender of private sums: as it was made, or made now that it is paid for; never a second time.
+        """The recommender of private sums: as it was made, or made now that it is paid for, but not a second time.
 
         Args:
             name: of the contestant.

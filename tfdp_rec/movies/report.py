@@ -34,7 +34,7 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
     for r in results:
         rows.append(
             [
-                label(r["mechanism"]),
+                ("two-tower, " if contestants.is_two_tower(r["mechanism"]) else "") + label(r["mechanism"]),
                 *(_with_interval(r, metric) for metric in _SHOWN),
                 _epsilon(r["epsilon"]),
                 f"{r['steps_per_second']:.1f}" if r["steps_per_second"] else "–",

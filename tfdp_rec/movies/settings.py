@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from tfdp_rec.movies.contestants import NAMES
+from tfdp_rec.movies.contestants import USUAL
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, option, refuse_wrong
 
 _PRIVACY, _DATA, _TRAINING = "privacy", "data", "model and training"
@@ -71,7 +71,7 @@ class Place:
 class Settings:
     """Who takes part and how; the defaults are the main job's."""
 
-    mechanisms: tuple[str, ...] = NAMES
+    mechanisms: tuple[str, ...] = USUAL
     export: str | None = option(
         None, "who is released; default: the first that takes part of spectral, lazydpsgd, dpsgd", metavar="NAME"
     )
@@ -86,7 +86,7 @@ class Settings:
     width: int = option(32, "of the embedding tables", POSITIVE, group=_TRAINING)
     hidden: int = option(32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING)
     learning_rate: float = option(25.0, "of the private mechanisms", POSITIVE, group=_TRAINING)
-    adam_learning_rate: float = option(0.01, "of Adam without privacy", POSITIVE, group=_TRAINING)
+    adam_learning_rate: float = option(0.005, "of Adam without privacy", POSITIVE, group=_TRAINING)
     sgd_learning_rate: float = option(
         16.0, "of the SGD without privacy, which does not clip", POSITIVE, group=_TRAINING
     )
