@@ -97,7 +97,8 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
 def test_private_sums_are_paid_for_once_and_never_made_again(interrupted, resumed):
     ledgers = [root / "kept" / "spectral" / "ledger.jsonl" for root in (interrupted, resumed)]
     (paid,) = read(ledgers[1]).paid
-    assert paid.label == "spectral release" and ledgers[0].read_bytes() == ledgers[1].read_bytes()
+    assert (paid.label, paid.adjacency) == ("spectral release", "zero-out")
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
     kept = [ledger.with_name("recommender.npz").read_bytes() for ledger in ledgers]
     assert kept[0] == kept[1]
     (result,) = [r for r in json.loads((resumed / "run" / "results.json").read_text()) if r["mechanism"] == "spectral"]

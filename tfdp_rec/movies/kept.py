@@ -259,9 +259,12 @@ class RunCheckpoint:
 
     def _opened(self, mechanism: str, sampling: PoissonSampling) -> Ledger:
         from tfdp_rec.privacy import Ledger, Snapshot
+        from tfdp_rec.privacy.ledger import ZERO_OUT
 
         data = Snapshot(sampling.num_units, sampling.unit)
-        return Ledger(os.path.join(self.folder(mechanism), LEDGER), sampling.unit, data, sampling.adjacency)
+        # The rules of the sums use how many users there are: their neighbours have as many.
+        adjacency = sampling.adjacency if contestants.is_two_tower(mechanism) else ZERO_OUT
+        return Ledger(os.path.join(self.folder(mechanism), LEDGER), sampling.unit, data, adjacency)
 
     def _write(self, path: pathlib.Path, fields: Mapping[str, Any]) -> None:
         with writing(path, private=True) as file:
