@@ -157,10 +157,12 @@ def with_sums(
         problem: the data.
         settings: of the job.
         kept: where the run is kept.
-        verbose: 1 shows how far it is.
+        verbose: 0 prints nothing, 1 shows how far it is.
     """
     if contestants.spectral.name not in settings.mechanisms:
         return None
+    if verbose and not (kept and kept.asked):
+        print(f"Making private sums of {len(problem.train)} users ...", flush=True)
     recommender = private_sums.unfitted(problem.timelines, settings.epsilon, problem.delta, settings.recency)
 
     def fit() -> SpectralRecommender:
