@@ -17,6 +17,7 @@ from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
 from tfdp_rec.movies import job
+from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.privacy.ledger import read, total
 
@@ -49,6 +50,7 @@ def interrupted(tmp_path_factory):
     """A run that was cut after 7 steps of lazydpsgd: its folders, with what was said."""
     root = tmp_path_factory.mktemp("kept")
     arguments = ["--mechanism", "sgd", "--mechanism", "lazydpsgd", "--out", root / "run", "--checkpoint-every", 5]
+    arguments += ["--mechanism", "spectral", "--export", "lazydpsgd"]
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stderr(said):
         cut_at(monkeypatch, 7)
@@ -92,6 +94,31 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
     assert {"report.md", "servable", "model.keras"} <= files(resumed / "run")
 
 
+def test_private_sums_are_paid_for_once_and_never_made_again(interrupted, resumed):
+    ledgers = [root / "kept" / "spectral" / "ledger.jsonl" for root in (interrupted, resumed)]
+    (paid,) = read(ledgers[1]).paid
+    assert (paid.label, paid.adjacency) == ("spectral release", "zero-out")
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
+    kept = [ledger.with_name("recommender.npz").read_bytes() for ledger in ledgers]
+    assert kept[0] == kept[1]
+    (result,) = [r for r in json.loads((resumed / "run" / "results.json").read_text()) if r["mechanism"] == "spectral"]
+    assert result["epsilon"] == pytest.approx(total(read(ledgers[0]), DELTA)) and 1.9 < result["epsilon"] <= 2.0
+    assert "recommender.npz" not in files(resumed / "run")
+
+
+def test_sums_that_were_paid_for_and_lost_are_not_made_again(tmp_path):
+    def cut_off():
+        raise KeyboardInterrupt
+
+    kept, asked = RunCheckpoint.fresh(tmp_path, 50), []
+    terms = "spectral", PoissonSampling(480, 60, unit="user"), GaussianDpEvent(2.0), "spectral release"
+    with pytest.raises(KeyboardInterrupt):
+        kept.sums(*terms, cut_off)
+    with pytest.raises(ValueError, match="to make them again would cost as much again: begin in another --checkpoint"):
+        RunCheckpoint.fresh(tmp_path, 50).sums(*terms, lambda: asked.append(1))
+    assert not asked and len(read(tmp_path / "spectral" / "ledger.jsonl").paid) == 1
+
+
 def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interrupted, resumed):
     lines = [json.loads(line) for line in (resumed / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]
@@ -110,13 +137,14 @@ def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_releases_the_same(
     again = keras.models.load_model(resumed / "run" / "model.keras").get_weights()
     assert all(np.array_equal(one, other) for one, other in zip(weights, again, strict=True))
     assert ledger.read_bytes() == before
+    assert main(["export", str(resumed / "run" / "model.keras"), str(tmp_path / "servable"), "--top-k", "3"]) == 0
 
 
 @pytest.mark.parametrize(
     "arguments, says",
     [
         (["--steps", 13], "has --steps 12, and is asked to go on with 13: leave --steps out"),
-        (["--mechanism", "eana"], "has --mechanism sgd, lazydpsgd, and is asked to go on with eana"),
+        (["--mechanism", "eana"], "has --mechanism sgd, lazydpsgd, spectral, and is asked to go on with eana"),
         (["--users", 700], "has --users 600"),
         (["--local", 1, 1], "trains in one process, and a checkpoint of that cannot go on on 1 servers of its own"),
         (["--out", "elsewhere"], "leave --out out to go on with it"),
@@ -147,6 +175,7 @@ def test_a_folder_is_begun_in_once_and_gone_on_with_where_a_run_is(interrupted, 
             lambda kept: _first_lines(kept / "lazydpsgd" / "ledger.jsonl", 2),
             "lacks entries that were in it before",
         ),
+        (lambda kept: (kept / "spectral" / "ledger.jsonl").unlink(), "is not the ledger that this was counted in"),
         (lambda kept: (kept / "run.json").write_text("{"), "run.json was changed"),
         (lambda kept: _other_data(kept / "run.json"), "was begun with other data"),
     ],

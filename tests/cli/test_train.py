@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
+from tfdp_rec.privacy import epsilon_of
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()
@@ -13,23 +15,36 @@ SMALL = SMALL.split()
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
-    assert main(["train", *SMALL, "--mechanism", "lazydpsgd", "--mechanism", "eana", "--out", str(folder)]) == 0
+    several = [word for name in ("lazydpsgd", "eana", "spectral", "spectral-exact") for word in ("--mechanism", name)]
+    assert main(["train", *SMALL, *several, "--out", str(folder)]) == 0
     return folder
 
 
 def test_a_run_folder_holds_everything(run):
     assert {p.name for p in run.iterdir()} >= {
         "config.json", "metrics.jsonl", "results.json", "report.md", "loss.png", "recall.png", "epsilon.png",
-        "tensorboard", "servable", "model.keras", "titles.json",
+        "tensorboard", "servable", "recommender.npz", "titles.json",
     }  # fmt: skip
     results = {r["mechanism"]: r for r in json.loads((run / "results.json").read_text())}
-    assert set(results) == {"popularity", "lazydpsgd", "eana"}
+    assert set(results) == {"popularity", "dp-popularity", "lazydpsgd", "eana", "spectral", "spectral-exact"}
     assert 0 < results["lazydpsgd"]["epsilon"] <= 2
-    assert results["eana"]["epsilon"] == float("inf")
+    assert 1.9 < results["spectral"]["epsilon"] <= 2
+    assert results["dp-popularity"]["epsilon"] == pytest.approx(epsilon_of(GaussianDpEvent(4.0), 1e-6))
+    assert {results[name]["epsilon"] for name in ("eana", "spectral-exact")} == {float("inf")}
+    assert {result["test_users"] for result in results.values()} == {120}
     assert results["lazydpsgd"]["steps"] == 8
     assert json.loads((run / "config.json").read_text())["negatives"] == 150  # all movies: there are no 4,000
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8]
+
+
+def test_one_private_recommender_leaves_the_run(run):
+    """Chosen by its name; of the others there is nothing in the folder, and the page says what more would cost."""
+    assert (run / "servable.txt").read_text() == "spectral\n" and not (run / "model.keras").exists()
+    report = (run / "report.md").read_text()
+    assert "**SpectralRecommender** is in `servable/`, and it alone" in report
+    assert "LazyDPSGD, SpectralRecommender were made from the same users" in report and "the sum of their ε" in report
+    assert report.count("Guarantee:") == 3  # EANA's says that it has none
 
 
 def test_the_report_says_what_it_is_made_of(run):
@@ -53,12 +68,12 @@ def test_recommend_answers_and_names_unknown_ids(run, capsys):
 def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
     import tensorflow as tf
 
-    assert main(["export", str(run / "model.keras"), str(tmp_path / "again"), "--top-k", "10"]) == 0
+    assert main(["export", str(run / "recommender.npz"), str(tmp_path / "again"), "--top-k", "10"]) == 0
     history = tf.constant([[0]], tf.int64)
     served = [tf.saved_model.load(str(folder)) for folder in (run / "servable", tmp_path / "again")]
     first, again = (one.serve(history) for one in served)
     assert first["movie_ids"].numpy().tolist() == again["movie_ids"].numpy().tolist()
-    assert main(["export", str(run / "model.keras"), str(tmp_path / "again")]) == 2
+    assert main(["export", str(run / "recommender.npz"), str(tmp_path / "again")]) == 2
     assert "exists already" in capsys.readouterr().err
 
 
@@ -72,6 +87,7 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
         (["--data", "no-such-folder"], "there is no folder no-such-folder"),
         (["--batch-size", "5000"], "fewer units than a batch"),
         (["--mechanism", "magic"], "invalid choice"),
+        (["--mechanism", "eana", "--export", "spectral"], "--export spectral is not among those that take part (eana)"),
         (["--steps", "-3"], "--steps must be positive"),
         (["--top-k", "1000"], "1000"),
         (["--negatives", "1000"], "negatives"),

@@ -1,10 +1,13 @@
-"""The main job's own release before training: popularity under noise of the size that its event claims."""
+"""The main job: who trains, its own release before training under noise of the size its event claims, its tests."""
 
 import numpy as np
 import pytest
 
+from tfdp_rec.data import NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.movies.job import noisy_popularity
+from tfdp_rec.movies.job import noisy_popularity, prepare
+from tfdp_rec.movies.settings import Settings
+from tfdp_rec.movies.tested import Tests, everybody_the_same
 
 MOVIES = 200_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
@@ -27,3 +30,43 @@ def test_what_many_watched_stays_visible():
     watched = Timelines([2] * 500, range(501), range(500), [7, 8], ["A", "B"])
     released = noisy_popularity(watched, np.arange(500), 1.0).values
     assert abs(released[1] - 500.35) < 8 and 0 < released[0] < 8
+
+
+def watching(lengths, movies=40, seed=0):
+    rng = np.random.default_rng(seed)
+    each = [rng.permutation(movies)[:length] + 1 for length in lengths]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Timelines(np.concatenate(each), offsets, range(len(lengths)), range(1, movies + 1), [""] * movies)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_one_user_watched_has_no_say_in_who_the_others_are(left):
+    """Else neighbouring data sets would train on other users altogether, whatever noise they got."""
+    settings, lengths = Settings(batch_size=10), np.full(100, 6)
+    whole = prepare(watching(lengths), settings)
+    for user in (0, 57, 99):
+        fewer = prepare(watching(np.where(np.arange(100) == user, left, lengths)), settings)
+        assert np.array_equal(fewer.train, whole.train) and fewer.sampling.num_units == 80
+        assert len(fewer.tests) == len(whole.tests) - (user not in whole.train)
+    assert not set(whole.train) & set(np.setdiff1d(np.arange(100), whole.train)) and len(whole.tests) == 20
+
+
+def test_a_place_in_the_list_is_what_sorting_gives():
+    timelines = watching(np.arange(2, 32))
+    tests = Tests(NextItemExamples(timelines, history=5, negatives=1), seed=3)
+    scores = np.random.default_rng(1).integers(0, 8, [30, 40]).astype(np.float32)  # many are equal
+    scores[4, 7] = np.nan
+    row = iter(range(30))
+    places = tests.places(lambda context: scores[[next(row) for _ in context]])
+    for user, (context, label) in enumerate(zip(tests.context, tests.label)):
+        others = [movie for movie in range(1, 41) if movie not in context]
+        order = sorted(others, key=lambda movie: (-np.nan_to_num(scores[user, movie - 1], nan=-np.inf), movie))
+        assert places[user] == order.index(label)
+    found = tests.measured(lambda context: scores[: len(context)])
+    assert found["recall@5"].value == np.mean(places < 5)
+    assert found["nDCG@10"].value == pytest.approx(np.mean([1 / np.log2(p + 2) if p < 10 else 0 for p in places]))
+
+
+def test_who_answers_with_no_number_finds_nothing():
+    tests = Tests(NextItemExamples(watching([9] * 20), history=5, negatives=1), seed=3)
+    assert tests.measured(everybody_the_same(np.full(40, np.nan)))["recall@1"].value < 0.5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from tfdp_rec.noise.words import seeded
+from tfdp_rec.noise.words import os_entropy, seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, epsilon_of, noise_of_one_release
 from tfdp_rec.spectral import Histories, SpectralRecommender
 from tfdp_rec.spectral.rules import Split, head_of
@@ -244,7 +244,7 @@ def test_k_out_of_range_is_refused(fitted, k):
 MEASURE = """
 import resource, sys
 import numpy as np
-from tfdp_rec.noise.words import seeded
+from tfdp_rec.noise.words import os_entropy, seeded
 from tfdp_rec.spectral import Histories, SpectralRecommender
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 SpectralRecommender(np.arange(1, 2001), epsilon=1.0, head=300).fit(Histories.load(sys.argv[1]), verbose=0)
@@ -264,3 +264,30 @@ def test_memory_does_not_hang_on_the_number_of_events(tmp_path):
     events = 180_000 * 30 * 8 / 2**20
     # The mapped pages of the file count as resident while there is room: they are taken off.
     assert taken[1] - taken[0] - events < 60, taken
+
+
+# Files.
+
+
+def test_what_was_saved_answers_and_costs_the_same(tmp_path):
+    for words, private in ((os_entropy, True), (seeded(3), False)):
+        made = SpectralRecommender(ITEMS, epsilon=4.0, delta=1e-5, recency=0.5, words=words)
+        made.fit(list(tastes(300)), verbose=0).save(tmp_path / "made.npz")
+        again = SpectralRecommender.load(tmp_path / "made.npz")
+        asked = [ITEMS[:6], [], ITEMS[60:63]]
+        assert all(np.array_equal(*pair) for pair in zip(made.recommend(asked), again.recommend(asked)))
+        assert again.event == made.event and math.isinf(again.epsilon) != private
+        assert again.statement() == made.statement()
+    with pytest.raises(RuntimeError, match="fitted already"):
+        again.fit(list(tastes(300)))
+
+
+def test_another_file_is_refused(tmp_path):
+    np.savez(tmp_path / "other.npz", weights=np.zeros(3))
+    np.save(tmp_path / "other.npy", np.zeros(3))
+    (tmp_path / "text.npz").write_text("weights")
+    for name in ("other.npz", "other.npy", "text.npz"):
+        with pytest.raises(ValueError, match="holds no recommender that `save` wrote"):
+            SpectralRecommender.load(tmp_path / name)
+    with pytest.raises(RuntimeError, match="call fit"):
+        SpectralRecommender(ITEMS, epsilon=4.0).save(tmp_path / "none.npz")

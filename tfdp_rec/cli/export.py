@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+from typing import Any
 
 HELP = """\
+  tfdp-rec export runs/20260101-120000/recommender.npz servable --top-k 20
   tfdp-rec export runs/20260101-120000/model.keras servable --top-k 20
 
-Takes a .keras file of a released model with an `export` of its own, such as TwoTower: histories of raw ids in, the best
+Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
 movies out. A training checkpoint is refused: its weights may lack noise.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `export`."""
-    parser.add_argument("model", metavar="MODEL", help="a .keras file")
+    parser.add_argument("model", metavar="MODEL", help="an .npz or a .keras file")
     parser.add_argument("folder", metavar="FOLDER", help="where to write the SavedModel; must not exist")
     parser.add_argument("--top-k", type=int, default=10, help="movies an answer (default: %(default)s)")
 
@@ -24,11 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Loads and exports."""
     path = pathlib.Path(args.model)
-    if not path.is_file() or path.suffix != ".keras":
-        raise FileNotFoundError(f"{path} is not a .keras file of a released model.")
+    if not path.is_file() or path.suffix not in (".keras", ".npz"):
+        raise FileNotFoundError(f"{path} is not a .keras or .npz file of a released recommender.")
     if os.path.exists(args.folder):
         raise FileExistsError(f"{args.folder} exists already.")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    found = _spectral(path) if path.suffix == ".npz" else _two_tower(path)
+    found.export(args.folder, k=args.top_k)
+    print(f"{args.folder}: signature serving_default, input `history` int64 [batch, n], outputs movie_ids and scores")
+    return 0
+
+
+def _spectral(path: pathlib.Path) -> Any:
+    from tfdp_rec.spectral import SpectralRecommender
+
+    return SpectralRecommender.load(path)
+
+
+def _two_tower(path: pathlib.Path) -> Any:
     import keras
 
     import tfdp_rec.models.two_tower  # noqa: F401  (registers the classes a file may hold)
@@ -36,6 +51,4 @@ def run(args: argparse.Namespace) -> int:
     model = keras.models.load_model(path)
     if not isinstance(model, tfdp_rec.models.two_tower.TwoTower):
         raise ValueError(f"{path} holds a {type(model).__name__}; only TwoTower exports histories to recommendations.")
-    model.export(args.folder, k=args.top_k)
-    print(f"{args.folder}: signature serving_default, input `history` int64 [batch, n], outputs movie_ids and scores")
-    return 0
+    return model

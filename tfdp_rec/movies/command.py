@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
-from tfdp_rec.movies.settings import MECHANISMS, Place, Settings, Source
+from tfdp_rec.movies.settings import Place, Settings, Source
 from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
@@ -19,24 +20,26 @@ if TYPE_CHECKING:
     from tfdp_rec.movies.job import Train
 
 HELP = """\
-  tfdp-rec train                                        the main job: embedded data, all mechanisms, epsilon 8
-  tfdp-rec train --mechanism lazydpsgd --epsilon 4      one mechanism, another budget
+  tfdp-rec train                                        the main job: embedded data, everybody but sgd, epsilon 8
+  tfdp-rec train --mechanism spectral                   private sums alone, in seconds to minutes
+  tfdp-rec train --mechanism lazydpsgd --epsilon 4      one two-tower, another budget
+  tfdp-rec train --export lazydpsgd                     everybody, and the two-tower released
   tfdp-rec train --data ml-20m --out runs/ml20m         MovieLens files (ml-1m, ml-20m, ml-25m, ml-32m) of your own
   tfdp-rec train --local 2 2                            on 2 workers and 2 parameter servers, started here
   tfdp-rec train --cluster cluster.json                 on a cluster that is up (tfdp-rec server); see docs/scaling.md
   tfdp-rec train --checkpoint private/run               keep what is needed to go on after Ctrl-C or a crash ...
   tfdp-rec train --checkpoint private/run --resume      ... and go on; all other options are those it began with
 
-The privacy unit is a user. Writes a folder with the configuration, metrics (JSON lines, TensorBoard), report.md with
-plots, and the released model as a SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
+The privacy unit is a user. Each epsilon is of one recommender by itself, and one of them is released. Writes a folder
+with the configuration, metrics (JSON lines, TensorBoard), report.md with plots, and the released recommender as a
+SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
-    parser.add_argument(
-        "--mechanism", action="append", choices=MECHANISMS, help="may be given several times; all if left out"
-    )
+    several = "may be given several times; all but sgd if left out"
+    parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, help=several)
     add_options(parser, Source)
     add_options(parser, Settings)
     cluster = parser.add_argument_group("parameter servers").add_mutually_exclusive_group()
@@ -100,6 +103,8 @@ def _asked(args: argparse.Namespace, before: Asked) -> Asked:
     if args.mechanism:
         settings = dataclasses.replace(settings, mechanisms=tuple(dict.fromkeys(args.mechanism)))
     given = args.local or args.cluster
+    if given and not args.mechanism and not args.resume:
+        settings = dataclasses.replace(settings, mechanisms=contestants.on_servers(settings.mechanisms))
     place = Place(tuple(args.local or ()), args.cluster or "") if given else before.place
     asked = Asked(chosen(args, before.source), settings, place)
     if args.resume:

@@ -1,13 +1,21 @@
-"""The main job: watch timelines to a private two-tower recommender, with its peers beside it.
+"""The main job: watch timelines to a private recommender, with its peers beside it.
 
-    timelines -> 80% of users train, 20% test -> popularity counted under DP -> for each mechanism: train, account, test
-    -> the private model exported
+    timelines -> 80% of users train, 20% test -> private sums of the training users -> popularity counted under DP
+    -> for each two-tower: train, account, test -> one private recommender exported
 
-The privacy unit is a user: users are Poisson-sampled, and a sampled user gives one example, a random movie of their
-timeline as label and the 20 before it as context.
+The privacy unit is a user. `SpectralRecommender` is made of two sums to which each user gives at most 1. For two-towers
+users are Poisson-sampled, and a sampled user gives one example, a random movie of their timeline as label and the 20
+before it as context.
 
-*Popularity prior.* The movies are counted once by `private_counts`, told that a typical user has 20 movies. What comes
-out is a public prior; its budget is in the accountant.
+*One ε a contestant.* Each private one has the whole budget and a statement of its own, about itself alone, on the same
+users. So one of them leaves the run, chosen by name (`movies.contestants`), and nothing of the others is in the folder
+but how they tested.
+
+*Who trains* is drawn from all users, whatever they have watched: were users without movies left out first, one user's
+movies would have a say in who the others are.
+
+*Popularity prior* of the two-towers. The movies are counted once by `private_counts`, told that a typical user has 20
+movies. What comes out is a public prior; its budget is in each two-tower's accountant.
 
 *Going on.* A run that is kept (`movies.kept`) pays in a ledger before it looks at the data, and writes checkpoints.
 What was interrupted goes on with the prior and the noise that it began with. Steps that a crash cut off are made again,
@@ -25,21 +33,22 @@ from typing import Any
 import dp_accounting
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.datasets.histories import Catalogue, Histories
 from tfdp_rec.models import TwoTower
-from tfdp_rec.movies import report
+from tfdp_rec.movies import contestants, private_sums, report
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import Settings
-from tfdp_rec.privacy import Accountant, calibrate_noise, private_counts
+from tfdp_rec.movies.tested import KS, Tests, everybody_the_same
+from tfdp_rec.movies.trained import Trained, measured_record
+from tfdp_rec.privacy import Accountant, calibrate_noise, epsilon_of, private_counts
 from tfdp_rec.privacy.counts import Counted
+from tfdp_rec.spectral import SpectralRecommender
 
-_KS = (1, 5, 10, 20)
 _NEGATIVES = 4000  # where there are so many movies
 _TYPICAL = 20  # movies of a user: what the popularity prior counts on
 _PRIOR = "popularity counts"
@@ -50,12 +59,13 @@ class Problem:
     """The data of a run, split.
 
     Attributes:
-        prior: what was released of them before training; empty until it was.
+        tests: of the test users.
+        prior: popularity, released before training; empty until it was.
     """
 
     timelines: Timelines
     train: np.ndarray
-    test: np.ndarray
+    tests: Tests
     sampling: PoissonSampling
     delta: float
     prior_event: dp_accounting.DpEvent
@@ -64,7 +74,7 @@ class Problem:
 
     @property
     def spent(self) -> list[tuple[dp_accounting.DpEvent, str]]:
-        """What training does not spend."""
+        """What a two-tower costs beside its training."""
         return [(self.prior_event, _PRIOR)]
 
 
@@ -111,14 +121,15 @@ def prepare(timelines: Timelines, settings: Settings) -> Problem:
     """
     if settings.top_k > timelines.num_movies:
         raise ValueError(f"top_k must be at most the {timelines.num_movies} movies, got {settings.top_k}.")
-    train, test = timelines.split_users(0.8, seed=settings.seed)
+    contestants.released(settings.mechanisms, settings.export)  # for what that refuses
+    train, test = timelines.split_users(0.8, seed=settings.seed, min_length=0)
+    test = test[timelines.lengths[test] >= 2][: settings.test_users]
     sampling = PoissonSampling(len(train), settings.batch_size, unit="user")
     delta = settings.delta if settings.delta is not None else min(1e-6, 1.0 / len(train))
     negatives = settings.negatives or min(_NEGATIVES, timelines.num_movies)
     event = dp_accounting.GaussianDpEvent(settings.prior_noise)
-    problem = Problem(timelines, train, test[: settings.test_users], sampling, delta, event, negatives)
-    test_batches(problem, settings)  # for what that refuses
-    return problem
+    tests = Tests(NextItemExamples(timelines, test, settings.history, negatives), settings.seed)
+    return Problem(timelines, train, tests, sampling, delta, event, negatives)
 
 
 def with_prior(problem: Problem, settings: Settings, kept: RunCheckpoint | None) -> Problem:
@@ -137,6 +148,31 @@ def with_prior(problem: Problem, settings: Settings, kept: RunCheckpoint | None)
     return dataclasses.replace(problem, prior=prior)
 
 
+def with_sums(
+    problem: Problem, settings: Settings, kept: RunCheckpoint | None, verbose: int = 0
+) -> SpectralRecommender | None:
+    """Makes the private recommender of sums, or takes the one that was made and paid for; None if nobody asked for it.
+
+    Args:
+        problem: the data.
+        settings: of the job.
+        kept: where the run is kept.
+        verbose: 0 prints nothing, 1 shows how far it is.
+    """
+    if contestants.spectral.name not in settings.mechanisms:
+        return None
+    if verbose and not (kept and kept.asked):
+        print(f"Making private sums of {len(problem.train)} users ...", flush=True)
+    recommender = private_sums.unfitted(problem.timelines, settings.epsilon, problem.delta, settings.recency)
+
+    def fit() -> SpectralRecommender:
+        return recommender.fit(Histories.of_timelines(problem.timelines, problem.train), int(verbose == 1))
+
+    if kept is None:
+        return fit()
+    return kept.sums(contestants.spectral.name, problem.sampling, recommender.event, private_sums.LABEL, fit)
+
+
 def noise_for(problem: Problem, settings: Settings) -> float:
     """The least noise for the budget, unless it was given."""
     if settings.noise_multiplier is not None:
@@ -153,7 +189,7 @@ def new_model(problem: Problem, settings: Settings) -> TwoTower:
         settings.hidden,
         problem.prior,
         settings.history,
-        _KS,
+        KS,
         name="two_tower",
     )
 
@@ -161,8 +197,10 @@ def new_model(problem: Problem, settings: Settings) -> TwoTower:
 def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -> keras.optimizers.Optimizer:
     """A fresh optimizer."""
     if mechanism == mechanisms.sgd.name:
-        # The non-private peer does not clip: at the private rate it diverges. Its own best rate, found the same way.
+        # It does not clip: at the private rate it diverges. Its own best rate, found the same way.
         return keras.optimizers.SGD(settings.sgd_learning_rate)
+    if mechanism == contestants.adam.name:
+        return keras.optimizers.Adam(settings.adam_learning_rate)
     return mechanisms.named(mechanism).optimizer(
         settings.learning_rate,
         l2_norm_clip=settings.clip,
@@ -171,20 +209,12 @@ def optimizer_for(mechanism: str, settings: Settings, noise_multiplier: float) -
     )
 
 
-def test_batches(problem: Problem, settings: Settings) -> tf.data.Dataset:
-    """One fixed example of each test user, and fixed negatives for the loss."""
-    examples = NextItemExamples(problem.timelines, problem.test, settings.history, problem.negatives, settings.seed)
-    negatives = examples.shared()["negatives"]
-    batches = tf.data.Dataset.from_tensor_slices(examples.fixed(settings.seed)).batch(500)
-    return batches.map(lambda batch: {**batch, "negatives": negatives}).cache()
-
-
 class _Curve(keras.callbacks.Callback):
     """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
 
-    def __init__(self, folder: RunFolder, mechanism: str, test: tf.data.Dataset, accountant: Accountant | None):
+    def __init__(self, folder: RunFolder, mechanism: str, tests: Tests, accountant: Accountant | None):
         super().__init__()
-        self.folder, self.mechanism, self.test, self.accountant = folder, mechanism, test, accountant
+        self.folder, self.mechanism, self.tests, self.accountant = folder, mechanism, tests, accountant
         self.step, self.last, self.seconds, self.timed = 0, 0, 0.0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -202,50 +232,10 @@ class _Curve(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.seconds += time.perf_counter() - self.start
         record = {"mechanism": self.mechanism, "step": self.step, "loss": float((logs or {})["loss"])}
-        record |= self.model.recall(self.test)
+        record |= {name: mean.value for name, mean in self.tests.measured(self.model).items()}
         if self.accountant is not None:
             record["epsilon"] = self.accountant.epsilon()
         self.folder.append(record)
-
-
-@dataclasses.dataclass
-class Trained:
-    """What training under one mechanism left behind.
-
-    Attributes:
-        model: released.
-        accountant: of its steps; None where nothing is private.
-        steps: that were made.
-        steps_per_second: None if there were too few to tell.
-        recalls: on the test users.
-    """
-
-    model: TwoTower
-    accountant: Accountant | None
-    steps: int
-    steps_per_second: float | None
-    recalls: dict[str, float]
-
-    @property
-    def epsilon(self) -> float:
-        """Spent in all."""
-        return float("inf") if self.accountant is None else self.accountant.epsilon()
-
-    @property
-    def statement(self) -> str:
-        """What is promised; empty where nothing is private."""
-        return "" if self.accountant is None else self.accountant.statement()
-
-    def record(self, mechanism: str, noise_multiplier: float) -> dict[str, Any]:
-        """The line of results.json."""
-        return {
-            "mechanism": mechanism,
-            "recalls": self.recalls,
-            "steps": self.steps,
-            "steps_per_second": self.steps_per_second,
-            "epsilon": self.epsilon,
-            "noise_multiplier": noise_multiplier if self.accountant is not None else None,
-        }
 
 
 def accounting(
@@ -260,13 +250,13 @@ def accounting(
         settings: of the job.
         ledger: that the prior was paid in, and that steps are to be.
     """
-    if mechanism == mechanisms.sgd.name:
+    if mechanism in mechanisms.names(contestants.PEERS):
         return None, []
     accountant = Accountant(optimizer.dp_event(), problem.sampling, problem.delta, ledger=ledger)
     for event, label in [] if ledger else problem.spent:
         accountant.spend(event, label)
     accountant.follow(optimizer)
-    within = [PrivacyBudget(accountant, settings.epsilon)] if mechanisms.named(mechanism).claims_epsilon else []
+    within = [PrivacyBudget(accountant, settings.epsilon)] if contestants.named(mechanism).claims_epsilon else []
     return accountant, within
 
 
@@ -294,7 +284,7 @@ def train_one(mechanism: str, run: Run) -> Trained:
     batches = problem.sampling.batches(examples.fetch, shared=examples.shared)
     ledger = kept.ledger(mechanism, problem.sampling) if kept else None
     accountant, within = accounting(mechanism, model.optimizer, problem, settings, ledger)
-    curve = _Curve(run.folder, mechanism, test_batches(problem, settings), accountant)
+    curve = _Curve(run.folder, mechanism, problem.tests, accountant)
     callbacks: list[keras.callbacks.Callback] = [*within, curve]
     if kept and accountant is not None:
         model.prepare(batches.element_spec)
@@ -308,7 +298,8 @@ def train_one(mechanism: str, run: Run) -> Trained:
         if accountant is not None:
             accountant.close()
     speed = curve.timed / curve.seconds if curve.seconds else None
-    return Trained(model, accountant, curve.step, speed, model.recall(curve.test))
+    trained = Trained(model, problem.tests.measured(model), steps=curve.step, steps_per_second=speed)
+    return trained.accounted(accountant, run.noise)
 
 
 def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run: Run, left: int) -> None:
@@ -324,16 +315,19 @@ def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run
     )  # fmt: skip
 
 
-def popularity_result(problem: Problem, settings: Settings) -> dict[str, Any]:
-    """Recommends everybody the most watched movies, counted exactly."""
+def popularity_results(problem: Problem) -> list[dict[str, Any]]:
+    """Recommends everybody the most watched movies: counted exactly, and as the two-towers' prior has them."""
     watched = np.concatenate([problem.timelines[user] for user in problem.train])
-    counts = np.bincount(watched, minlength=problem.timelines.num_movies + 1)
-    order = np.argsort(-counts[1:], kind="stable") + 1
-    labels = np.concatenate([batch["label"].numpy() for batch in test_batches(problem, settings)])
-    recalls = {f"recall@{k}": float(np.isin(labels, order[:k]).mean()) for k in _KS}
-    recalls |= {f"precision@{k}": recalls[f"recall@{k}"] / k for k in _KS}
-    nothing = {"steps": None, "steps_per_second": None, "epsilon": None}
-    return {"mechanism": report.POPULARITY, "recalls": recalls, **nothing}
+    exact = np.bincount(watched, minlength=problem.timelines.num_movies + 1)[1:]
+    costs = {contestants.popularity: None, contestants.dp_popularity: epsilon_of(problem.prior_event, problem.delta)}
+    return [
+        {
+            "mechanism": who.name,
+            **measured_record(problem.tests.measured(everybody_the_same(counts))),
+            **{"steps": None, "steps_per_second": None, "epsilon": epsilon},
+        }
+        for (who, epsilon), counts in zip(costs.items(), (exact, problem.prior))
+    ]
 
 
 Train = Callable[[str, Run], Trained]
@@ -367,6 +361,7 @@ def run(
         kept.refuse_other_data(timelines)
     noise = kept.noise if kept and goes_on else noise_for(problem, settings)
     folder = RunFolder.reopened(kept.out) if kept and goes_on else RunFolder(out)
+    sums = with_sums(problem, settings, kept, verbose)
     problem = with_prior(problem, settings, kept)
     if kept and not goes_on:
         kept.begin(asked, folder.path, noise, timelines)
@@ -382,22 +377,41 @@ def run(
         "noise_multiplier": noise,
     }
     folder.write_json("config.json", config)
-    _train_all(Run(problem, settings, folder, noise, verbose, kept), config, train)
+    _train_all(Run(problem, settings, folder, noise, verbose, kept), config, _all_kinds(train, sums))
     return folder
 
 
+def _all_kinds(train: Train, sums: SpectralRecommender | None) -> Train:
+    """What makes a contestant of whatever kind.
+
+    Args:
+        train: makes the two-towers.
+        sums: the private recommender of sums, made already.
+    """
+
+    def make(name: str, run: Run) -> Trained:
+        problem = run.problem
+        if name == contestants.exact.name:
+            peer = private_sums.without_noise(problem.timelines, problem.train, problem.delta, run.settings.recency)
+            return private_sums.tested(peer, name, problem.tests)
+        if sums is not None and name == contestants.spectral.name:
+            return private_sums.tested(sums, name, problem.tests)
+        return train(name, run)
+
+    return make
+
+
 def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
-    """Trains what is not done yet, releases one model, and reports."""
-    results, statements = [popularity_result(run.problem, run.settings)], dict[str, str]()
-    best = mechanisms.lazy_dp_sgd.name
-    released = best if best in run.settings.mechanisms else run.settings.mechanisms[0]
+    """Makes what is not done yet, releases one recommender, and reports."""
+    results, statements = popularity_results(run.problem), dict[str, str]()
+    released = contestants.released(run.settings.mechanisms, run.settings.export)
     for mechanism in run.settings.mechanisms:
         done = run.kept.finished(mechanism) if run.kept else None
         if done is None or mechanism == released:
             if run.verbose:
                 print(f"\n== {report.label(mechanism)}", flush=True)
             trained = train(mechanism, run)
-            done = done or {"record": trained.record(mechanism, run.noise), "statement": trained.statement}
+            done = done or {"record": trained.record(mechanism), "statement": trained.statement}
             if run.kept:
                 run.kept.finish(mechanism, done)
             if mechanism == released:
@@ -407,19 +421,18 @@ def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
             statements[mechanism] = done["statement"]
     run.folder.write_json("results.json", results)
     _release(run.folder, run.problem, run.settings, released, model)
-    report.write(run.folder, config, results, statements)
+    report.write(run.folder, {**config, "released": released}, results, statements)
     if run.verbose:
-        print("\n" + report.as_text(report.table(results, 10)))
-        private = released in statements and mechanisms.named(released).claims_epsilon
-        warning = "" if private else ": not private, no epsilon holds for it"
+        print("\n" + report.as_text(report.table(results)))
+        warning = "" if contestants.named(released).claims_epsilon else ": not private, no epsilon holds for it"
         path = run.folder.path
-        print(f"\n{path}/report.md   model of {report.label(released)} in {path}/servable{warning}")
+        print(f"\n{path}/report.md   {report.label(released)} in {path}/servable{warning}")
 
 
-def _release(folder: RunFolder, problem: Problem, settings: Settings, mechanism: str, model: TwoTower) -> None:
-    """Saves and exports one model, with the titles beside it."""
-    model.save(str(folder / "model.keras"))
+def _release(folder: RunFolder, problem: Problem, settings: Settings, name: str, model: Any) -> None:
+    """Saves and exports one recommender, with the titles beside it."""
+    model.save(str(folder / ("recommender.npz" if isinstance(model, SpectralRecommender) else "model.keras")))
     model.export(str(folder / "servable"), k=settings.top_k)
     titles = problem.timelines.titles
     folder.write_json("titles.json", {str(i): t for i, t in zip(problem.timelines.movie_ids.tolist(), titles)})
-    folder.write_text("servable.txt", f"{mechanism}\n")
+    folder.write_text("servable.txt", f"{name}\n")

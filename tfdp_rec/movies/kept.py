@@ -1,13 +1,16 @@
 """What a run of the main job needs to be gone on with, in one folder of its own.
 
     DIR/prior.npy                   the noisy popularity: counted, and paid for, once
-    DIR/run.json                    what was asked for, where results go, a hash of the data; written after the prior
+    DIR/run.json                    what was asked for, where results go, a hash of the data; written after these
+    DIR/spectral/ledger.jsonl       what the recommender of private sums has cost: one release
+    DIR/spectral/recommender.npz    that release: made, and paid for, once
     DIR/MECHANISM/ledger.jsonl      what that mechanism's model has cost, the prior's count first
     DIR/MECHANISM/...               training checkpoints: of this process, or of a cluster's servers
     DIR/MECHANISM/result.json       what came of it, once it is done
 
-One ledger a mechanism, since ε is said of each model by itself: each is trained from the start on the same prior. Who
-lets several of a run's models out adds their ledgers up. A mechanism that claims no ε has no ledger of its own here.
+One ledger a contestant, since ε is said of each recommender by itself: the private sums take nothing from others, each
+two-tower is trained from the start on the same prior. Who lets several of a run's recommenders out adds their ledgers
+up. Whoever claims no ε has no ledger here.
 
 The folder is as private as the data: checkpoints hold weights that owe noise, and results are computed without any.
 """
@@ -24,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdp_rec import mechanisms
 from tfdp_rec.files import Path, hold, writing
+from tfdp_rec.movies import contestants
 from tfdp_rec.movies.settings import Place, Settings, Source
 from tfdp_rec.settings import flag
 
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
 
     from tfdp_rec.data import PoissonSampling, Timelines
     from tfdp_rec.privacy import Ledger
+    from tfdp_rec.spectral import SpectralRecommender
 
 LEDGER = "ledger.jsonl"  # as a cluster's trainer calls the one beside its checkpoints
-_RUN, _PRIOR, _RESULT = "run.json", "prior.npy", "result.json"
+_RUN, _PRIOR, _RESULT, _SUMS = "run.json", "prior.npy", "result.json", "recommender.npz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +147,43 @@ class RunCheckpoint:
                 "another run in another --checkpoint."
             )
 
-    # The prior.
+    # What is released before training.
+
+    def sums(
+        self, name: str, sampling: PoissonSampling, event: DpEvent, label: str, make: Callable[[], SpectralRecommender]
+    ) -> SpectralRecommender:
+        """The recommender of private sums: as it was made, or made now that it is paid for, but not a second time.
+
+        Args:
+            name: of the contestant.
+            sampling: which says who the users are; nobody is sampled.
+            event: what it costs.
+            label: what to call that.
+            make: makes it.
+
+        Raises:
+            BrokenLedger: its ledger was deleted, or put back from an older backup.
+            ValueError: it was paid for already, and what came out was not kept.
+        """
+        from tfdp_rec.spectral import SpectralRecommender
+
+        path = self.directory / name / _SUMS
+        if self.asked is not None:
+            self.ledger(name, sampling)  # for what that refuses
+            return SpectralRecommender.load(path)
+        hold(self.directory)
+        with self._opened(name, sampling) as ledger:
+            if ledger.paid:
+                raise ValueError(
+                    f"{ledger.path} has paid for the private sums of a run that was cut off before it kept them, and "
+                    "to make them again would cost as much again: begin in another --checkpoint, or without spectral."
+                )
+            ledger.pay(event, label=label, settings={"sampling": None})
+            self._marks[name] = dataclasses.asdict(ledger.mark)
+        made = make()
+        made.save(path)
+        path.chmod(0o600)
+        return made
 
     def prior(
         self, settings: Settings, sampling: PoissonSampling, event: DpEvent, label: str, count: Callable[[], np.ndarray]
@@ -160,7 +200,7 @@ class RunCheckpoint:
         if self.asked is not None:
             return np.load(self.directory / _PRIOR)
         hold(self.directory)
-        for mechanism in filter(_claims, settings.mechanisms):
+        for mechanism in filter(contestants.is_two_tower, filter(_claims, settings.mechanisms)):
             with self._opened(mechanism, sampling) as ledger:
                 ledger.pay(event, label=label, settings={"sampling": None})
                 self._marks[mechanism] = dataclasses.asdict(ledger.mark)
@@ -219,9 +259,12 @@ class RunCheckpoint:
 
     def _opened(self, mechanism: str, sampling: PoissonSampling) -> Ledger:
         from tfdp_rec.privacy import Ledger, Snapshot
+        from tfdp_rec.privacy.ledger import ZERO_OUT
 
         data = Snapshot(sampling.num_units, sampling.unit)
-        return Ledger(os.path.join(self.folder(mechanism), LEDGER), sampling.unit, data, sampling.adjacency)
+        # The rules of the sums use how many users there are: their neighbours have as many.
+        adjacency = sampling.adjacency if contestants.is_two_tower(mechanism) else ZERO_OUT
+        return Ledger(os.path.join(self.folder(mechanism), LEDGER), sampling.unit, data, adjacency)
 
     def _write(self, path: pathlib.Path, fields: Mapping[str, Any]) -> None:
         with writing(path, private=True) as file:
@@ -229,7 +272,7 @@ class RunCheckpoint:
 
 
 def _claims(mechanism: str) -> bool:
-    return mechanisms.named(mechanism).claims_epsilon
+    return contestants.named(mechanism).claims_epsilon
 
 
 def _of_lists(kind: Any, fields: Mapping[str, Any]) -> Any:

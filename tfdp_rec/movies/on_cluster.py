@@ -18,10 +18,11 @@ import tensorflow as tf
 from tfdp_rec.data import NextItemExamples
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
 from tfdp_rec.distribute.connection import ServerLost, connect
-from tfdp_rec.movies.job import Run, Trained, accounting, new_model, optimizer_for, steps_left, test_batches
+from tfdp_rec.movies.job import Run, accounting, new_model, optimizer_for, steps_left
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.laid_out import laid_out
 from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.movies.trained import Trained
 
 
 class ClusterTraining:
@@ -85,10 +86,11 @@ def _trained(trainer: ParameterServerTrainer, mechanism: str, run: Run) -> Train
     if left:
         _fit(trainer, left, [*within, curve], run)
     model, steps = trainer.model(), trainer.attempts
-    recalls = model.recall(test_batches(problem, settings))
-    trained = Trained(model, accountant, steps, curve.steps_per_second, recalls)
+    means = problem.tests.measured(model)
+    trained = Trained(model, means, steps=steps, steps_per_second=curve.steps_per_second)
+    trained = trained.accounted(accountant, run.noise)
     last = {"mechanism": mechanism, "step": steps, "loss": curve.loss, "epsilon": trained.epsilon}
-    run.folder.append({**last, **recalls})
+    run.folder.append({**last, **{name: mean.value for name, mean in means.items()}})
     return trained
 
 

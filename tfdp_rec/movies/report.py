@@ -9,33 +9,33 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tfdp_rec import mechanisms
+from tfdp_rec.metrics import Mean
+from tfdp_rec.movies import contestants
 from tfdp_rec.movies.run_folder import RunFolder
 
-POPULARITY = "popularity"  # what everybody watches, recommended to everybody: no mechanism, but a line of the table
-
-_WARNING = """> Losses and recalls below were computed from users' data without noise. They are for those who may see
-> it; the ε of the table covers the released model, not this page.
+_SHOWN = ("recall@10", "nDCG@10")
+_WARNING = """> Losses, recalls and nDCG below were computed from users' data without noise. They are for those who may
+> see it; the ε of the table covers the released recommender, not this page.
 """
 
 
 def label(name: str) -> str:
     """What to call a line of the report."""
-    return name if name == POPULARITY else mechanisms.named(name).label
+    return contestants.named(name).label
 
 
 def _colour(name: str) -> str:
-    return "#999999" if name == POPULARITY else mechanisms.named(name).colour
+    return contestants.named(name).colour
 
 
-def table(results: list[dict[str, Any]], cutoff: int) -> list[list[str]]:
+def table(results: list[dict[str, Any]]) -> list[list[str]]:
     """The rows of the final table, the heading first."""
-    rows = [["mechanism", f"recall@{cutoff}", "ε (user-level)", "steps/s", "steps"]]
+    rows = [["recommender", *_SHOWN, "ε (user-level)", "steps/s", "steps"]]
     for r in results:
         rows.append(
             [
-                label(r["mechanism"]),
-                f"{r['recalls'][f'recall@{cutoff}']:.4f}",
+                ("two-tower, " if contestants.is_two_tower(r["mechanism"]) else "") + label(r["mechanism"]),
+                *(_with_interval(r, metric) for metric in _SHOWN),
                 _epsilon(r["epsilon"]),
                 f"{r['steps_per_second']:.1f}" if r["steps_per_second"] else "–",
                 str(r["steps"] or "–"),
@@ -44,9 +44,15 @@ def table(results: list[dict[str, Any]], cutoff: int) -> list[list[str]]:
     return rows
 
 
+def _with_interval(result: dict[str, Any], metric: str) -> str:
+    mean = Mean(result["recalls"][metric], result["errors"][metric], result["test_users"])
+    low, high = mean.interval()
+    return f"{mean.value:.4f} [{max(low, 0.0):.4f}, {min(high, 1.0):.4f}]"
+
+
 def _epsilon(value: float | None) -> str:
     if value is None:
-        return "– (counts of the data, no privacy)"
+        return "∞ (exact counts)"
     return "∞" if math.isinf(value) else f"{value:.2f}"
 
 
@@ -66,25 +72,49 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
 
     Args:
         folder: the run's.
-        config: what the run was asked to do.
-        results: one record a mechanism: recalls, ε, steps, steps_per_second.
-        statements: mechanism -> its privacy statement.
+        config: what the run was asked to do, and what it `released`.
+        results: one record a contestant: recalls, errors, ε, steps, steps_per_second.
+        statements: contestant -> its privacy statement.
     """
-    cutoff = 10 if "recall@10" in results[0]["recalls"] else max(int(k.split("@")[1]) for k in results[0]["recalls"])
     curves = folder.metrics()
+    trained = {curve["mechanism"] for curve in curves}
+    flat = {r["mechanism"]: r["recalls"]["recall@10"] for r in results if r["mechanism"] not in trained}
     _plot(folder, "loss", "training loss", curves, {})
-    flat = {r["mechanism"]: r["recalls"][f"recall@{cutoff}"] for r in results if r["mechanism"] == "popularity"}
-    _plot(folder, f"recall@{cutoff}", f"recall@{cutoff} on held-out users", curves, flat)
+    _plot(folder, "recall@10", "recall@10 on held-out users", curves, flat)
     _plot(folder, "epsilon", "ε spent (user-level)", curves, {})
-    rows = table(results, cutoff)
     said = "\n".join(f"### {label(name)}\n\n```\n{text.strip()}\n```\n" for name, text in statements.items())
     folder.write_text(
         "report.md",
-        f"# Run of {config['when']}\n\n{_WARNING}\n{_as_markdown(rows)}\n\n"
-        f"{config['users']:,} users, {config['movies']:,} movies, {config['events']:,} events; {config['steps']} steps "
-        f"of {config['batch_size']} users on average out of {config['train_users']:,}; clip {config['clip']}; "
-        f"δ = {config['delta']:.1e}.\n\n![loss](loss.png)\n![recall](recall.png)\n![epsilon](epsilon.png)\n\n"
+        f"# Run of {config['when']}\n\n{_WARNING}\n{_as_markdown(table(results))}\n\n"
+        f"{_tested(results[0]['test_users'])}\n\n"
+        f"{config['users']:,} users, {config['movies']:,} movies, {config['events']:,} events. Two-towers: "
+        f"{config['steps']} steps of {config['batch_size']} users on average out of {config['train_users']:,}; clip "
+        f"{config['clip']}. δ = {config['delta']:.1e}.\n\n![loss](loss.png)\n![recall](recall.png)\n"
+        f"![epsilon](epsilon.png)\n\n## What is released\n\n{_released(config['released'], statements)}\n\n"
         f"## What is promised\n\n{said}",
+    )
+
+
+def _tested(users: int) -> str:
+    return (
+        f"Tested on {users:,} users from whom nobody learnt; all are asked the same, and what they were told is left "
+        "out. In brackets are 95% intervals of the mean over such users: 1.96 standard errors on either side, by the "
+        "Gaussian approximation. The users are the same in all lines, so that differences are surer than these."
+    )
+
+
+def _released(name: str, statements: dict[str, str]) -> str:
+    """Which recommender the folder holds, and what it would mean to let out another."""
+    if not contestants.named(name).claims_epsilon:
+        return f"**{label(name)}** is in `servable/`. It is not private: no ε holds for it."
+    private = [each for each in statements if contestants.named(each).claims_epsilon]
+    alone = f"**{label(name)}** is in `servable/`, and it alone; it was chosen by its name, not by how it tested."
+    if len(private) < 2:
+        return alone
+    return (
+        f"{alone} Each ε is of one recommender by itself, and {', '.join(map(label, private))} were made from the same "
+        "users: whoever lets out several of them, or one more from another run on these users, has spent the sum of "
+        "their ε, at the sum of their δ."
     )
 
 

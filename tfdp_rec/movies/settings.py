@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from tfdp_rec import mechanisms
+from tfdp_rec.movies.contestants import USUAL
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, option, refuse_wrong
 
-MECHANISMS = mechanisms.names((mechanisms.sgd, *mechanisms.COMMON))
 _PRIVACY, _DATA, _TRAINING = "privacy", "data", "model and training"
 
 
@@ -70,13 +69,16 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to train and how; the defaults are the main job's."""
+    """Who takes part and how; the defaults are the main job's."""
 
-    mechanisms: tuple[str, ...] = MECHANISMS
-    epsilon: float = option(8.0, "the budget; never exceeded", POSITIVE, group=_PRIVACY)
+    mechanisms: tuple[str, ...] = USUAL
+    export: str | None = option(
+        None, "who is released; default: the first that takes part of spectral, lazydpsgd, dpsgd", metavar="NAME"
+    )
+    epsilon: float = option(8.0, "the budget of each private one; never exceeded", POSITIVE, group=_PRIVACY)
     delta: float | None = option(None, "default: 1e-6, or 1/users if that is less", BETWEEN_0_AND_1, group=_PRIVACY)
     noise_multiplier: float | None = option(
-        None, "use this noise; the budget may then stop training early", POSITIVE, group=_PRIVACY
+        None, "train with this noise; the budget may then stop training early", POSITIVE, group=_PRIVACY
     )
     clip: float = option(1.0, "bound on an example's gradient norm", POSITIVE, group=_PRIVACY)
     steps: int = option(600, "training steps", POSITIVE, group=_TRAINING)
@@ -84,8 +86,12 @@ class Settings:
     width: int = option(32, "of the embedding tables", POSITIVE, group=_TRAINING)
     hidden: int = option(32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING)
     learning_rate: float = option(25.0, "of the private mechanisms", POSITIVE, group=_TRAINING)
+    adam_learning_rate: float = option(0.005, "of Adam without privacy", POSITIVE, group=_TRAINING)
     sgd_learning_rate: float = option(
         16.0, "of the SGD without privacy, which does not clip", POSITIVE, group=_TRAINING
+    )
+    recency: float = option(
+        0.25, "of spectral: a movie followed by j others weighs (1 + j)^-recency", NOT_NEGATIVE, group=_TRAINING
     )
     negatives: int | None = option(
         None, "shared uniform negatives a batch; default: 4,000, or all movies", POSITIVE, group=_TRAINING

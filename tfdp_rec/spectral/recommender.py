@@ -10,6 +10,7 @@ Nothing is trained. What is private is in `privacy/counts.py` and `gram.py`, whi
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from tfdp_rec.datasets.histories import AnyHistories, Catalogue, histories_of
+from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.counts import private_counts
@@ -30,6 +32,9 @@ from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
 
 _USERS_AT_ONCE = 1024
+_KEPT = (
+    "delta", "noise_multiplier", "recency", "num_users", "counts", "head", "weights", "prior", "_private",
+)  # fmt: skip
 Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -83,13 +88,14 @@ class SpectralRecommender:
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
         self._size, self._words, self._begun = head, words, False
+        self._private = words is os_entropy
 
     # What it costs.
 
     @property
     def event(self) -> DpEvent:
         """What `fit` spends, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
-        return GaussianDpEvent(self.noise_multiplier) if self._words is os_entropy else NonPrivateDpEvent()
+        return GaussianDpEvent(self.noise_multiplier) if self._private else NonPrivateDpEvent()
 
     @property
     def epsilon(self) -> float:
@@ -251,6 +257,42 @@ class SpectralRecommender:
         from tfdp_rec.spectral.servable import write  # TensorFlow is needed here alone
 
         write(filepath, self.catalogue.ids, self.head, self.weights, self.prior, self.recency, k)
+
+    # Files.
+
+    def save(self, filepath: Path) -> None:
+        """Writes an .npz file of what was released and what was computed from it, for `load`.
+
+        Args:
+            filepath: of the file; its folder must exist.
+
+        Raises:
+            RuntimeError: there was no `fit`.
+        """
+        self._check_fitted()
+        with writing(filepath, "wb") as file:
+            np.savez(file, item_ids=self.catalogue.ids, **{name: getattr(self, name) for name in _KEPT})
+
+    @classmethod
+    def load(cls, filepath: Path) -> SpectralRecommender:
+        """What `save` wrote. It answers, exports and says what it cost; it is not fitted again.
+
+        Args:
+            filepath: of the file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is another kind of file.
+        """
+        try:
+            with np.load(filepath, allow_pickle=False) as file:
+                kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
+        except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+            raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
+        found = cls(kept.pop("item_ids"), noise_multiplier=kept["noise_multiplier"], delta=kept["delta"])
+        vars(found).update(kept, _begun=True)
+        found.split = rules.Split.of(found.noise_multiplier, found.num_users, len(found.catalogue))
+        return found
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "weights"):
