@@ -71,6 +71,7 @@ def test_a_taken_port_is_said(described):
         (["--cluster", "/nowhere.json", "--job", "ps", "--index", "0"], "No such file"),
         ([], "TF_CONFIG is not set"),
         (["--cluster", "{described}", "--job", "ps", "--index", "0"], "(eth0 too), without password or encryption"),
+        (["--cluster", "{described}", "--job", "ps", "--index", "0"], "mutual TLS (docs/scaling-tls.md)"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(arguments, says, described, capsys, monkeypatch):

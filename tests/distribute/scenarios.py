@@ -19,6 +19,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import tfdp_rec
 from tfdp_rec.distribute import Cluster, LocalCluster, ParameterServerTrainer, sections, worker_step
@@ -99,6 +100,11 @@ def distance(some, others):
     return max(float(np.abs(a - b).max()) for a, b in zip(some, others, strict=True))
 
 
+def traced():
+    """Names of the functions that this process has told all servers of."""
+    return set(context.context().list_function_names())
+
+
 def equal(cluster, names):
     """One worker, two servers, against one machine."""
     found = {}
@@ -106,10 +112,12 @@ def equal(cluster, names):
         trainer = trainer_of(cluster, name)
         before = trainer.model().get_weights()
         trainer.fit(len(SIZES), steps_per_report=5, verbose=0)
-        after = trainer.model().get_weights()
+        known = traced()
+        after, new = trainer.model().get_weights(), len(traced() - known)
         shards = {path: len(table.shards) for path, table in trainer._served.tables.items()}
         moved = distance(before, after)
-        found[name] = {"off": distance(after, on_one_machine(name, before)), "moved": moved, "shards": shards}
+        off = distance(after, on_one_machine(name, before))
+        found[name] = {"off": off, "moved": moved, "shards": shards, "traced in release": new}
     return found
 
 
@@ -318,11 +326,11 @@ def _tick_if_touched(self, gradients, settings, regularization):
     tf.cond(size > 0, lambda: _land(self, gradients, settings, regularization) or 0, lambda: 0)
 
 
-def two_workers(steps="60"):
+def two_workers(steps="40"):
     """Invariants of reads and of the release; then with something broken."""
     Table.step, steps = _slow_step, int(steps)
     with LocalCluster(2, 2) as cluster:
-        found = {name: reads(cluster, name, steps) for name in ("lazy", "lazy, momentum")}
+        found = {"lazy": reads(cluster, "lazy", steps)}
         found["sparse"], found["budget"] = sparse(cluster, steps), budget(cluster)
         ParameterServer._land = _tick_if_touched
         found["tick if touched"] = sparse(cluster, steps)
@@ -376,12 +384,14 @@ def frozen_server(cluster, trainer):
     return found | {"moved after": distance(before, trainer.model().get_weights())}
 
 
-def killed_within_sections(kills):
+def killed_within_sections(kills, name):
     """Workers killed while servers are in sections, where these take up most of a step."""
+    global WIDTH, DIRECTION  # wide rows, of which each tells by itself which steps are in it
+    WIDTH, DIRECTION = 1024, np.linspace(0.5, 1.5, 1024).astype("float32") / 10
     Table.step = functools.partialmethod(_slow_step, rounds=500)
     chance, ended = random.Random(1), []
     with LocalCluster(2, 2) as cluster:
-        trainer = linear_trainer(cluster, "lazy", 2)
+        trainer = linear_trainer(cluster, name, 2)
         trainer.fit(4, verbose=0)
 
         def killer():
@@ -399,12 +409,29 @@ def killed_within_sections(kills):
             trainer.fit(4, verbose=0)  # a server left locked would end this with TimeoutError
         trainer.fit(4, verbose=0)
         clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
-        table, noise, found = trainer.model().get_weights()[0], noises(max(clocks)), []
+        table, found = trainer.model().get_weights()[0], []
         for clock, (touched, read) in zip(clocks, IDS):
-            left = table + RATE * SIGMA * CLIP / 2 * noise[:clock].sum(axis=0)
-            gradients = left[touched] @ DIRECTION / (DIRECTION @ DIRECTION) / (-RATE / 2)
-            found.append({"clock": clock, "gradients": float(gradients), "untouched": float(np.abs(left[read]).max())})
+            noise, gradients = steps_in(table[touched], touched, clock, name)
+            found.append({"clock": clock, "noise": noise, "gradients": gradients})
+            if name != "eana":  # which draws none for a row that is only read
+                found[-1]["untouched"] = steps_in(table[read], read, clock, name)
         return {"attempts": trainer.attempts, "servers": found}
+
+
+def steps_in(row, number, clock, name):
+    """Of each of the steps on a clock, how often its noise is in a row; and how many gradients are.
+
+    Under momentum a step's noise counts as much as it has moved the row by now, and a gradient as it may have: by which
+    its coefficient is no whole number.
+    """
+    momentum = LINEAR[name][1].get("momentum", 0.0)
+    one = lambda step: KeyedNoise(3).normal(0, tf.constant([number], tf.int64), step, WIDTH)[0]  # noqa: E731
+    drawn = tf.map_fn(one, tf.range(clock, dtype=tf.int64), fn_output_signature=tf.float32)
+    noise = drawn.numpy().T * (-RATE * SIGMA * CLIP / 2)
+    moved = (1 - momentum ** np.arange(clock, 0, -1)) / (1 - momentum)
+    columns = np.concatenate([noise * moved, DIRECTION[:, None] * (-RATE / 2)], axis=1)
+    found, *_ = np.linalg.lstsq(columns, row.astype("float64"), rcond=None)
+    return found[:-1].tolist(), float(found[-1])
 
 
 def _devices(graph, seen):
@@ -452,8 +479,8 @@ class Mixing(tfdp_rec.PrivateModel):
         return tf.reduce_mean(super().per_example_loss(data, training)) + tf.zeros([tf.shape(data[1])[0]])
 
 
-def refusals(cluster):
-    """What the trainer says to what it does not do."""
+def refusals(cluster, dear=False):
+    """What the trainer says to what it does not do: the cases that cost little, or the dear ones."""
     sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
 
     others = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
@@ -493,34 +520,45 @@ def refusals(cluster):
         hidden = keras.layers.Flatten()(keras.layers.Embedding(40, 2)(inputs))
         return tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.5)(hidden)))
 
-    good = trainer()
+    def small():
+        inputs = keras.Input([3], dtype="int32")
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 4)(inputs))
+        return tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(hidden))
+
+    good = functools.cache(lambda: trainer(small))
     shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
     checkpoint = tfdp_rec.callbacks.TrainingCheckpoint("nowhere")
     deserted = Cluster({"worker": ["127.0.0.1:9"], "ps": [cluster.cluster.servers[0]]}).resolver()
     alone = lambda: ParameterServerTrainer(  # noqa: E731
         ordinary_model, lambda: optimizer_of("lazy"), drawn, deserted, sampling=sampling, seconds_to_connect=0.2
     )
-    return {
-        "deserted": refusal(alone),
-        "AdaFEST": refusal(lambda: trainer(optimizer=survey)),
-        "Adam": refusal(lambda: trainer(optimizer=keras.optimizers.Adam)),
-        "random layer": refusal(lambda: trainer(model=dropping)),
-        "secure": refusal(lambda: trainer(optimizer=lambda: plain(secure=True))),
-        "no sampling": refusal(lambda: trainer(sampling=None)),
-        "shuffled": refusal(lambda: trainer(sampling=shuffled)),
-        "other data": refusal(lambda: trainer(batches=fixed_batches)),
-        "plain Keras": refusal(lambda: trainer(model=lambda: keras.Sequential([keras.layers.Dense(1)]))),
-        "mixing": refusal(lambda: trainer(model=mixing).fit(1, verbose=0)),
-        "whole read": refusal(lambda: good.cluster_model.get_weights()),
-        "TrainingCheckpoint": refusal(lambda: good.fit(1, [checkpoint], verbose=0)),
-        "resume": refusal(lambda: good.resume()),
-        "ends": refusal(lambda: trainer_of(cluster, "lazy").fit(100, verbose=0)),
-        "another sampling": refusal(lambda: trainer(batches=lambda: (drawn(), drawn_by(others))[1])),
-        "cached": cached(trainer(batches=lambda: drawn().take(2).cache().repeat(), optimizer=plain)),
-        "batched anew": refusal(lambda: trainer(batches=lambda: drawn().unbatch().batch(4)).fit(6, verbose=0)),
-        "rows dropped": refusal(lambda: trainer(batches=lambda: drawn().map(shorter)).fit(6, verbose=0)),
-        "no proof": refusal(lambda: fit(trainer(batches=lambda: drawn().map(lambda e: e.batch), optimizer=plain))),
+    refused = {
+        "deserted": alone,
+        "AdaFEST": lambda: trainer(optimizer=survey),
+        "Adam": lambda: trainer(optimizer=keras.optimizers.Adam),
+        "random layer": lambda: trainer(model=dropping),
+        "secure": lambda: trainer(optimizer=lambda: plain(secure=True)),
+        "no sampling": lambda: trainer(sampling=None),
+        "shuffled": lambda: trainer(sampling=shuffled),
+        "other data": lambda: trainer(batches=fixed_batches),
+        "plain Keras": lambda: trainer(model=lambda: keras.Sequential([keras.layers.Dense(1)])),
+        "mixing": lambda: trainer(model=mixing).fit(1, verbose=0),
+        "whole read": lambda: good().cluster_model.get_weights(),
+        "TrainingCheckpoint": lambda: good().fit(1, [checkpoint], verbose=0),
+        "resume": lambda: good().resume(),
+        "another sampling": lambda: trainer(batches=lambda: (drawn(), drawn_by(others))[1]),
+        "no proof": lambda: fit(trainer(small, plain, lambda: drawn().map(lambda e: e.batch))),
+        "ends": lambda: trainer_of(cluster, "lazy").fit(100, verbose=0),
+        "batched anew": lambda: trainer(small, batches=lambda: drawn().unbatch().batch(4)).fit(6, verbose=0),
+        "rows dropped": lambda: trainer(small, batches=lambda: drawn().map(shorter)).fit(6, verbose=0),
     }
+    found = {name: refusal(act) for name, act in refused.items() if (name in DEAR) == dear}
+    if not dear:
+        found["cached"] = cached(trainer(small, plain, lambda: drawn().take(2).cache().repeat()))
+    return found
+
+
+DEAR = ("ends", "batched anew", "rows dropped")  # each takes a trainer of its own, and steps
 
 
 def large_kernel(cluster):
@@ -542,16 +580,38 @@ def one_worker(directory):
     """All that a cluster of one worker shows."""
     noted = noted_sections()
     with LocalCluster(1, 2) as cluster:
-        found = {"equal": equal(cluster, ["lazy, momentum", "eager, decay", "eana"])}
-        found["sections"], found["strays"] = len(noted), strays(noted)
+        found = {"equal": equal(cluster, ["eager, decay"])}
         found["resumed"] = resumed(cluster, os.path.join(directory, "resumed"))
+        found["sections"], found["strays"] = len(noted), strays(noted)
         return found | {"released twice": released_twice(cluster, os.path.join(directory, "released"))}
+
+
+def beyond_strangers(description, folder, steps):
+    """A training that waits in the middle until strangers have tried, against one machine's; and its steps a second."""
+    trainer, steps = linear_trainer(Cluster.read(description), "lazy", 2), int(steps)
+    trainer.fit(20, steps_per_report=20, verbose=0)
+    began = time.monotonic()
+    trainer.fit(steps, steps_per_report=steps, verbose=0)
+    rate = steps / (time.monotonic() - began)
+    print("trained", flush=True)
+    while not os.path.exists(os.path.join(folder, "go on")):
+        time.sleep(0.05)
+    trainer.fit(20, steps_per_report=20, verbose=0)
+    there = states("lazy", steps + 40)
+    off, moved = distance(trainer.model().get_weights(), [there[-1]]), float(np.abs(there[-1]).max())
+    return {"off": off, "moved": moved, "attempts": trainer.attempts, "rate": rate}
 
 
 def refused():
     """All that is refused, and what is not though it looks like it."""
     with LocalCluster(1, 2) as cluster:
         return {"refusals": refusals(cluster), "large kernel": large_kernel(cluster)}
+
+
+def refused_dearly():
+    """What takes a training to be refused."""
+    with LocalCluster(1, 2) as cluster:
+        return {"refusals": refusals(cluster, dear=True)}
 
 
 def every_mechanism():

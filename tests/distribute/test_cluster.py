@@ -133,6 +133,20 @@ def test_somebody_else_at_an_address_is_named_at_once(who):
             Cluster({"worker": [worker], "ps": [other]}).wait(60)
 
 
+def test_a_proxy_with_nobody_behind_it_is_nobody():
+    """It opens, and hangs up: a server that is yet to start, or is gone, and no other service."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def hang_up():
+            with contextlib.suppress(OSError):
+                while True:
+                    proxy.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        address = f"127.0.0.1:{proxy.getsockname()[1]}"
+        assert not listens(address) and asked(address) == SILENT
+
+
 def _web_server(services):
     class Quiet(http.server.BaseHTTPRequestHandler):
         def log_message(self, *arguments):

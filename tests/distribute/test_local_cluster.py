@@ -95,7 +95,7 @@ def test_what_cannot_run_is_refused():
         LocalCluster().kill("ps:0")
 
 
-@pytest.mark.parametrize("how", ["an exception", "Ctrl-C", "SIGKILL"])
+@pytest.mark.parametrize("how", [pytest.param("an exception", marks=pytest.mark.slow), "Ctrl-C", "SIGKILL"])
 def test_nothing_outlives_its_owner(how):
     then = "raise RuntimeError" if how == "an exception" else "time.sleep(60)"
     owner = subprocess.Popen(
@@ -117,11 +117,14 @@ def test_nothing_outlives_its_owner(how):
         owner.stdout.close()
 
 
-def test_a_server_that_cannot_listen_is_reported_with_its_log():
-    with socket.create_server(("0.0.0.0", 0)) as taken, LocalCluster(workers=1, servers=1) as cluster:
-        cluster.kill("ps:0")
+def test_a_server_that_cannot_listen_is_reported_with_its_log(cluster):
+    right = cluster.cluster
+    cluster.kill("ps:0")
+    with socket.create_server(("0.0.0.0", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        cluster.cluster = Cluster({"worker": cluster.cluster.workers, "ps": [address]})
+        cluster.cluster = Cluster({"worker": right.workers, "ps": [address]})
         with pytest.raises(OSError, match="ps:0 did not start: it ended"):
             cluster.restart("ps:0")
-        assert cluster.pid("ps:0") is None and cluster.pid("worker:0") is not None
+    cluster.cluster = right
+    assert cluster.pid("ps:0") is None and cluster.pid("worker:0") is not None
+    cluster.restart("ps:0")

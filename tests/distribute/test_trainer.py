@@ -52,14 +52,20 @@ def refused():
     return scenario("refused")
 
 
+@pytest.fixture(scope="module")
+def refused_dearly():
+    return scenario("refused_dearly")
+
+
 def check_equal(found):
     for name, result in found.items():
         assert result["shards"] == {"many/embeddings": 2, "few/embeddings": 1}
+        assert result["traced in release"] == 0, "a server that freezes just then would freeze us, deaf to Ctrl-C"
         assert result["moved"] > 0.1 and result["off"] < 1e-5, (name, result)
 
 
 def test_one_worker_makes_the_single_machines_model(one_worker):
-    assert len(one_worker["equal"]) == 3
+    assert len(one_worker["equal"]) == 1  # the lazy one is in the test below
     check_equal(one_worker["equal"])
 
 
@@ -98,7 +104,7 @@ def check_reads(found, steps):
 
 
 def test_no_read_of_two_workers_sees_half_a_step(two_workers):
-    check_reads({name: two_workers[name] for name in ("lazy", "lazy, momentum")}, 60)
+    check_reads({"lazy": two_workers["lazy"]}, 40)
 
 
 @pytest.mark.slow
@@ -107,7 +113,7 @@ def test_no_read_of_two_workers_sees_half_a_step_of_any_mechanism():
 
 
 def test_a_release_has_one_noise_for_every_step_also_of_those_that_had_nothing_for_a_server(two_workers):
-    assert two_workers["sparse"]["final"] < 1e-3 and two_workers["sparse"]["clocks"] == [60, 60]
+    assert two_workers["sparse"]["final"] < 1e-3 and two_workers["sparse"]["clocks"] == [40, 40]
 
 
 def test_a_budget_is_never_overspent(two_workers):
@@ -116,13 +122,26 @@ def test_a_budget_is_never_overspent(two_workers):
     assert found["epsilon"] <= 20.0
 
 
+def whole(numbers):
+    return all(abs(number - round(number)) < 1e-2 for number in numbers)
+
+
 @pytest.mark.slow
-def test_a_worker_killed_within_a_section_leaves_no_server_locked_and_no_gradient_without_noise():
-    found = scenario("killed_within_sections", "12")
+@pytest.mark.parametrize("name", ["lazy", "lazy, momentum", "eager", "eana"])
+def test_a_worker_killed_within_a_section_leaves_no_server_locked_and_no_gradient_without_noise(name):
+    found = scenario("killed_within_sections", "12", name)
     for server in found["servers"]:
-        assert server["untouched"] < 1e-3 and server["clock"] <= found["attempts"]
-        assert server["gradients"] <= server["clock"] + 1e-3
-        assert abs(server["gradients"] - round(server["gradients"])) < 1e-3
+        clock, noise, gradients = server["clock"], server["noise"], server["gradients"]
+        assert 4 < clock <= found["attempts"] and whole(noise) and {round(n) for n in noise} <= {0, 1}
+        if name.startswith("lazy"):  # the tick alone makes the noise due, and the gradient comes after it
+            assert min(noise) > 0.99 and gradients <= clock / (0.5 if "momentum" in name else 1) + 1e-2
+            assert "momentum" in name or whole([gradients])
+        else:  # gradient and noise come in one write
+            assert abs(gradients - sum(noise)) < 1e-2
+        if name != "eana":
+            untouched, none = server["untouched"]
+            assert whole(untouched) and abs(none) < 1e-2
+            assert not name.startswith("lazy") or min(untouched) > 0.99
 
 
 @pytest.mark.slow
@@ -144,7 +163,7 @@ def test_the_invariants_notice_a_missing_lock(two_workers):
 
 def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(two_workers):
     found = two_workers["tick if touched"]
-    assert found["final"] > 1 and found["clocks"] != [60, 60]
+    assert found["final"] > 1 and found["clocks"] != [40, 40]
 
 
 @pytest.mark.parametrize(
@@ -163,17 +182,27 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(two_worke
         ("TrainingCheckpoint", "give the trainer a checkpoint_directory"),
         ("resume", "pass checkpoint_directory"),
         ("deserted", "TimeoutError: No answer within 0.2 s from worker 0 (127.0.0.1:9)"),
-        ("ends", "ValueError: The data of dataset_fn ended"),
         ("another sampling", "NotPrivate: dataset_fn gives batches of another sampling"),
         ("cached", "NotPrivate: Refused batch: draw 0 of this iteration was trained on before"),
         ("cached", "steps were made on batches that no sampling drew, as far as anyone can tell"),
-        ("batched anew", "NotPrivate: A sampled batch cannot be regrouped"),
-        ("rows dropped", "Every unit gives exactly one row"),
         ("no proof", "carry no proof that they were sampled"),
     ],
 )
 def test_refuses_with_words_that_help(refused, what, words):
     assert words in refused["refusals"][what]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("ends", "ValueError: The data of dataset_fn ended"),
+        ("batched anew", "NotPrivate: A sampled batch cannot be regrouped"),
+        ("rows dropped", "Every unit gives exactly one row"),
+    ],
+)
+def test_refuses_while_it_trains_with_words_that_help(refused_dearly, what, words):
+    assert words in refused_dearly["refusals"][what]
 
 
 def test_a_large_kernel_is_no_table_and_is_put_together_again(refused):
@@ -187,7 +216,7 @@ def kills(workers, servers, coordinators, seconds):
 
 
 def test_killed_processes_cost_no_noise_and_no_count():
-    assert kills(2, 1, 1, 180) == "good"
+    assert kills(1, 1, 1, 180) == "good"
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ HELP = """\
 cluster.json is TF_CONFIG's JSON: {"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}. The server waits for the
 coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It listens on all interfaces, whatever address
 it is given, and asks nobody for a password: whoever reaches its port reads your data and runs what they like in it. So
-it starts on a machine with a network only if it is told --open-to-the-network: where you trust everybody on it.
+it starts on a machine with a network only if it is told --open-to-the-network: where you trust everybody on it. How to
+run a cluster that nobody else reaches, behind mutual TLS: docs/scaling-tls.md.
 """
 
 
@@ -77,8 +78,8 @@ def _refuse_network(told: bool) -> None:
     if others and not told:
         raise ValueError(
             f"TensorFlow's servers listen on all interfaces ({', '.join(others)} too), without password or encryption: "
-            "whoever reaches the port reads your data and runs code. Where you trust everybody who can, say so: "
-            "--open-to-the-network."
+            "whoever reaches the port reads your data and runs code. Run it behind mutual TLS (docs/scaling-tls.md); "
+            "or, where you trust everybody who can, say so: --open-to-the-network."
         )
 
 

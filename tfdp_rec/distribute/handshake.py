@@ -36,15 +36,22 @@ def asked(address: str, seconds: float = 2.0) -> str:
 
 
 def listens(address: str, seconds: float = 1.0) -> bool:
-    """Whether a port is open at `host:port`, whoever's.
+    """Whether somebody is at `host:port`, whoever it is, and perhaps mute.
 
     Args:
         address: to connect to.
         seconds: how long to try.
     """
+    host, _, port = address.rpartition(":")
     try:
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
-            return True
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
     except OSError:
         return False
+    with connection:
+        connection.settimeout(min(seconds, 1.0))
+        try:
+            return connection.recv(1) != b""  # a proxy with nobody behind it opens, and hangs up without a word
+        except TimeoutError:
+            return True
+        except OSError:
+            return False

@@ -111,18 +111,35 @@ class ParameterServerTrainer:
         self._optimizer = optimizer_fn()
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
+        # Before all that takes long: who may not train here is told at once.
+        self._attempts = self._open_attempts(checkpoint_directory, data_changed)
+        try:
+            self._make(cluster, min_shard_bytes, checkpoint_directory)
+        except BaseException:
+            self._attempts.close()
+            raise
+        self._resumed = self._attempts.count == 0
+
+    # Making.
+
+    def _make(self, cluster: Cluster, min_shard_bytes: int, directory: str | None) -> None:
         self._spec = self._checked_spec()
         devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
         self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
         self._refuse_shared_seeds()
         self._make_step()
-        self._checkpoints = self._make_checkpoints(checkpoint_directory)
-        directory = checkpoint_directory if self._private else None
-        self._attempts = opened(directory, sampling, data_changed) if sampling else Attempts()
-        self._attempts.refuse_forgetting(self._checkpoints)
-        self._resumed = self._attempts.count == 0
+        self._checkpoints = self._make_checkpoints(directory)
 
-    # Making.
+    def _open_attempts(self, directory: str | None, data_changed: bool) -> Attempts:
+        if directory is None or not self._private:
+            return Attempts()
+        attempts = opened(directory, self.sampling, data_changed)  # type: ignore[arg-type]
+        try:
+            attempts.refuse_forgetting(Checkpoints(directory, [], {}))
+        except BaseException:
+            attempts.close()
+            raise
+        return attempts
 
     def _refuse_shared_seeds(self) -> None:
         """A worker that draws between another's new seed and its draw has the same masks: nobody's own."""
@@ -376,7 +393,8 @@ class ParameterServerTrainer:
         self._watch.greet()
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
-        local.table_reader(self._spec)
+        if not all(layer.built for layer in layers_within(local)):
+            local.table_reader(self._spec)
         self._watch.during(lambda: self._served.fetch(local))
         if self._private:
             local.privacy_history.take(self._optimizer.privacy_history.snapshot())
