@@ -88,8 +88,8 @@ def of_another_model(counted):
         of_another_model,
     ],
     ids=[
-        "other noise", "other noise unannounced", "another sampling", "no sampling", "a seed", "from elsewhere", "told", "spent", "begun again",
-        "shared weights", "another model",
+        "other noise", "other noise unannounced", "another sampling", "no sampling", "a seed", "from elsewhere", "told",
+        "spent", "begun again", "shared weights", "another model",
     ],
 )  # fmt: skip
 def test_whatever_else_was_done_is_noticed(else_done):
