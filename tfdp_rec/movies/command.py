@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tfdp_rec.movies.job import Train
 
 HELP = """\
-  tfdp-rec train                                        the main job: embedded data, everybody but sgd, epsilon 8
+  tfdp-rec train                                        the main job: embedded data, epsilon 8
   tfdp-rec train --mechanism spectral                   private sums alone, in seconds to minutes
   tfdp-rec train --mechanism lazydpsgd --epsilon 4      one two-tower, another budget
-  tfdp-rec train --export lazydpsgd                     everybody, and the two-tower released
+  tfdp-rec train --export lazydpsgd                     the same, and the two-tower released
   tfdp-rec train --data ml-20m --out runs/ml20m         MovieLens files (ml-1m, ml-20m, ml-25m, ml-32m) of your own
   tfdp-rec train --local 2 2                            on 2 workers and 2 parameter servers, started here
   tfdp-rec train --cluster cluster.json                 on a cluster that is up (tfdp-rec server); see docs/scaling.md
@@ -38,7 +38,7 @@ SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
-    several = "may be given several times; all but sgd if left out"
+    several = f"may be given several times; {', '.join(contestants.USUAL)} if left out"
     parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, help=several)
     add_options(parser, Source)
     add_options(parser, Settings)

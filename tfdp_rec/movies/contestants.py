@@ -46,8 +46,9 @@ PREFERRED: tuple[Contestant | Mechanism, ...] = (spectral, mechanisms.lazy_dp_sg
 _MADE: tuple[Contestant | Mechanism, ...] = (spectral, exact, *PEERS, *mechanisms.COMMON)
 NAMES = tuple(each.name for each in _MADE)
 """What can be asked for."""
-USUAL = tuple(name for name in NAMES if name != mechanisms.sgd.name)
-"""Who takes part unless others are asked for; SGD learns less than Adam, and would take a minute."""
+USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_sgd))
+"""Who takes part unless others are asked for. DPSGD learns what LazyDPSGD does, EANA promises nothing, SGD learns less
+than Adam, and each of them takes minutes."""
 
 
 def named(name: str) -> Contestant | Mechanism:
