@@ -5,11 +5,13 @@ import copy
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted, epsilon_of
 from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.privacy.history import History
 
@@ -271,6 +273,91 @@ def test_a_copied_optimizer_counts_steps_of_its_own():
         optimizer.privacy_history.add(optimizer, Source(setup.sampling), 4)
         merged.merge(optimizer.privacy_history.snapshot())
     assert merged.steps == 3 + 4 + 4
+
+
+# One budget for several fits: what it found for one does not hold for the next.
+
+
+def test_a_budget_used_again_counts_what_was_spent_between_its_fits():
+    """Twice under another sampling, so that what was spent besides is one thing, of other length."""
+    setup, other = Setup(), PoissonSampling(num_units=100, expected_batch_size=25)
+    budget = PrivacyBudget(setup.accountant, setup.accountant.epsilon(200))
+    options = {"verbose": 0, "epochs": 1}
+    setup.model.fit(other.batches(rows), steps_per_epoch=1, **options)
+    setup.model.fit(setup.batches, callbacks=[budget], steps_per_epoch=1, **options)
+    setup.model.fit(other.batches(rows), steps_per_epoch=12, **options)
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        setup.model.fit(setup.batches, callbacks=[budget], steps_per_epoch=200, **options)
+    assert setup.accountant.steps == 1
+
+
+def test_steps_of_another_price_are_refused_while_a_budget_is_kept():
+    """On other batches; of an event that a callback has just set; and by another model on the same layers."""
+
+    class Besides(keras.callbacks.Callback):
+        def __init__(self, make):
+            super().__init__()
+            self.make = make
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                self.make(self.model)
+
+    other = iter(PoissonSampling(num_units=100, expected_batch_size=25).batches(rows))
+
+    def less_noise(model):
+        model.optimizer.noise_multiplier = 0.7
+        for _ in range(5):
+            model.train_on_batch(next(setup.drawn))
+
+    def sharing(model):
+        on(model.layers[-1], setup)[0].train_on_batch(next(setup.drawn))
+
+    for make in (
+        lambda model: model.train_on_batch(next(other)),
+        lambda model: model.train_on_batch(next(iter(setup.sampling.batches(rows, seed=3)))),
+        less_noise,
+        sharing,
+    ):
+        setup = Setup()
+        setup.drawn = iter(setup.batches)
+        with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="Refused batch"):
+            setup.fit(100.0, callbacks=[Besides(make)], steps_per_epoch=10, epochs=1)
+        assert setup.steps == 3 and setup.accountant.epsilon() < 100
+
+
+def test_a_change_of_settings_between_the_batches_of_a_budget_goes_on():
+    setup = Setup()
+
+    class Louder(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.optimizer.noise_multiplier = 2.0 + batch
+
+    setup.fit(100.0, callbacks=[Louder()], steps_per_epoch=4, epochs=1)
+    assert setup.steps == 4
+
+
+def test_a_budget_used_again_on_shuffled_data_counts_each_fits_epoch():
+    setup, sampling = Setup(), ShuffledEpochs(num_units=500, expected_batch_size=25)
+    accountant = Accountant(GaussianDpEvent(1.0), sampling, delta=1e-3, accountant="rdp")
+    batches = sampling.batches(rows)
+    two = sampling.compose_history([(GaussianDpEvent(1.0), 4)], 1)
+    budget = PrivacyBudget(accountant, 1.001 * epsilon_of(two, 1e-3, "rdp"))
+    for _ in range(2):
+        setup.model.fit(batches, callbacks=[budget], steps_per_epoch=2, epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        setup.model.fit(batches, callbacks=[budget], steps_per_epoch=2, epochs=1, verbose=0)
+    assert accountant.epsilon() <= budget.target_epsilon
+
+
+def test_a_budget_that_was_lowered_is_the_lower_one(target):
+    setup = Setup()
+    budget = PrivacyBudget(setup.accountant, 100.0)
+    options = {"steps_per_epoch": 5, "epochs": 1, "verbose": 0, "callbacks": [budget]}
+    setup.model.fit(setup.batches, **options)
+    budget.target_epsilon = target
+    setup.model.fit(setup.batches, **{**options, "steps_per_epoch": 20})
+    assert setup.steps == 13
 
 
 # Models that share layers.

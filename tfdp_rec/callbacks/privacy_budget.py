@@ -2,7 +2,8 @@
 
 - ε never exceeds the target, not by one step: a step is counted before it runs, and training stops while the next one
   (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
-- Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback.
+- Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback, or of another price:
+  on other batches, by another optimizer, after a change of settings, by another model on shared weights.
 - With a ledger, steps are paid for in it before they run, in blocks (`privacy.book`).
 - The count is the model's own history (`privacy.step_history`): what was interrupted, restored or made elsewhere is in it.
 - The accountant is asked when something else was done than a step more of this fit (`privacy.tally`), not at every step.
@@ -55,7 +56,6 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant = accountant
         self.target_epsilon = target_epsilon
         self.check_sampling = check_sampling
-        self._found: tuple[Any, int] = None, 0  # a limit, and what it holds for
         if not check_sampling and not accountant.asserted:
             accountant.asserted = "check_sampling=False"
 
@@ -142,14 +142,15 @@ class PrivacyBudget(keras.callbacks.Callback):
         event, runs = self.model.optimizer.dp_event(), self.accountant.runs()
         self.accountant.record(event, 0)
         before = runs[:-1] if runs and runs[-1][0] == event else runs
-        basis = (event, before, len(self.accountant.spent_besides), self.accountant.restarts_ahead)
-        if basis == self._basis:  # more of the same was made
-            return
-        if basis != self._found[0]:
-            self._found = basis, self.accountant.max_steps(self.target_epsilon)
-        self._basis, self._limit, self._paid = basis, self._found[1], 0
-        left = max(0, self._limit - self.accountant.steps)
-        self.model.optimizer.privacy_history.allow(0 if self.accountant.book else left)
+        basis = (event, before, self.accountant.spent_besides, self.accountant.void, self.target_epsilon)
+        if basis != self._basis:  # otherwise more of the same was made
+            self._basis, self._limit, self._paid = basis, self.accountant.max_steps(self.target_epsilon), 0
+        self._allow(max(0, (self._paid if self.accountant.book else self._limit) - self.accountant.steps))
+
+    def _allow(self, steps: int) -> None:
+        """Of the kind that was priced."""
+        origins = [self.accountant.sampling.get_state()] + [None] * bool(self.accountant.asserted)
+        self.model.optimizer.privacy_history.allow(steps, origins)
 
     def _fits(self) -> bool:
         return self._left() >= int(self.model.steps_per_execution)
@@ -174,4 +175,4 @@ class PrivacyBudget(keras.callbacks.Callback):
         if self.accountant.book and steps + ahead > self._paid:
             paid = self.accountant.pay_ahead(ahead, left)
             self._paid = steps + paid
-            self.model.optimizer.privacy_history.allow(paid)  # the step refuses to be one that nobody has paid for
+            self._allow(paid)  # the step refuses to be one that nobody has paid for

@@ -16,7 +16,7 @@ have spent whose steps are in its weights:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +30,10 @@ _NO_LIMIT = 2**62
 _KINDS = 4  # of batches, by origin, that most models see at most
 _TRAINED_BY = "privacy_histories"  # among a variable's attributes
 SPENT = "The privacy budget is spent"
+_OTHER = (
+    "Refused batch: a PrivacyBudget is kept for steps on the batches of its fit, and this one is of another origin or "
+    "another optimizer, whose steps may cost more. Train on it after that fit, under a budget of its own.\n"
+)
 
 
 class StepHistory:
@@ -50,10 +54,11 @@ class StepHistory:
         self._parts: list[StepHistory] = []
         self._rests_on: list[keras.Variable] = []
         self._joined: StepHistory | None = None
-        self._optimizer, self._before, self._key = optimizer, 0, new_key()
+        self._optimizer, self._before, self._changes, self._key = optimizer, 0, 0, new_key()
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
+        self._allowed: list[Any] | None = None  # origins of batches, while a budget is kept
         # Made now: a step in whose trace a variable is born is traced twice.
-        self._spare = [(_number(0), _number(0)) for _ in range(_KINDS)]
+        self._spare = [(_number(0), _number(0), _number(1)) for _ in range(_KINDS)]
 
     # In a step's graph.
 
@@ -66,10 +71,11 @@ class StepHistory:
         """
         sentence = (
             f"Refused batch: {SPENT}: a step more would exceed what PrivacyBudget allows. Train on with a "
-            "PrivacyBudget of a larger target, or of more noise.\n"
+            "PrivacyBudget of a larger target, or of more noise; who changes the noise in mid-fit comes before it in "
+            "callbacks.\n"
         )
-        gate = demand(self._made < self._limit, sentence)
         counter = self._counter(optimizer, source)
+        gate = demand(self._made < self._limit, sentence) + demand(counter.allowed > 0, _OTHER)
         with tf.control_dependencies(gate):
             return [
                 self._made.assign_add(1),
@@ -82,9 +88,10 @@ class StepHistory:
         name = source.sampling.name if source.sampling else None
         key = (id(optimizer), name, void)
         if key not in self._open:
-            steps, begun = self._spare.pop() if self._spare else (_number(0), _number(0))
+            steps, begun, allowed = self._spare.pop() if self._spare else (_number(0), _number(0), _number(1))
             state = source.sampling.get_state() if source.sampling else None
-            self._open[key] = _Open(optimizer, state, void, steps, begun)
+            self._open[key] = _Open(optimizer, state, void, steps, begun, allowed)
+            self._judge(self._open[key])
         return self._open[key]
 
     # Between steps.
@@ -107,9 +114,12 @@ class StepHistory:
 
     def close(self, optimizer: Any) -> None:
         """The optimizer's settings are about to change: what was counted is of the old ones."""
+        self._changes += 1
         for counter in self._open.values():
             if counter.optimizer is optimizer:
                 counter.close(self._closed)
+        if self._allowed is not None:
+            self._limit.assign(self._made)  # the budget looks first
 
     def snapshot(self) -> History:
         """All entries as they stand, of all whose steps are in the model's weights."""
@@ -126,6 +136,8 @@ class StepHistory:
             if not any(self is known for known in trained_by):
                 trained_by.append(self)
         self.rests_on(variables)
+        if any(history._allowed is not None for history in self._kin() if history is not self):
+            self._limit.assign(self._made)  # a budget is kept for these weights already
 
     def rests_on(self, variables: Iterable[keras.Variable]) -> None:
         """These are weights of the model, frozen ones too; others may train them, now or later."""
@@ -148,7 +160,7 @@ class StepHistory:
         """How far everything that counts is, by an id: in a few reads, whether a snapshot would differ."""
         found = {}
         for history in self._kin():
-            found[history._key] = (len(history._closed), len(history._parts))
+            found[history._key] = (len(history._closed) + len(history._parts), history._changes)
             found |= {counter.key: counter.now() for counter in history._open.values()}
         return found
 
@@ -201,9 +213,24 @@ class StepHistory:
     def _missing(self) -> int:
         return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._before))
 
-    def allow(self, steps: int | None) -> None:
-        """At most so many steps more, whoever makes them; None for any number."""
-        self._limit.assign(_NO_LIMIT if steps is None else int(self._made.numpy()) + steps)
+    def allow(self, steps: int | None, origins: Sequence[dict[str, Any] | None] = ()) -> None:
+        """At most so many steps more, whoever makes them, and none by others on shared weights; None for any number.
+
+        Args:
+            steps: what a budget has left for.
+            origins: states of the samplings whose batches the steps may be on, as they were priced; None for unproven.
+        """
+        for history in self._kin():
+            left = _NO_LIMIT if steps is None else int(history._made.numpy()) + (steps if history is self else 0)
+            history._limit.assign(left)
+        self._allowed = None if steps is None else list(origins)
+        for counter in self._open.values():
+            self._judge(counter)
+
+    def _judge(self, counter: _Open) -> None:
+        priced = counter.optimizer is self._optimizer and not counter.void and counter.sampling in (self._allowed or ())
+        with tf.init_scope():
+            counter.allowed.assign(int(self._allowed is None or priced))
 
 
 @dataclasses.dataclass
@@ -215,6 +242,7 @@ class _Open:
     void: str
     steps: tf.Variable
     begun: tf.Variable
+    allowed: tf.Variable
     written: tuple[int, int] = (0, 0)
     key: str = dataclasses.field(default_factory=new_key)
 
