@@ -16,7 +16,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
-from tfdp_rec.movies import job
+from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.privacy.ledger import read, total
@@ -31,14 +31,14 @@ def train(kept, *arguments):
 
 def cut_at(monkeypatch, step):
     """Ctrl-C after so many steps."""
-    whole = job.TrainingCheckpoint.on_train_batch_end
+    whole = two_towers.TrainingCheckpoint.on_train_batch_end
 
     def cut(self, batch, logs=None):
         whole(self, batch, logs)
         if int(self.model.optimizer.iterations) == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.TrainingCheckpoint, "on_train_batch_end", cut)
+    monkeypatch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
 
 
 def files(folder):
@@ -84,7 +84,7 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
     assert [p.label for p in paid].count("popularity counts") == 1 and read(ledger).steps == 12
     (result,) = [r for r in json.loads((resumed / "run" / "results.json").read_text()) if r["mechanism"] == "lazydpsgd"]
     assert result["steps"] == 12
-    noise = json.loads((resumed / "run" / "config.json").read_text())["noise_multiplier"]
+    noise = json.loads((resumed / "run" / "config.json").read_text())["noise_multipliers"]["lazydpsgd"]
     oracle = Accountant(GaussianDpEvent(noise), PoissonSampling(480, 60, unit="user"), DELTA)
     oracle.spend(GaussianDpEvent(4.0), "popularity counts")
     assert result["epsilon"] == pytest.approx(oracle.epsilon(12)) == pytest.approx(total(read(ledger), DELTA))

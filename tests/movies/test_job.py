@@ -5,7 +5,8 @@ import pytest
 
 from tfdp_rec.data import NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.movies.job import noisy_popularity, prepare
+from tfdp_rec.movies.job import noisy_popularity
+from tfdp_rec.movies.problem import prepare
 from tfdp_rec.movies.settings import Settings
 from tfdp_rec.movies.tested import Tests, everybody_the_same
 

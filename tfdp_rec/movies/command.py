@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
-from tfdp_rec.movies.settings import Place, Settings, Source
+from tfdp_rec.movies.settings import POISSON, SHUFFLED, Place, Settings, Source
 from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ HELP = """\
   tfdp-rec train --mechanism spectral                   private sums alone, in seconds to minutes
   tfdp-rec train --mechanism lazydpsgd --epsilon 4      one two-tower, another budget
   tfdp-rec train --export lazydpsgd                     the same, and the two-tower released
+  tfdp-rec train --sampling shuffled                    in one order, as from a shuffled file: LazyDPFTRL
   tfdp-rec train --data ml-20m --out runs/ml20m         MovieLens files (ml-1m, ml-20m, ml-25m, ml-32m) of your own
   tfdp-rec train --local 2 2                            on 2 workers and 2 parameter servers, started here
   tfdp-rec train --cluster cluster.json                 on a cluster that is up (tfdp-rec server); see docs/scaling.md
@@ -103,6 +104,14 @@ def _asked(args: argparse.Namespace, before: Asked) -> Asked:
     if args.mechanism:
         settings = dataclasses.replace(settings, mechanisms=tuple(dict.fromkeys(args.mechanism)))
     given = args.local or args.cluster
+    if given and settings.sampling != POISSON:
+        raise ValueError("--sampling shuffled trains in one process: a cluster's workers draw users anew.")
+    if args.checkpoint and settings.sampling != POISSON:
+        raise ValueError(
+            "--sampling shuffled keeps no checkpoint: a ledger pays for steps one by one, and a plan costs as a whole."
+        )
+    if settings.sampling == SHUFFLED and not args.mechanism and not args.resume:
+        settings = dataclasses.replace(settings, mechanisms=contestants.in_one_order(settings.mechanisms))
     if given and not args.mechanism and not args.resume:
         settings = dataclasses.replace(settings, mechanisms=contestants.on_servers(settings.mechanisms))
     place = Place(tuple(args.local or ()), args.cluster or "") if given else before.place

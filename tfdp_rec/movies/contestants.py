@@ -42,8 +42,11 @@ adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_e
 """The two-tower trained as well as we can: what the private ones are to be held against."""
 
 PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
-PREFERRED: tuple[Contestant | Mechanism, ...] = (spectral, mechanisms.lazy_dp_sgd, mechanisms.dp_sgd)
-_MADE: tuple[Contestant | Mechanism, ...] = (spectral, exact, *PEERS, *mechanisms.COMMON)
+IN_ORDER = (mechanisms.lazy_dp_ftrl, mechanisms.dp_ftrl)  # their noise is planned for data in one order
+PREFERRED: tuple[Contestant | Mechanism, ...] = (
+    spectral, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
+)  # fmt: skip
+_MADE: tuple[Contestant | Mechanism, ...] = (spectral, exact, *PEERS, *mechanisms.COMMON, *IN_ORDER)
 NAMES = tuple(each.name for each in _MADE)
 """What can be asked for."""
 USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_sgd))
@@ -83,6 +86,20 @@ def on_servers(names: Iterable[str]) -> tuple[str, ...]:
         ('spectral', 'sgd', 'lazydpsgd')
     """
     return tuple(mechanisms.sgd.name if name == adam.name else name for name in names)
+
+
+def in_one_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of some, with LazyDPFTRL for LazyDPSGD, which has nothing of an order.
+
+    Args:
+        names: of contestants.
+
+    Example:
+        >>> in_one_order(["spectral", "lazydpsgd"])
+        ('spectral', 'lazydpftrl')
+    """
+    other = {mechanisms.lazy_dp_sgd.name: mechanisms.lazy_dp_ftrl.name}
+    return tuple(other.get(name, name) for name in names)
 
 
 def released(names: Sequence[str], asked: str | None = None) -> str:

@@ -35,8 +35,8 @@ from tfdp_rec.settings import flag
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from tfdp_rec.data import PoissonSampling, Timelines
-    from tfdp_rec.privacy import Ledger
+    from tfdp_rec.data import Timelines
+    from tfdp_rec.privacy import Ledger, Sampling
     from tfdp_rec.spectral import SpectralRecommender
 
 LEDGER = "ledger.jsonl"  # as a cluster's trainer calls the one beside its checkpoints
@@ -95,13 +95,14 @@ class RunCheckpoint:
     Attributes:
         asked: what the run was asked for; None if it has not begun.
         out: its run folder.
-        noise: its noise multiplier.
+        noises: its noise multipliers, by mechanism.
     """
 
     def __init__(self, directory: Path, every: int):
         self.directory, self.every = pathlib.Path(directory).absolute(), every
         self.asked: Asked | None = None
-        self.out, self.noise = "", 0.0
+        self.out = ""
+        self.noises: dict[str, float] = {}
         self._marks: dict[str, Any] = {}
         self._data = ""
 
@@ -126,7 +127,7 @@ class RunCheckpoint:
         found = cls(directory, every)
         try:
             run = json.loads((found.directory / _RUN).read_text(encoding="utf-8"))
-            found.asked, found.out, found.noise = Asked.from_json(run["asked"]), run["out"], run["noise"]
+            found.asked, found.out, found.noises = Asked.from_json(run["asked"]), run["out"], run["noises"]
             found._marks, found._data = run["ledgers"], run["data"]
         except FileNotFoundError:
             raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
@@ -150,7 +151,7 @@ class RunCheckpoint:
     # What is released before training.
 
     def sums(
-        self, name: str, sampling: PoissonSampling, event: DpEvent, label: str, make: Callable[[], SpectralRecommender]
+        self, name: str, sampling: Sampling, event: DpEvent, label: str, make: Callable[[], SpectralRecommender]
     ) -> SpectralRecommender:
         """The recommender of private sums: as it was made, or made now that it is paid for, but not a second time.
 
@@ -186,7 +187,7 @@ class RunCheckpoint:
         return made
 
     def prior(
-        self, settings: Settings, sampling: PoissonSampling, event: DpEvent, label: str, count: Callable[[], np.ndarray]
+        self, settings: Settings, sampling: Sampling, event: DpEvent, label: str, count: Callable[[], np.ndarray]
     ) -> np.ndarray:
         """What was released before training: as it was counted, or counted now that it is paid for.
 
@@ -209,17 +210,17 @@ class RunCheckpoint:
             np.save(file, values)
         return values
 
-    def begin(self, asked: Asked, out: Path, noise: float, timelines: Timelines) -> None:
+    def begin(self, asked: Asked, out: Path, noises: dict[str, float], timelines: Timelines) -> None:
         """From here on the run can be gone on with.
 
         Args:
             asked: what the run was asked for.
             out: its run folder.
-            noise: its noise multiplier.
+            noises: its noise multipliers.
             timelines: its data.
         """
-        self.asked, self.out, self.noise = asked, os.path.abspath(out), noise
-        run = {"asked": dataclasses.asdict(asked), "out": self.out, "noise": noise}
+        self.asked, self.out, self.noises = asked, os.path.abspath(out), noises
+        run = {"asked": dataclasses.asdict(asked), "out": self.out, "noises": noises}
         self._write(self.directory / _RUN, {**run, "data": _hash(timelines), "ledgers": self._marks})
 
     # Each mechanism's.
@@ -230,7 +231,7 @@ class RunCheckpoint:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return str(path)
 
-    def ledger(self, mechanism: str, sampling: PoissonSampling) -> str | None:
+    def ledger(self, mechanism: str, sampling: Sampling) -> str | None:
         """The path of a mechanism's ledger, which holds what it held; None if it claims no ε.
 
         Args:
@@ -257,7 +258,7 @@ class RunCheckpoint:
         path = self.directory / mechanism / _RESULT
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def _opened(self, mechanism: str, sampling: PoissonSampling) -> Ledger:
+    def _opened(self, mechanism: str, sampling: Sampling) -> Ledger:
         from tfdp_rec.privacy import Ledger, Snapshot
         from tfdp_rec.privacy.ledger import ZERO_OUT
 

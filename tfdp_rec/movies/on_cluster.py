@@ -18,15 +18,16 @@ import tensorflow as tf
 from tfdp_rec.data import NextItemExamples
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
 from tfdp_rec.distribute.connection import ServerLost, connect
-from tfdp_rec.movies.job import Run, accounting, new_model, optimizer_for, steps_left
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.laid_out import laid_out
+from tfdp_rec.movies.problem import Run
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.trained import Trained
+from tfdp_rec.movies.two_towers import accounting, new_model, optimizer_for, steps_left
 
 
 class ClusterTraining:
-    """Trains one mechanism after the other on a cluster; stands for `job.train_one`.
+    """Trains one mechanism after the other on a cluster; stands for `two_towers.train_one`.
 
     Args:
         resolver: of the cluster. The run's folder, and where it is kept, must be where all workers and servers can read
@@ -42,7 +43,7 @@ class ClusterTraining:
         connect(resolver)  # before the data are prepared: TensorFlow forgets what was traced ahead of this
 
     def __call__(self, mechanism: str, run: Run) -> Trained:
-        """Trains, accounts and tests, as `job.train_one`.
+        """Trains, accounts and tests, as `two_towers.train_one`.
 
         Raises:
             ConnectionError: a server was lost; with what to do.
@@ -53,7 +54,7 @@ class ClusterTraining:
             run.kept.ledger(mechanism, problem.sampling)  # for what that refuses
         with laid_out(examples, run.folder) as timelines, _in_words(run.kept):
             trainer = ParameterServerTrainer(
-                lambda: new_model(problem, settings), lambda: optimizer_for(mechanism, settings, run.noise),
+                lambda: new_model(problem, settings), lambda: optimizer_for(mechanism, settings, run.noises[mechanism]),
                 lambda: timelines.batches(problem.sampling), self._resolver, sampling=problem.sampling,
                 checkpoint_directory=run.kept.folder(mechanism) if run.kept else None,
                 checkpoint_every=run.kept.every if run.kept else None,
@@ -88,7 +89,7 @@ def _trained(trainer: ParameterServerTrainer, mechanism: str, run: Run) -> Train
     model, steps = trainer.model(), trainer.attempts
     means = problem.tests.measured(model)
     trained = Trained(model, means, steps=steps, steps_per_second=curve.steps_per_second)
-    trained = trained.accounted(accountant, run.noise)
+    trained = trained.accounted(accountant, run.noises[mechanism])
     last = {"mechanism": mechanism, "step": steps, "loss": curve.loss, "epsilon": trained.epsilon}
     run.folder.append({**last, **{name: mean.value for name, mean in means.items()}})
     return trained

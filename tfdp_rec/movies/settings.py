@@ -8,6 +8,7 @@ import os
 from tfdp_rec.movies.contestants import USUAL
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, option, refuse_wrong
 
+POISSON, SHUFFLED = "poisson", "shuffled"
 _PRIVACY, _DATA, _TRAINING = "privacy", "data", "model and training"
 
 
@@ -73,13 +74,17 @@ class Settings:
 
     mechanisms: tuple[str, ...] = USUAL
     export: str | None = option(
-        None, "who is released; default: the first that takes part of spectral, lazydpsgd, dpsgd", metavar="NAME"
+        None, "who is released; default: the first that takes part of spectral, lazydpftrl, lazydpsgd", metavar="NAME"
     )
     epsilon: float = option(8.0, "the budget of each private one; never exceeded", POSITIVE, group=_PRIVACY)
     delta: float | None = option(None, "default: 1e-6, or 1/users if that is less", BETWEEN_0_AND_1, group=_PRIVACY)
     noise_multiplier: float | None = option(
         None, "train with this noise; the budget may then stop training early", POSITIVE, group=_PRIVACY
     )
+    sampling: str = option(
+        POISSON, "how two-towers see users: drawn anew for every batch, or in one order that anybody may know",
+        choices=(POISSON, SHUFFLED), group=_PRIVACY,
+    )  # fmt: skip
     clip: float = option(1.0, "bound on an example's gradient norm", POSITIVE, group=_PRIVACY)
     steps: int = option(600, "training steps", POSITIVE, group=_TRAINING)
     batch_size: int = option(4096, "users in a batch, on average", POSITIVE, group=_TRAINING)
