@@ -1,8 +1,8 @@
-"""Alternating minimisation with noisy sums (DPALS): users solved exactly, on their own data; items from sums over users.
+"""Alternating minimisation with noisy sums (DPALS): users solved exactly, on their own data; items from sums over them.
 
 For items j of the head, vectors v_j of width w, users with histories h (w_h = 1/√|h|, over the head):
 
-    user      u = argmin Σ_{j in h} (1 − u·v_j)² + a Σ_j (u·v_j)² + r |u|²,  then u / |u|      on the device, nothing told
+    user      u = argmin Σ_{j in h} (1 − u·v_j)² + a Σ_j (u·v_j)² + r |u|²,  then u / |u|      tells nothing
     sums      G = Σ u uᵀ,   b_j = Σ_{h ∋ j} w_h u,   and A_j = Σ_{h ∋ j} w_h u uᵀ or its guess c_j G / n
     item      v_j = (A_j + a s G + r I)⁻¹ b_j
 
@@ -23,9 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from tfdp_rec.noise.words import WordSource
-from tfdp_rec.privacy import noise_of_one_release, private_counts
-
 Array = NDArray[np.float64]
 
 
@@ -40,33 +37,35 @@ class Alternating:
         weight: a, of what users have not.
         ridge: r, in units of what it stands beside.
         own: whether each item has its own A_j; else all have the mean's.
-        prior: what a share of users having an item counts for.
     """
 
-    width: int = 16
+    width: int = 8
     rounds: int = 2
     head: int = 300
-    weight: float = 0.1
-    ridge: float = 0.1
+    weight: float = 1.0
+    ridge: float = 0.03
     own: bool = False
-    prior: float = 1.0
 
-    def fit(self, has: sparse.csr_matrix, counts: Array, sigma: float, seed: int) -> tuple[Array, Array]:
-        """(item vectors, G): all that users' scores are made of.
+    @property
+    def sums(self) -> int:
+        """How many sums of sensitivity 1 a training takes."""
+        return self.rounds * (3 if self.own else 2)
+
+    def fit(self, has: sparse.csr_matrix, counts: Array, sigma: float, rng: np.random.Generator) -> Array:
+        """Item vectors: all that users' scores are made of.
 
         Args:
             has: users × head, 0/1.
             counts: of the head, noisy.
             sigma: of each sum, in units of its sensitivity.
-            seed: of the start and the noise.
+            rng: of the start and the noise.
         """
-        rng = np.random.default_rng(seed)
         items = rng.normal(size=(has.shape[1], self.width)) / self.width**0.5
         weights = 1 / np.sqrt(np.maximum(np.asarray(has.sum(axis=1)).ravel(), 1))
         for _ in range(self.rounds):
             users = self.users(has, items)
             items = self._items(sparse.diags(weights) @ has, users, counts, sigma, rng)
-        return items, users.T @ users
+        return items
 
     def users(self, has: sparse.csr_matrix, items: Array) -> Array:
         """Vectors of length 1 of some users, each from its own items."""
@@ -82,8 +81,14 @@ class Alternating:
                 found[user] = solved / max(np.linalg.norm(solved), 1e-12)
         return found
 
-    def _items(self, weighed: sparse.csr_matrix, users: Array, counts: Array, sigma: float, rng: np.random.Generator) -> Array:
-        d, noise = self.width, lambda *shape: sigma * rng.normal(size=shape)
+    def _items(
+        self, weighed: sparse.csr_matrix, users: Array, counts: Array, sigma: float, rng: np.random.Generator
+    ) -> Array:
+        d = self.width
+
+        def noise(*shape: int) -> Array:
+            return sigma * rng.normal(size=shape)
+
         gram = _whole(users.T @ users + _symmetric(noise(d, d)))
         sums = weighed.T @ users + noise(weighed.shape[1], d)
         share = np.maximum(counts, sigma) / max(np.trace(gram), 1.0)  # |u| = 1: the trace is how many users there are
@@ -95,7 +100,8 @@ class Alternating:
         else:
             own = scale * share[:, None, None] * gram
         ridge = self.ridge * np.trace(own, axis1=1, axis2=2)[:, None, None] / d + sigma
-        return np.linalg.solve(own + self.weight * scale * share.mean() * gram + ridge * np.eye(d), sums[:, :, None])[:, :, 0]
+        left = own + self.weight * scale * share.mean() * gram + ridge * np.eye(d)
+        return np.linalg.solve(left, sums[:, :, None])[:, :, 0]
 
 
 def _symmetric(noise: Array) -> Array:

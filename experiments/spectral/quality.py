@@ -20,7 +20,7 @@ folder; run it again to go on where it stopped. Seeds make the noise repeat: res
 """
 DELTA = 1e-6
 RIDGES = (30.0, 100.0, 300.0, 1000.0)
-PRIVATE = ("DP popularity", "spectral cut", "ridge filter", "spectral", "spectral by recency")
+PRIVATE = ("DP popularity", "spectral cut", "ridge filter", "alternating", "spectral", "spectral by recency")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,3 +71,19 @@ def test_a_size_is_measured(tmp_path, capsys):
     sizes = ["--users", "3000", "--items", "500", "--mean", "5", "--out", str(tmp_path)]
     assert main(["size", *sizes]) == 0
     assert "3000 users, 500 items" in capsys.readouterr().out
+
+
+def test_alternating_minimisation_finds_groups_without_noise():
+    from scipy import sparse
+
+    from experiments.spectral.alternating import Alternating
+
+    rng = np.random.default_rng(0)
+    groups = rng.integers(2, size=400)
+    has = (rng.random([400, 20]) < np.where((np.arange(20) < 10) == groups[:, None], 0.5, 0.02)).astype(float)
+    settings = Alternating(width=3, rounds=4)
+    items = settings.fit(sparse.csr_matrix(has), has.sum(axis=0), 1e-6, np.random.default_rng(1))
+    users = settings.users(sparse.csr_matrix(has), items)
+    scores = users @ items.T
+    assert (scores[:, :10].mean(axis=1) > scores[:, 10:].mean(axis=1))[groups == 1].mean() > 0.97
+    assert (scores[:, :10].mean(axis=1) < scores[:, 10:].mean(axis=1))[groups == 0].mean() > 0.97
