@@ -22,6 +22,8 @@ MECHANISMS = {
     "eana": mechanisms.eana,
     "lazy": mechanisms.lazy_dp_sgd,
     "lazy-each-step": mechanisms.lazy_dp_sgd,
+    "lazy-ftrl": mechanisms.lazy_dp_ftrl,
+    "dp-ftrl": mechanisms.dp_ftrl,
 }
 BASELINES = ("keras-sgd", "sparse-sgd")
 NAMES = (*BASELINES, *MECHANISMS)

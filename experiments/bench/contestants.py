@@ -7,6 +7,7 @@
 `eana`             noise on the touched rows
 `lazy`             LazyDPSGD
 `lazy-each-step`   LazyDPSGD that draws every owed step by itself (the paper's "without ANS")
+`lazy-ftrl`        LazyDPFTRL with one buffer; `dp-ftrl`, the same noise on every row at every step
 =================  ============================================================================================
 """
 
@@ -24,6 +25,7 @@ from experiments.bench.baselines import compare_by
 from experiments.bench.cases import MECHANISMS, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
 from tfdp_rec.models.dlrm import DLRMLayers, rmc_arguments
+from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import lookahead
 
 FORMS_GRADIENTS = ("dp-sgd-r", "dp-sgd-b")  # examples at a time, or their formed gradients would not fit
@@ -72,7 +74,9 @@ def _model_and_data(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
 
 
 def _optimizer(name: str, case: Case) -> keras.optimizers.Optimizer:
-    options = {"aggregate_noise": False} if name == "lazy-each-step" else {}
+    options: dict[str, Any] = {"aggregate_noise": False} if name == "lazy-each-step" else {}
+    if MECHANISMS[name].in_order:
+        options["correlation"] = Correlation(BufferedToeplitz([0.46], [0.954]), steps=100_000, separation=100)
     return MECHANISMS[name].optimizer(
         models.LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=case.batch_size, **options
     )

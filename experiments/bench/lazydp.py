@@ -22,6 +22,7 @@ from experiments.bench.workers import Worker
 HELP = """\
   python -m experiments.bench lazydp sizes --megabytes 96 960        time against table size (figure 13a)
   python -m experiments.bench lazydp sizes --megabytes 9600 --apart  one contestant in memory at a time
+  python -m experiments.bench lazydp sizes --contestants lazy lazy-ftrl dp-ftrl     correlated noise
   python -m experiments.bench lazydp batch --json batch.json         batches of 1,024 to 4,096 (figures 10 and 14)
   python -m experiments.bench lazydp pooling | skew | models         figures 13b, 13d, 13c
   python -m experiments.bench lazydp breakdown                       where a step's time goes (figure 11)
