@@ -22,8 +22,9 @@ FLOORS = (
     {"optimizers"},
     {"training"},
     {"data", "models", "callbacks", "spectral"},
-    {"federated", "distribute", "private_plan"},
+    {"federated", "distribute", "private_plan", "serving"},
     {"movies", "private_fit"},
+    {"own_log"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}

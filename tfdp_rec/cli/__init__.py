@@ -8,8 +8,9 @@ from tfdp_rec.cli import commands
 from tfdp_rec.cli.commands import Command
 
 COMMANDS = (
-    Command("train", "tfdp_rec.movies.command", "train private movie recommenders and compare them"),
-    Command("recommend", "tfdp_rec.movies.recommend", "what to watch next: a history of movie ids in, titles out"),
+    Command("train", "tfdp_rec.cli.train", "train private recommenders, of movies or of a log of your own"),
+    Command("recommend", "tfdp_rec.cli.recommend", "what comes next: a history of ids in, ids and titles out"),
+    Command("serve", "tfdp_rec.cli.serve", "answer over HTTP, in the shape of TensorFlow Serving's REST interface"),
     Command("export", "tfdp_rec.cli.export", "a saved model as a SavedModel for serving"),
     Command(
         "epsilon",

@@ -131,7 +131,7 @@ def timelines_of(source: Source, seed: int) -> Timelines:
     from tfdp_rec.datasets.movielens import files, generated
 
     if source.data:
-        return files.read(source.data)
+        return files.read(source.data[0])
     # A small catalogue allows fewer events a user than the real data has.
     events = source.events or round(source.users * min(generated.MEAN_LENGTH, source.movies / 6))
     return generated.timelines(source.users, source.movies, events, seed=seed)
