@@ -1,6 +1,7 @@
 """`tfdp-rec train` on a log of one's own: what comes of it, what it costs, and that nothing is spent twice."""
 
 import errno
+import fcntl
 import json
 import shutil
 
@@ -84,6 +85,14 @@ def test_it_answers_with_the_users_own_ids_and_titles(run, capsys):
     assert "--top-k must be positive" in capsys.readouterr().err
 
 
+def left_behind(folder):
+    """What a process that was killed leaves."""
+    folder.mkdir()
+    (folder / "run.json").write_text('{"job": "log"}')
+    (folder / "in-use").touch()
+    return folder
+
+
 def test_a_log_as_logs_are(tmp_path, capsys):
     """Whole numbers, 0 among them, in CSV; rows without user or item; repeated rows; one user with half of all rows;
     a public list; no times; nothing kept.
@@ -94,7 +103,12 @@ def test_a_log_as_logs_are(tmp_path, capsys):
     (tmp_path / "log.csv").write_text("\n".join(["who,what", *rows, *huge, ",3", "7,", *rows[:50]]) + "\n")
     (tmp_path / "public.txt").write_text("".join(f"{i}\n" for i in range(20)))
     options = ["--items", tmp_path / "public.txt", "--out", tmp_path / "run", "--top-k", "3"]
-    assert train("--data", tmp_path / "log.csv", "--user", "who", "--item", "what", *options) == 0
+    left, used = (left_behind(tmp_path / f".{name}.private") for name in ("run", "other"))
+    with open(used / "in-use", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert train("--data", tmp_path / "log.csv", "--user", "who", "--item", "what", *options) == 0
+    assert not left.exists() and used.exists()
+    shutil.rmtree(used)
     said = capsys.readouterr().out
     for words in ("1 rows left out: no user id", "1 rows left out: no item id", "they repeat user", "[5/5]", "of 401"):
         assert words in said, said

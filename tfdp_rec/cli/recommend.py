@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 
+from tfdp_rec import quiet
 from tfdp_rec.settings import whole
 
 HELP = """\
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     servable = pathlib.Path(args.folder) / "servable"
     if not (servable / "saved_model.pb").is_file():
         raise FileNotFoundError(f"{args.folder} holds no exported model (expected {servable}).")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet.import_tensorflow()
     if (servable / "assets" / "items.txt").is_file():
         from tfdp_rec.own_log import recommend as own_log
 

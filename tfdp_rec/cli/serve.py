@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import signal
 import threading
 
+from tfdp_rec import quiet
 from tfdp_rec.settings import whole
 
 HELP = """\
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to stop."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet.import_tensorflow()
     from tfdp_rec.serving.rest import Served
     from tfdp_rec.serving.server import Server
 

@@ -39,8 +39,9 @@ SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
-    several = f"may be given several times; {', '.join(contestants.USUAL)} if left out"
-    parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, help=several)
+    names, usual = ", ".join(contestants.NAMES), ", ".join(contestants.USUAL)
+    several = f"of {names}; may be given several times; {usual} if left out"
+    parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, metavar="NAME", help=several)
     add_options(parser, Source)
     add_options(parser, Settings)
     cluster = parser.add_argument_group("parameter servers").add_mutually_exclusive_group()

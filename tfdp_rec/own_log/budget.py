@@ -53,7 +53,7 @@ class Budget:
         Example:
             >>> budget = Budget.of(8.0, 1e-6, public=False)
             >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.event, 1e-6), 2)
-            ((2.0, 2e-07), 0.679, 8.0)
+            ((2.0, 2e-07), 0.68, 8.0)
         """
         if public:
             return cls(epsilon, delta, None, noise_of_one_release(epsilon, delta))

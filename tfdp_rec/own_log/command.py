@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import datetime
 import errno
-import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfdp_rec import quiet
 from tfdp_rec.own_log.settings import Asked, Columns
 from tfdp_rec.settings import add_options, chosen
 
@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains on a log, and writes the run folder."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
     with in_words_of_the_command_line(args):
         kept = _going_on(args) if args.resume else _fresh(args)
@@ -55,13 +54,18 @@ def _fresh(args: argparse.Namespace) -> Kept:
     out = Path(args.out or Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
     if (out / "config.json").exists():
         raise FileExistsError(f"{out} holds another run; give another --out.")
-    from tfdp_rec.own_log.kept import Kept
+    quiet.import_tensorflow()
+    from tfdp_rec.own_log.kept import Kept, sweep
 
+    if args.checkpoint:
+        return Kept.fresh(args.checkpoint, asked, out)
     # Beside the run folder, since the system's own place for temporary files is often memory.
-    return Kept.fresh(args.checkpoint or out.absolute().parent / f".{out.name}.private", asked, out)
+    sweep(out.absolute().parent)
+    return Kept.fresh(out.absolute().parent / f".{out.name}.private", asked, out)
 
 
 def _going_on(args: argparse.Namespace) -> Kept:
+    quiet.import_tensorflow()
     from tfdp_rec.own_log.kept import Kept
 
     return Kept.going_on(args.checkpoint, lambda before: _asked(args, before), args.out)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -45,6 +46,19 @@ def is_kept(directory: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return json.loads((pathlib.Path(directory) / _RUN).read_text(encoding="utf-8")).get("job") == JOB
     return False
+
+
+def sweep(runs: pathlib.Path) -> None:
+    """Removes what killed processes left of runs that nobody asked to be kept.
+
+    Args:
+        runs: the folder that run folders are in.
+    """
+    for lock in runs.glob(".*.private/in-use"):
+        if is_kept(lock.parent):
+            with contextlib.suppress(OSError), open(lock, "a", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as its owner lives
+                shutil.rmtree(lock.parent)
 
 
 class Payer:
