@@ -65,7 +65,7 @@ def test_recommend_answers_and_names_unknown_ids(run, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 10
     assert main(["recommend", str(run), "--top-k", "3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    wrong = {"--top-k 11": "at most 10", "--top-k 0": "positive", "--history x": "numbers", "--among 3": "of your own"}
+    wrong = {"--top-k 11": "at most 10", "--top-k 0": "positive", "--history x": "64 bits", "--among 3": "of your own"}
     for options, says in wrong.items():
         assert main(["recommend", str(run), *options.split()]) == 2
         assert says in capsys.readouterr().err

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from checker import checked
 from dp_accounting import GaussianDpEvent
 from own_log.conftest import COLUMNS, table, train
@@ -16,7 +17,7 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.histories import Histories
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.movies.tested import Tests
-from tfdp_rec.own_log import job
+from tfdp_rec.own_log import job, recommend
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
 from tfdp_rec.own_log.tested import HISTORY, NewItems
@@ -118,6 +119,14 @@ def test_a_log_as_logs_are(tmp_path, capsys):
     assert {each["id"] for each in found["recommendations"][:2]} == {"2", "3"} and found["unknown"] == []
     (paid,) = read(tmp_path / "run" / "ledger.jsonl").paid
     assert 7.99 < epsilon_of(paid.event, DELTA) <= 8.0
+
+
+@pytest.mark.parametrize("wrong", ["sku-1", "1.5", str(2**63)])
+def test_ids_that_are_no_whole_numbers_are_refused_where_ids_are(wrong):
+    assert recommend.ids_of(["7", "-3"], tf.int64, "--history") == [7, -3]
+    assert recommend.ids_of([wrong], tf.string, "--history") == [wrong]
+    with pytest.raises(ValueError, match="--among: the ids of this run are whole numbers of 64 bits"):
+        recommend.ids_of([wrong], tf.int64, "--among")
 
 
 # Nothing is spent twice.

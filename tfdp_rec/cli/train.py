@@ -8,6 +8,7 @@ import dataclasses
 from tfdp_rec.movies import command as movies
 from tfdp_rec.movies.settings import Settings, Source
 from tfdp_rec.own_log import command as own_log
+from tfdp_rec.own_log.folders import is_kept
 from tfdp_rec.own_log.settings import Columns, Terms
 from tfdp_rec.settings import flag
 
@@ -33,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _on_own_log(args: argparse.Namespace) -> bool:
     if args.resume and args.checkpoint:
-        from tfdp_rec.own_log.kept import is_kept
-
         return is_kept(args.checkpoint)
     return any(getattr(args, field.name) is not None for field in dataclasses.fields(Columns))
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfdp_rec import quiet
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.settings import POISSON, SHUFFLED, Place, Settings, Source
@@ -63,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     kept = _kept(args)
     asked = _asked(args, kept.asked if kept and kept.asked else Asked())
     _refuse_other_places(args, asked.place, kept)
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, asked: Asked, kept: RunCheckpoint | None) -> None:
+    quiet.import_tensorflow()
     from tfdp_rec.movies import job
 
     if not args.quiet:

@@ -6,6 +6,8 @@ import argparse
 import json
 import pathlib
 
+import numpy as np
+
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
@@ -37,6 +39,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _numbers(history: list[str]) -> list[int]:
     try:
-        return [int(movie) for movie in history]
-    except ValueError as problem:
-        raise ValueError(f"--history: ids of movies are whole numbers ({problem}).") from None
+        return [int(np.int64(int(movie))) for movie in history]
+    except (ValueError, OverflowError) as problem:
+        raise ValueError(f"--history: ids of movies are whole numbers of 64 bits ({problem}).") from None

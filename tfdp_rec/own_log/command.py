@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdp_rec import quiet
+from tfdp_rec.own_log.folders import sweep
 from tfdp_rec.own_log.settings import Asked, Columns
 from tfdp_rec.settings import add_options, chosen
 
@@ -55,7 +56,7 @@ def _fresh(args: argparse.Namespace) -> Kept:
     if (out / "config.json").exists():
         raise FileExistsError(f"{out} holds another run; give another --out.")
     quiet.import_tensorflow()
-    from tfdp_rec.own_log.kept import Kept, sweep
+    from tfdp_rec.own_log.kept import Kept
 
     if args.checkpoint:
         return Kept.fresh(args.checkpoint, asked, out)

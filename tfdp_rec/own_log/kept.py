@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -29,36 +28,16 @@ from dp_accounting import DpEvent
 from tfdp_rec.data import Interactions, Items
 from tfdp_rec.files import Path, hold, writing
 from tfdp_rec.movies.kept import refuse_changed
+from tfdp_rec.own_log.folders import JOB, RUN
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.privacy import Ledger, Snapshot, set_union
 from tfdp_rec.privacy.ledger import ZERO_OUT
 from tfdp_rec.privacy.ledger_lines import Mark
 from tfdp_rec.spectral import SpectralRecommender
 
-JOB = "log"
 LEDGER, LOG = "ledger.jsonl", "log"
-_RUN, _ITEMS, _SUMS = "run.json", "items.parquet", "recommender.npz"
+_ITEMS, _SUMS = "items.parquet", "recommender.npz"
 _LABELS = {_ITEMS: set_union.LABEL, _SUMS: "private sums"}
-
-
-def is_kept(directory: Path) -> bool:
-    """Whether a folder holds a run of this kind."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((pathlib.Path(directory) / _RUN).read_text(encoding="utf-8")).get("job") == JOB
-    return False
-
-
-def sweep(runs: pathlib.Path) -> None:
-    """Removes what killed processes left of runs that nobody asked to be kept.
-
-    Args:
-        runs: the folder that run folders are in.
-    """
-    for lock in runs.glob(".*.private/in-use"):
-        if is_kept(lock.parent):
-            with contextlib.suppress(OSError), open(lock, "a", encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as its owner lives
-                shutil.rmtree(lock.parent)
 
 
 class Payer:
@@ -108,7 +87,7 @@ class Kept:
         Raises:
             ValueError: one has begun there.
         """
-        if os.path.exists(os.path.join(directory, _RUN)):
+        if os.path.exists(os.path.join(directory, RUN)):
             raise ValueError(f"{directory} holds a run: go on with it by --resume, or give another --checkpoint.")
         kept = cls(directory, asked, out)
         kept._write()
@@ -126,7 +105,7 @@ class Kept:
         Raises:
             ValueError: it is asked for something else than it began with, or the folder was changed.
         """
-        path = pathlib.Path(directory) / _RUN
+        path = pathlib.Path(directory) / RUN
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
             before, data, mark = Asked.from_json(run["asked"]), run["data"], run["ledger"]
@@ -229,7 +208,7 @@ class Kept:
 
     def _write(self) -> None:
         run = {"job": JOB, "asked": dataclasses.asdict(self.asked), "out": self.out}
-        with writing(self.directory / _RUN, private=True) as file:
+        with writing(self.directory / RUN, private=True) as file:
             json.dump({**run, "data": self._data, "ledger": self._mark}, file, indent=1)
 
     def remove(self) -> None:
