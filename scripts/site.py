@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tfdp_rec"
 ROOMS = (
     "optimizers", "training", "clipping", "privacy", "noise", "callbacks", "audit", "models", "datasets", "distribute",
-    "federated", "spectral",
+    "federated", "spectral", "serving",
 )  # fmt: skip
 
 

@@ -15,15 +15,16 @@ PACKAGE = ROOT / "tfdp_rec"
 
 # The floors, from the ground up: a part imports from lower floors alone, and from its own where it is named.
 FLOORS = (
-    {"demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "registration", "settings"},
+    {"demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "quiet", "registration", "settings"},
     {"noise"},
     {"clipping", "audit", "datasets"},
     {"privacy"},
     {"optimizers"},
     {"training"},
     {"data", "models", "callbacks", "spectral"},
-    {"federated", "distribute", "private_plan"},
+    {"federated", "distribute", "private_plan", "serving"},
     {"movies", "private_fit"},
+    {"own_log"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}

@@ -8,6 +8,7 @@ from tfdp_rec.cli.commands import Command
 
 COMMANDS = (
     Command("generate", "experiments.logs.generate", "writes a log in Parquet, items by Zipf's law, ids as text"),
+    Command("latency", "experiments.logs.latency", "how long an answer of a served recommender takes"),
     Command("size", "experiments.logs.size", "time and memory from the files to Poisson batches"),
 )
 

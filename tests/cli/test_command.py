@@ -86,9 +86,29 @@ def test_help_and_accounting_do_without_tensorflow(arguments):
     assert done.stdout.startswith(("usage: tfdp-rec", "Guarantee"))
 
 
-def test_every_command_explains_itself(capsys):
+def test_every_command_explains_itself_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     for name in (command.name for command in cli.COMMANDS):
         with pytest.raises(SystemExit) as stop:
             cli.main([name, "--help"])
         out = capsys.readouterr().out
         assert stop.value.code == 0 and "tfdp-rec " + name in out and len(out) > 300
+        assert max(map(len, out.splitlines())) <= 80, out
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_the_version_is_the_packages(capsys):
+    import tfdp_rec
+
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"tfdp-rec {tfdp_rec.__version__}\n"
+
+
+@pytest.mark.slow
+def test_tensorflow_is_imported_without_a_word():
+    probe = "from tfdp_rec import quiet; import sys; quiet.import_tensorflow(); print('said', file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "said\n")

@@ -63,6 +63,12 @@ def test_recommend_answers_and_names_unknown_ids(run, capsys):
     assert not set(known) & {r["movie_id"] for r in answer["recommendations"]}
     assert main(["recommend", str(run)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 10
+    assert main(["recommend", str(run), "--top-k", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    wrong = {"--top-k 11": "at most 10", "--top-k 0": "positive", "--history x": "64 bits", "--among 3": "of your own"}
+    for options, says in wrong.items():
+        assert main(["recommend", str(run), *options.split()]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
@@ -84,7 +90,8 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
         (["--epsilon", "much"], "invalid float value"),
         (["--delta", "1"], "--delta must be between 0 and 1"),
         (["--delta", "0.5"], "delta"),
-        (["--data", "no-such-folder"], "there is no folder no-such-folder"),
+        (["--data", "no-such-folder"], "there is no folder no-such-folder; for files of your own say --user"),
+        (["--data", ".", "."], "--data takes one MovieLens folder"),
         (["--batch-size", "5000"], "fewer units than a batch"),
         (["--mechanism", "magic"], "invalid choice"),
         (["--mechanism", "eana", "--export", "spectral"], "--export spectral is not among those that take part (eana)"),

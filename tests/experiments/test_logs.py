@@ -16,3 +16,11 @@ def test_a_small_log_from_files_to_batches(tmp_path, capsys):
     said = capsys.readouterr().out
     for line in ("20000 rows read", "grouped by user", "found again", "private vocabulary", "training steps"):
         assert line in said, line
+
+
+@pytest.mark.slow
+def test_answers_are_timed(capsys):
+    assert main(["latency", "--items", "500", "--head", "40", "--times", "2", "--batch", "2"]) == 0
+    said = capsys.readouterr().out
+    for line in ("500 items", "SavedModel", "every item scored", "HTTP"):
+        assert line in said, said

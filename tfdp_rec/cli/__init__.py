@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tfdp_rec
 from tfdp_rec.cli import commands
 from tfdp_rec.cli.commands import Command
 
 COMMANDS = (
-    Command("train", "tfdp_rec.movies.command", "train private movie recommenders and compare them"),
-    Command("recommend", "tfdp_rec.movies.recommend", "what to watch next: a history of movie ids in, titles out"),
+    Command("train", "tfdp_rec.cli.train", "train private recommenders, of movies or of a log of your own"),
+    Command("recommend", "tfdp_rec.cli.recommend", "what comes next: a history of ids in, ids and titles out"),
+    Command("serve", "tfdp_rec.cli.serve", "answer over HTTP, in the shape of TensorFlow Serving's REST interface"),
     Command("export", "tfdp_rec.cli.export", "a saved model as a SavedModel for serving"),
     Command(
         "epsilon",
@@ -33,7 +35,8 @@ COMMANDS = (
 DESCRIPTION = """\
 Differentially private training of recommenders.
 
-  tfdp-rec train                                    train the main job on embedded data
+  tfdp-rec train                      the main job, on generated data
+  tfdp-rec train --data logs/*.parquet --user user_id --item sku
   tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6
   tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6
 
@@ -52,4 +55,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         epsilon = 0.1913 at delta = 0.0001 (RDP, Poisson sampling, q = 0.01)
         0
     """
-    return commands.run("tfdp-rec", DESCRIPTION, COMMANDS, argv)
+    return commands.run("tfdp-rec", DESCRIPTION, COMMANDS, argv, tfdp_rec.__version__)

@@ -10,7 +10,10 @@ import argparse
 import dataclasses
 import importlib
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -37,7 +40,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def run(program: str, description: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
+def run(
+    program: str,
+    description: str,
+    commands: Sequence[Command],
+    argv: Sequence[str] | None = None,
+    version: str = "",
+) -> int:
     """Runs the command that the arguments name; returns the exit code.
 
     Args:
@@ -45,9 +54,13 @@ def run(program: str, description: str, commands: Sequence[Command], argv: Seque
         description: of the whole program.
         commands: what it can do.
         argv: the arguments; sys.argv's if left out.
+        version: for --version, if there is one.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = fitted(description, _width())
+    parser = Parser(prog=program, description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if version:
+        parser.add_argument("--version", action="version", version=f"{program} {version}")
     members = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in commands:
         member = members.add_parser(command.name, help=command.headline.replace("%", "%%"))
@@ -71,10 +84,51 @@ def run_one(program: str, command: Command, argv: Sequence[str] | None = None) -
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     module = importlib.import_module(command.module)
-    parser.description = f"{command.headline}\n\n{module.HELP}"
+    parser.description = fitted(f"{command.headline}\n\n{module.HELP}", _width())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 2  # as argparse has it
+
+
+def fitted(text: str, width: int) -> str:
+    r"""A help text in lines of at most so many letters: prose filled anew, examples (indented) with what they say below
+    them, and what is too long even so broken by backslashes, to be pasted.
+
+    Args:
+        text: paragraphs with empty lines between them.
+        width: of the terminal.
+
+    Example:
+        >>> print(fitted("  run --fast      as fast as it goes\n\nIt runs, and\nends.", 20))
+          run --fast
+              as fast as it
+              goes
+        <BLANKLINE>
+        It runs, and ends.
+    """
+    return "\n\n".join(_paragraph(each, width) for each in text.strip("\n").split("\n\n")) + "\n"
+
+
+def _paragraph(text: str, width: int) -> str:
+    if text.startswith(" "):
+        return "\n".join(_example(line, width) for line in text.split("\n"))
+    return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _example(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    command, _, words = re.sub(r"(?<=\S)  +", "\n", line, count=1).partition("\n")
+    lines = textwrap.wrap(
+        command.strip(), width - 2, initial_indent="  ", subsequent_indent="      ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    below = textwrap.wrap(words.strip(), width, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join([" \\\n".join(lines), *below]).lstrip("\n")
 
 
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:

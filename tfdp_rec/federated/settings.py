@@ -75,7 +75,10 @@ class Nodes:
     budget_epsilon: float = option(math.inf, "the most that one client's training may cost in all", ABOVE_0)
     budget_delta: float = option(1e-5, "delta at which that is measured", BETWEEN_0_AND_1)
     round_epsilon: float = option(math.inf, "the most that one round may cost a client: the least noise", ABOVE_0)
-    methods: tuple[str, ...] = option((), "what clients compute; left out, the run's --method", choices=METHODS)
+    methods: tuple[str, ...] = option(
+        (), f"what clients compute, of {', '.join(METHODS)}; left out, the run's --method", choices=METHODS,
+        metavar="NAME",
+    )  # fmt: skip
     ledgers: str = option("", "folder of the clients' training ledgers; left out, beside --output")
 
     def of_run(self, settings: Settings) -> Nodes:

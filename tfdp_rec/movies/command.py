@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfdp_rec import quiet
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.settings import POISSON, SHUFFLED, Place, Settings, Source
@@ -39,8 +40,9 @@ SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
-    several = f"may be given several times; {', '.join(contestants.USUAL)} if left out"
-    parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, help=several)
+    names, usual = ", ".join(contestants.NAMES), ", ".join(contestants.USUAL)
+    several = f"of {names}; may be given several times; {usual} if left out"
+    parser.add_argument("--mechanism", action="append", choices=contestants.NAMES, metavar="NAME", help=several)
     add_options(parser, Source)
     add_options(parser, Settings)
     cluster = parser.add_argument_group("parameter servers").add_mutually_exclusive_group()
@@ -62,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     kept = _kept(args)
     asked = _asked(args, kept.asked if kept and kept.asked else Asked())
     _refuse_other_places(args, asked.place, kept)
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, asked: Asked, kept: RunCheckpoint | None) -> None:
+    quiet.import_tensorflow()
     from tfdp_rec.movies import job
 
     if not args.quiet:
@@ -131,7 +133,7 @@ def timelines_of(source: Source, seed: int) -> Timelines:
     from tfdp_rec.datasets.movielens import files, generated
 
     if source.data:
-        return files.read(source.data)
+        return files.read(source.data[0])
     # A small catalogue allows fewer events a user than the real data has.
     events = source.events or round(source.users * min(generated.MEAN_LENGTH, source.movies / 6))
     return generated.timelines(source.users, source.movies, events, seed=seed)

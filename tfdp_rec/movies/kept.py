@@ -75,14 +75,28 @@ class Asked:
         """
         self.place.refuse_other(other.place, directory)
         for mine, theirs in ((self.source, other.source), (self.settings, other.settings)):
-            for name, value in dataclasses.asdict(mine).items():  # type: ignore[call-overload]
-                now = getattr(theirs, name)
-                if now != value:
-                    option = "--mechanism" if name == "mechanisms" else flag(name)
-                    raise ValueError(
-                        f"The run in {directory} has {option} {_words(value)}, and is asked to go on with "
-                        f"{_words(now)}: leave {option} out, or begin another run in another --checkpoint."
-                    )
+            refuse_changed(mine, theirs, directory)
+
+
+def refuse_changed(mine: Any, theirs: Any, directory: Path) -> None:
+    """Raises if a run that goes on is asked for something else.
+
+    Args:
+        mine: settings that it began with, a dataclass.
+        theirs: those that it is asked for now.
+        directory: where it was kept.
+
+    Raises:
+        ValueError: naming the option, and both values.
+    """
+    for name, value in dataclasses.asdict(mine).items():
+        now = getattr(theirs, name)
+        if now != value:
+            option = "--mechanism" if name == "mechanisms" else flag(name)
+            raise ValueError(
+                f"The run in {directory} has {option} {_words(value)}, and is asked to go on with "
+                f"{_words(now)}: leave {option} out, or begin another run in another --checkpoint."
+            )
 
 
 class RunCheckpoint:

@@ -1,47 +1,44 @@
-"""`tfdp-rec recommend`."""
+"""What `tfdp-rec recommend` does of a run on movies."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 
-HELP = """\
-  tfdp-rec recommend runs/20260101-120000 --history 318 296 593
-  tfdp-rec recommend runs/20260101-120000                      nothing watched yet: the most popular
-
-RUN is a folder that `tfdp-rec train` wrote. Ids are those of the files; ids that are not in the catalogue are named and
-ignored; the answer leaves out what the history holds.
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `recommend`."""
-    parser.add_argument("folder", metavar="RUN", help="a run folder")
-    parser.add_argument("--history", type=int, nargs="*", default=[], metavar="ID", help="movie ids, the last one last")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+import numpy as np
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
     folder = pathlib.Path(args.folder)
-    if not (folder / "servable" / "saved_model.pb").is_file():
-        raise FileNotFoundError(f"{folder} holds no exported model (expected {folder / 'servable'}).")
+    if args.among:
+        raise ValueError("--among is of runs on logs of your own: a recommender of movies answers from all of them.")
+    history = _numbers(args.history)
     titles = json.loads((folder / "titles.json").read_text(encoding="utf-8"))
-    unknown = [movie for movie in args.history if str(movie) not in titles]
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    unknown = [movie for movie in history if str(movie) not in titles]
     import tensorflow as tf
 
     served = tf.saved_model.load(str(folder / "servable"))
-    answer = served.serve(tf.constant([args.history], tf.int64, shape=[1, len(args.history)]))
+    answer = served.serve(tf.constant([history], tf.int64, shape=[1, len(history)]))
+    most = answer["scores"].shape[1]
+    if (args.top_k or 1) > most:
+        raise ValueError(f"--top-k must be at most {most}, what this run was exported for, got {args.top_k}.")
     pairs = [(i, s) for i, s in zip(answer["movie_ids"][0].numpy().tolist(), answer["scores"][0].numpy().tolist()) if i]
+    pairs = pairs[: args.top_k]
     if args.json:
         rows = [{"movie_id": i, "title": titles[str(i)], "score": s} for i, s in pairs]
         print(json.dumps({"unknown": unknown, "recommendations": rows}))
         return 0
-    for movie in args.history:
+    for movie in history:
         print(f"watched  {movie:>7}  {titles.get(str(movie), '(not in the catalogue: ignored)')}")
     for movie, score in pairs:
         print(f"{score:7.3f}  {movie:>7}  {titles[str(movie)]}")
     return 0
+
+
+def _numbers(history: list[str]) -> list[int]:
+    try:
+        return [int(np.int64(int(movie))) for movie in history]
+    except (ValueError, OverflowError) as problem:
+        raise ValueError(f"--history: ids of movies are whole numbers of 64 bits ({problem}).") from None

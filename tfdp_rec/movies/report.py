@@ -35,7 +35,7 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 ("two-tower, " if contestants.is_two_tower(r["mechanism"]) else "") + label(r["mechanism"]),
-                *(_with_interval(r, metric) for metric in _SHOWN),
+                *(with_interval(r, metric) for metric in _SHOWN),
                 _epsilon(r["epsilon"]),
                 f"{r['steps_per_second']:.1f}" if r["steps_per_second"] else "–",
                 str(r["steps"] or "–"),
@@ -44,7 +44,8 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def _with_interval(result: dict[str, Any], metric: str) -> str:
+def with_interval(result: dict[str, Any], metric: str) -> str:
+    """A mean and its 95% interval."""
     mean = Mean(result["recalls"][metric], result["errors"][metric], result["test_users"])
     low, high = mean.interval()
     return f"{mean.value:.4f} [{max(low, 0.0):.4f}, {min(high, 1.0):.4f}]"
@@ -62,7 +63,8 @@ def as_text(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def _as_markdown(rows: list[list[str]]) -> str:
+def as_markdown(rows: list[list[str]]) -> str:
+    """Rows as a table of Markdown, the heading first."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
@@ -85,7 +87,7 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
     said = "\n".join(f"### {label(name)}\n\n```\n{text.strip()}\n```\n" for name, text in statements.items())
     folder.write_text(
         "report.md",
-        f"# Run of {config['when']}\n\n{_WARNING}\n{_as_markdown(table(results))}\n\n"
+        f"# Run of {config['when']}\n\n{_WARNING}\n{as_markdown(table(results))}\n\n"
         f"{_tested(results[0]['test_users'])}\n\n"
         f"{config['users']:,} users, {config['movies']:,} movies, {config['events']:,} events. Two-towers: "
         f"{config['steps']} steps of {config['batch_size']} users on average out of {config['train_users']:,}; clip "

@@ -16,7 +16,10 @@ _PRIVACY, _DATA, _TRAINING = "privacy", "data", "model and training"
 class Source:
     """Where the watch timelines come from: files, or a generator of so many users and movies."""
 
-    data: str = option("", "folder with MovieLens files; generated timelines if left out", group=_DATA)
+    data: tuple[str, ...] = option(
+        (), "folder with MovieLens files, or files of a log of your own; generated timelines if left out",
+        metavar="PATH", group=_DATA,
+    )  # fmt: skip
     users: int = option(138_493, "generated users", POSITIVE, group=_DATA)
     movies: int = option(27_278, "generated movies", POSITIVE, group=_DATA)
     events: int | None = option(
@@ -24,8 +27,13 @@ class Source:
     )
 
     def __post_init__(self) -> None:
-        if self.data and not os.path.isdir(self.data):
-            raise FileNotFoundError(f"--data: there is no folder {self.data}.")
+        for folder in self.data:
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(
+                    f"--data: there is no folder {folder}; for files of your own say --user and --item, too."
+                )
+        if len(self.data) > 1:
+            raise ValueError("--data takes one MovieLens folder; for files of your own say --user and --item, too.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -202,5 +202,5 @@ def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run
     tensorboard = keras.callbacks.TensorBoard(str(run.folder / "tensorboard" / curve.mechanism), write_graph=False)
     model.fit(
         batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
-        verbose=run.verbose,
+        verbose=run.verbose, shuffle=False,
     )  # fmt: skip

@@ -1,62 +1,152 @@
-"""The recommender as a SavedModel: the arithmetic of `SpectralRecommender.recommend`, with the lookup from raw ids."""
+"""The recommender as a SavedModel: the arithmetic of `SpectralRecommender.recommend` in TensorFlow's operations, exact
+at any size of the catalogue.
+
+**Slots.** Items stand in one order: the m of the head first, then the rest, the best prior first. A history moves the
+scores of the head alone; all others keep their prior. So the k best of M items are among
+
+    the head, and the first k + n of the rest      (n the length of the history, which is left out of the answer)
+
+and an answer costs O(m + k + n), whether the catalogue has ten thousand items or ten million: nothing is approximate.
+Equal scores stand in the order of the catalogue, as in Python.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+NOTHING = -1  # the slot of what is unknown, or of no answer
+LEFT_OUT = tf.float32.min
 
-class Servable(tf.Module):
-    """What is exported: released numbers, and nothing else.
+
+def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The place in the catalogue of each slot.
 
     Args:
-        item_ids: raw ids of the catalogue.
+        head: places of the items that have weights.
+        prior: of all items, by place.
+
+    Example:
+        >>> slots_of(np.array([2, 0]), np.array([0.1, 0.2, 0.3, 0.4], np.float32)).tolist()
+        [2, 0, 3, 1]
+    """
+    rest = np.setdiff1d(np.arange(len(prior)), head)
+    return np.concatenate([head, rest[np.argsort(-prior[rest], kind="stable")]])
+
+
+class Answers(tf.Module):
+    """Histories of slots in, the best slots out. It holds released numbers, and nothing else.
+
+    Args:
         head: places of the items that have weights.
         weights: between them.
-        prior: of all items.
+        prior: of all items, by place.
         recency: see `SpectralRecommender`.
-        k: items an answer.
+
+    Attributes:
+        places: the place of each slot, in NumPy, to put names in the order of slots.
     """
 
     def __init__(
-        self,
-        item_ids: NDArray[np.int64],
-        head: NDArray[np.int64],
-        weights: NDArray[np.float32],
-        prior: NDArray[np.float32],
-        recency: float,
-        k: int,
+        self, head: NDArray[np.int64], weights: NDArray[np.float32], prior: NDArray[np.float32], recency: float
     ):
         super().__init__()
-        raw = tf.constant(item_ids, tf.int64)
+        self.places = slots_of(head, prior)
+        self.place = tf.Variable(self.places, trainable=False, dtype=tf.int64)
+        self.weights = tf.Variable(weights, trainable=False)
+        self.prior = tf.Variable(prior[self.places], trainable=False)
+        self.head_size, self.items, self.recency = len(head), len(prior), recency
+
+    def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Slots and scores of the k best items that are not in the history, `[batch, k]`.
+
+        Args:
+            history: slots, oldest first, −1 anywhere for what does not count, `[batch, n]`.
+            k: how many; where fewer are left, slot −1 fills up.
+        """
+        rest = tf.minimum(self.items - self.head_size, k + tf.shape(history)[1])
+        weighed = self._weighed(history)
+        has = self._has(history, weighed, 0, self.head_size)
+        had = self._has(history, weighed, self.head_size, rest)
+        of_rest = tf.repeat(self.prior[None, self.head_size : self.head_size + rest], tf.shape(history)[0], axis=0)
+        scores = tf.concat([self.prior[: self.head_size] + self._personal(has), of_rest], axis=1)
+        scores = tf.where(tf.concat([has, had], axis=1) > 0, LEFT_OUT, scores)
+        return self._first(scores, tf.range(tf.cast(self.head_size + rest, tf.int64)), k)
+
+    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `best`, of some items alone.
+
+        Args:
+            history: slots.
+            k: how many.
+            allowed: slots, −1 for what is unknown, `[a]`.
+        """
+        allowed, _ = tf.unique(tf.boolean_mask(allowed, allowed >= 0))
+        personal = self._personal(self._has(history, self._weighed(history), 0, self.head_size))
+        column = tf.where(allowed < self.head_size, allowed, self.head_size)
+        scores = tf.gather(self.prior, allowed) + tf.gather(tf.pad(personal, [[0, 0], [0, 1]]), column, axis=1)
+        return self._first(tf.where(_held(history, allowed), LEFT_OUT, scores), allowed, k)
+
+    def _weighed(self, history: tf.Tensor) -> tf.Tensor:
+        """How much each entry counts."""
+        known = tf.cast(history >= 0, tf.float32)
+        return (1.0 + tf.cumsum(known, axis=1, reverse=True, exclusive=True)) ** -self.recency
+
+    def _has(self, history: tf.Tensor, weighed: tf.Tensor, first: int, size: Any) -> tf.Tensor:
+        """What histories have of the slots from `first` on, `[batch, size]`: as it stood last, if it is there again."""
+        batch = tf.shape(history, tf.int64)[0]
+        there = (history >= first) & (history < first + tf.cast(size, tf.int64))
+        rows = tf.broadcast_to(tf.range(batch)[:, None], tf.shape(history))
+        cells = tf.stack([tf.boolean_mask(rows, there), tf.boolean_mask(history, there) - first], axis=1)
+        nothing = tf.zeros(tf.stack([batch, tf.cast(size, tf.int64)]), tf.float32)
+        return tf.tensor_scatter_nd_max(nothing, cells, tf.boolean_mask(weighed, there))
+
+    def _personal(self, has: tf.Tensor) -> tf.Tensor:
+        """What histories say of the head: only the rows of what they hold are read."""
+        return tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(has), self.weights)
+
+    def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """The k best of some slots, of equals the first of the catalogue."""
+        order = tf.argsort(tf.gather(self.place, slots))
+        best, index = tf.math.top_k(tf.gather(scores, order, axis=1), tf.minimum(k, tf.size(slots)))
+        found = tf.where(best > LEFT_OUT, tf.gather(tf.gather(slots, order), index), tf.constant(NOTHING, tf.int64))
+        missing = [[0, 0], [0, k - tf.shape(best)[1]]]
+        return tf.pad(found, missing, constant_values=NOTHING), tf.pad(best, missing, constant_values=LEFT_OUT)
+
+
+def _held(history: tf.Tensor, slots: tf.Tensor) -> tf.Tensor:
+    """Whether each history holds each slot, `[batch, slots]`."""
+    in_order = tf.sort(tf.pad(history, [[0, 0], [1, 0]], constant_values=NOTHING), axis=1)
+    wanted = tf.repeat(slots[None], tf.shape(history)[0], axis=0)
+    near = tf.minimum(tf.searchsorted(in_order, wanted), tf.shape(in_order)[1] - 1)
+    return tf.gather(in_order, near, batch_dims=1) == wanted
+
+
+class Servable(tf.Module):
+    """What `SpectralRecommender.export` writes: raw ids of whole numbers, with the signature of `TwoTower.export`.
+
+    Args:
+        item_ids: raw ids of the catalogue.
+        answers: for slots.
+        k: items an answer.
+    """
+
+    def __init__(self, item_ids: NDArray[np.int64], answers: Answers, k: int):
+        super().__init__()
+        raw = tf.constant(item_ids[answers.places], tf.int64)
         initializer = tf.lookup.KeyValueTensorInitializer(raw, tf.range(tf.size(raw, tf.int64)))
-        self.lookup = tf.lookup.StaticHashTable(initializer, default_value=-1)
-        self.raw = tf.Variable(raw, trainable=False)
-        # The catalogue in the order "head, then the rest": scores are made by joining two parts, not by scattering.
-        order = np.concatenate([head, np.setdiff1d(np.arange(len(item_ids)), head)])
-        self.order = tf.Variable(order, trainable=False, dtype=tf.int64)
-        self.weights, self.prior = tf.Variable(weights, trainable=False), tf.Variable(prior, trainable=False)
-        self.head_size, self.items, self.recency, self.k = len(head), len(item_ids), recency, k
+        self.lookup = tf.lookup.StaticHashTable(initializer, default_value=NOTHING)
+        self.raw, self.answers, self.k = tf.Variable(raw, trainable=False), answers, k
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64, name="history")])
     def serve(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The k best items for each history, and their scores."""
-        places = self.lookup.lookup(history)
-        known = places >= 0
-        age = tf.cumsum(tf.cast(known, tf.float32), axis=1, reverse=True, exclusive=True)
-        rows = tf.broadcast_to(tf.range(tf.shape(history, tf.int64)[0])[:, None], tf.shape(history))
-        cells = tf.stack([tf.boolean_mask(rows, known), tf.boolean_mask(places, known)], axis=1)
-        nothing = tf.zeros(tf.stack([tf.shape(history)[0], self.items]), tf.float32)
-        has = tf.tensor_scatter_nd_max(nothing, cells, tf.boolean_mask((1.0 + age) ** -self.recency, known))
-        in_order = tf.gather(has, self.order, axis=1)
-        personal = tf.matmul(in_order[:, : self.head_size], self.weights)
-        scores = tf.gather(self.prior, self.order) + tf.pad(personal, [[0, 0], [0, self.items - self.head_size]])
-        scores = tf.gather(scores, tf.argsort(self.order), axis=1)  # ties are broken as in Python: by place
-        best, index = tf.math.top_k(tf.where(has > 0, tf.float32.min, scores), self.k)
-        # Where the history holds nearly the whole catalogue, fewer than k are left: the rest is id 0.
-        ids = tf.where(best > tf.float32.min, tf.gather(self.raw, index), tf.constant(0, tf.int64))
-        return {"movie_ids": ids, "scores": best}
+        """The k best items for each history, and their scores; where fewer are left, id 0 fills up."""
+        slots, scores = self.answers.best(self.lookup.lookup(history), self.k)
+        ids = tf.where(slots >= 0, tf.gather(self.raw, tf.maximum(slots, 0)), tf.constant(0, tf.int64))
+        return {"movie_ids": ids, "scores": scores}
 
 
 def write(
@@ -68,6 +158,16 @@ def write(
     recency: float,
     k: int,
 ) -> None:
-    """Writes the SavedModel; the arguments are those of `Servable`."""
-    servable = Servable(item_ids, head, weights, prior, recency, k)
+    """Writes the SavedModel.
+
+    Args:
+        filepath: a folder that is made.
+        item_ids: raw ids of the catalogue.
+        head: see `Answers`.
+        weights: see `Answers`.
+        prior: see `Answers`.
+        recency: see `Answers`.
+        k: items an answer.
+    """
+    servable = Servable(item_ids, Answers(head, weights, prior, recency), k)
     tf.saved_model.save(servable, str(filepath), signatures={"serving_default": servable.serve})

@@ -55,7 +55,7 @@ class Items:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], column: str | None = None, usual: Sequence[str] = ()) -> Items:
-        """The ids in a file of any format that logs have.
+        """The ids in a file of any format that logs have, or in a text file (.txt) with an id a line and no header.
 
         Args:
             path: of the file, public.
@@ -65,6 +65,8 @@ class Items:
         Raises:
             ValueError: there is no such column, or an id is missing or there twice.
         """
+        if Path(path).suffix.lower() == ".txt":
+            return cls([line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()])
         found = column or sources.id_column(Path(path), [_COLUMN, *usual])
         reader = Ids(found)
         arrays = [reader.read(stretch) for stretch in sources.stretches(str(path), [found])]

@@ -269,12 +269,21 @@ def id_column(path: Path, usual: Sequence[str]) -> str:
     Raises:
         ValueError: it has neither.
     """
-    with _named(path):
-        names = _names(path)
+    names = column_names(path)
     fitting = names if len(names) == 1 else [name for name in usual if name in names]
     if not fitting:
         raise ValueError(f"{path} has the columns {', '.join(names)[:200]}: say which one holds the ids, column='...'.")
     return fitting[0]
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of a file's columns; of JSON, those of its first line.
+
+    Raises:
+        ValueError: the file is empty, cannot be read, or is of no known format.
+    """
+    with _named(path):
+        return _names(path)
 
 
 def _names(path: Path) -> list[str]:

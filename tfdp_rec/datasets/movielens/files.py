@@ -64,7 +64,10 @@ def _files(folder: Path) -> tuple[Path, Path]:
             if not movies.is_file():
                 raise FileNotFoundError(f"{folder} has ratings{suffix} but no movies{suffix}, the public catalogue.")
             return folder / f"ratings{suffix}", movies
-    raise FileNotFoundError(f"{folder} holds neither ratings.csv nor ratings.dat.")
+    raise FileNotFoundError(
+        f"{folder} holds neither ratings.csv nor ratings.dat, and so is no MovieLens folder; of a log of your own, say "
+        "which columns hold users and items (docs/logs.md)."
+    )
 
 
 def _catalogue(path: Path) -> tuple[NDArray[np.int64], list[str]]:

@@ -1,0 +1,230 @@
+"""HTTP: the shape of TensorFlow Serving's REST interface, clear errors, and nobody who should not ask."""
+
+import base64
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+
+import pytest
+
+from tfdp_rec.cli import main
+from tfdp_rec.serving import Served, Server
+
+PREDICT = "/v1/models/shop:predict"
+
+
+@pytest.fixture(scope="module")
+def served(exported):
+    return Served(exported / "servable", most_rows=16, most_answers=50)
+
+
+@pytest.fixture(scope="module")
+def server(served):
+    server = Server(served, "shop", port=0, most_bytes=10_000)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def call(server, method, path, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    try:
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), headers)
+        answer = connection.getresponse()
+        assert answer.headers["Content-Type"] == "application/json"
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def predict(server, **question):
+    return call(server, "POST", PREDICT, question)
+
+
+def test_status_and_metadata_are_those_of_tensorflow_serving(server):
+    for path in ("/v1/models/shop", "/v1/models/shop/versions/1"):
+        status, found = call(server, "GET", path)
+        (version,) = found["model_version_status"]
+        assert (status, version["version"], version["state"]) == (200, "1", "AVAILABLE")
+        assert version["status"] == {"error_code": "OK", "error_message": ""}
+    status, found = call(server, "GET", "/v1/models/shop/metadata")
+    assert status == 200 and found["model_spec"] == {"name": "shop", "signature_name": "", "version": "1"}
+    signatures = found["metadata"]["signature_def"]["signature_def"]
+    assert set(signatures) == {"serving_default", "top_k", "among", "ragged"}
+    history = signatures["top_k"]["inputs"]["history"]
+    assert history["dtype"] == "DT_STRING" and [d["size"] for d in history["tensor_shape"]["dim"]] == ["-1", "-1"]
+    assert set(signatures["top_k"]["outputs"]) == {"ids", "titles", "scores", "known"}
+
+
+def test_rows_and_columns_are_answered_alike(server, recommender):
+    rows = [["item 1", "item 2"], ["", "nowhere"]]
+    answers = [
+        predict(server, instances=rows),
+        predict(server, instances=[{"history": row} for row in rows]),
+        predict(server, signature_name="serving_default", instances=[[{"b64": _b64(i)} for i in row] for row in rows]),
+    ]
+    status, found = answers[0]
+    assert status == 200 and all(answer == answers[0] for answer in answers)
+    assert [row["known"] for row in found["predictions"]] == [2, 0]
+    best, _ = recommender.recommend([[1, 2], []], 4)
+    assert [row["ids"] for row in found["predictions"]] == [[f"item {i}" for i in row] for row in best]
+    for inputs in (rows, {"history": rows}):
+        status, columns = predict(server, inputs=inputs)
+        assert status == 200 and columns["outputs"]["ids"] == [row["ids"] for row in found["predictions"]]
+    status, some = predict(server, signature_name="top_k", inputs={"history": rows[:1], "k": 2})
+    assert some["outputs"]["ids"] == [found["predictions"][0]["ids"][:2]]
+    inputs = {"history": [["item 1"]], "k": 3, "allowed": ["item 3", "item 1", "item 4"]}
+    _, some = predict(server, signature_name="among", inputs=inputs)
+    (answer,) = some["outputs"]["ids"]
+    assert set(answer[:2]) == {"item 3", "item 4"} and answer[2] == ""
+    assert {"Third of all", "Øl"} < set(some["outputs"]["titles"][0])
+    _, some = predict(server, signature_name="ragged", inputs={"items": ["item 1"], "lengths": [1, 0], "k": 1})
+    assert some["outputs"]["known"] == [1, 0]
+
+
+def _b64(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_the_same_path_takes_a_version(server):
+    question = {"instances": [["item 1"]]}
+    assert call(server, "POST", "/v1/models/shop/versions/1:predict", question) == predict(server, **question)
+
+
+@pytest.mark.parametrize(
+    "question, says",
+    [
+        ({}, '"instances" (a list of rows) or "inputs"'),
+        ({"instances": [], "inputs": []}, "not both"),
+        ({"instances": []}, "at least one row"),
+        ({"instances": "item 1"}, "must be a list"),
+        ({"instances": [["item 1"], []]}, "lists of different lengths. Pad them"),
+        ({"instances": ["item 1"]}, "history must be lists 2 deep, got 1 deep"),
+        ({"instances": [[7]]}, "history must hold texts, got 7"),
+        ({"instances": [[None]]}, "history must hold texts, got null"),
+        ({"instances": [[{"b64": "?"}]]}, "not base 64"),
+        ({"instances": [{"past": ["item 1"]}]}, "must be an object with history"),
+        ({"instances": [[""]] * 17}, "at most 16 are answered"),
+        ({"instances": [[""]], "signature_name": "best"}, "There is no signature 'best'; there are among, ragged"),
+        ({"instances": [[""]], "signature_name": ["top_k"]}, "There is no signature"),
+        ({"instances": [{"history": [""], "k": 1}], "signature_name": "top_k"}, 'send "inputs"'),
+        ({"inputs": {"history": [[""]]}, "signature_name": "top_k"}, "takes history, k, and was given history."),
+        ({"inputs": {"history": [[""]], "k": 0}, "signature_name": "top_k"}, "k must be between 1 and 50, got 0"),
+        ({"inputs": {"history": [[""]], "k": True}, "signature_name": "top_k"}, "k must hold whole numbers, got true"),
+        ({"inputs": {"history": [[""]], "k": 1.5}, "signature_name": "top_k"}, "k must hold whole numbers, got 1.5"),
+        ({"inputs": {"history": [[""]], "k": 2**40}, "signature_name": "top_k"}, "k must hold whole numbers"),
+        ({"inputs": {"items": [""], "lengths": [2], "k": 1}, "signature_name": "ragged"}, "The model refuses it"),
+        ({"inputs": {"items": [""], "lengths": [1, 2**30], "k": 1}, "signature_name": "ragged"}, "too much"),
+        ({"inputs": {"items": [""], "lengths": [-1, 2], "k": 1}, "signature_name": "ragged"}, "The model refuses it"),
+        (["instances"], "Send a JSON object"),
+    ],
+)
+def test_wrong_questions_are_answered_in_a_sentence(server, question, says):
+    status, found = call(server, "POST", PREDICT, question)
+    assert (status, list(found)) == (400, ["error"])
+    assert says in found["error"] and found["error"].endswith(".") and len(found["error"]) < 500
+
+
+@pytest.mark.parametrize(
+    "method, path, body, headers, status, says",
+    [
+        ("POST", PREDICT, b"{", {}, 400, "no JSON"),
+        ("POST", PREDICT, b"[" * 9000, {}, 400, "no JSON"),
+        ("POST", PREDICT, b"\xff\xfe", {}, 400, "no JSON"),
+        ("POST", PREDICT, b" " * 10_001, {}, 413, "has 10001 bytes, and at most 10000 bytes are read"),
+        ("POST", PREDICT, b"{}", {"Content-Length": "-1"}, 411, "Content-Length"),
+        ("POST", PREDICT, b"0\r\n\r\n", {"Transfer-Encoding": "chunked"}, 411, "Content-Length"),
+        ("POST", "/v1/models/other:predict", b"{}", {}, 404, "the model is /v1/models/shop, version 1"),
+        ("POST", "/v1/models/shop/versions/2:predict", b"{}", {}, 404, "version 1"),
+        ("POST", "/v1/models/shop:classify", b"{}", {}, 404, "Only :predict is answered"),
+        ("GET", PREDICT, None, {}, 405, "Send a POST"),
+        ("GET", "/", None, {}, 404, "There is nothing at /"),
+        ("GET", "/v1/models/../../etc/passwd", None, {}, 404, "There is nothing"),
+        ("DELETE", "/v1/models/shop", None, {}, 501, "Unsupported method"),
+        ("POST", PREDICT, b"{}", {"Host": "evil.example"}, 403, "localhost, or 127.0.0.1"),
+        ("GET", "/v1/models/shop", None, {"Host": "evil.example:8501"}, 403, "localhost"),
+    ],
+)
+def test_wrong_calls_are_answered_in_json(server, method, path, body, headers, status, says):
+    got, found = call(server, method, path, body, **headers)
+    assert (got, list(found)) == (status, ["error"]) and says in found["error"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8501", "127.0.0.1:1", "[::1]:8501", "127.0.0.9"])
+def test_this_machine_may_be_called_by_its_names(server, host):
+    assert call(server, "GET", "/v1/models/shop", Host=host)[0] == 200
+
+
+def test_one_connection_takes_many_questions_and_silence_harms_nobody(server):
+    with socket.create_connection(("127.0.0.1", server.server_port)) as silent:
+        silent.sendall(b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        for _ in range(3):
+            connection.request("POST", PREDICT, json.dumps({"instances": [["item 1"]]}))
+            assert connection.getresponse().read()
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"host": "0.0.0.0"}, "is reached by others than this machine"),
+        ({"host": "::"}, "is reached by others than this machine"),
+        ({"host": "192.0.2.7"}, "is reached by others than this machine"),
+        ({"host": "no such name"}, "is no address of this machine"),
+        ({"name": "a/b"}, "--name must be of letters"),
+        ({"port": 70_000}, "--port must be between 0 and 65535"),
+    ],
+)
+def test_others_are_let_in_where_somebody_says_so_alone(served, options, says):
+    with pytest.raises(ValueError, match=says):
+        Server(served, **{"port": 0, **options})
+
+
+def test_who_is_let_in_by_name_is_let_in(served):
+    with Server(served, port=0, host="0.0.0.0", open_to_the_network=True) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert call(server, "GET", "/v1/models/recommender", Host="shop.example")[0] == 200
+        server.shutdown()
+
+
+def test_the_command_serves_until_it_is_told_to_stop(exported, capsys):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    answers = []
+
+    def ask():
+        for _ in range(400):
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                connection.request("POST", "/v1/models/shop:predict", json.dumps({"instances": [["item 1"]]}))
+                answers.append(json.loads(connection.getresponse().read()))
+                break
+            except ConnectionRefusedError:
+                threading.Event().wait(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    before = signal.getsignal(signal.SIGTERM)
+    asking.start()
+    signal.signal(signal.SIGTERM, lambda *_: None)  # should serving fail, the test says so
+    try:
+        assert main(["serve", str(exported), "--port", str(port), "--name", "shop"]) == 0
+    finally:
+        asking.join()
+        signal.signal(signal.SIGTERM, before)
+    assert len(answers[0]["predictions"][0]["ids"]) == 4
+    assert f"http://127.0.0.1:{port}/v1/models/shop:predict" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_model_and_a_port_that_is_taken_are_one_line(exported, tmp_path, server, capsys):
+    assert main(["serve", str(tmp_path)]) == 2
+    assert "holds no exported model" in capsys.readouterr().err
+    assert main(["serve", str(exported), "--port", str(server.server_port)]) == 2
+    said = capsys.readouterr().err
+    assert f"--port {server.server_port}" in said and said.count("\n") == 1

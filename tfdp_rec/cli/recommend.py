@@ -1,0 +1,44 @@
+"""`tfdp-rec recommend`: of a run on movies, or on a log of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from tfdp_rec import quiet
+from tfdp_rec.settings import whole
+
+HELP = """\
+  tfdp-rec recommend runs/20260101-120000 --history 318 296 593
+  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5      of a log of your own
+  tfdp-rec recommend runs/spring                                       nothing had yet: the most popular
+
+RUN is a folder that `tfdp-rec train` wrote. Ids are those of the files, the last one last; ids that the model does not
+know are named and ignored; the answer leaves out what the history holds.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `recommend`."""
+    parser.add_argument("folder", metavar="RUN", help="a run folder")
+    parser.add_argument("--history", nargs="*", default=[], metavar="ID", help="ids, the last one last")
+    parser.add_argument("--top-k", type=whole, metavar="K", help="items to answer (default: what the run was given)")
+    parser.add_argument("--among", nargs="+", metavar="ID", help="answer these items alone; of a log of your own")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the recommendations."""
+    if args.top_k is not None and args.top_k < 1:
+        raise ValueError(f"--top-k must be positive, got {args.top_k}.")
+    servable = pathlib.Path(args.folder) / "servable"
+    if not (servable / "saved_model.pb").is_file():
+        raise FileNotFoundError(f"{args.folder} holds no exported model (expected {servable}).")
+    quiet.import_tensorflow()
+    if (servable / "assets" / "items.txt").is_file():
+        from tfdp_rec.own_log import recommend as own_log
+
+        return own_log.run(args)
+    from tfdp_rec.movies import recommend as movies
+
+    return movies.run(args)

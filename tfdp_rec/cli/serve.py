@@ -1,0 +1,54 @@
+"""`tfdp-rec serve`."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import signal
+import threading
+
+from tfdp_rec import quiet
+from tfdp_rec.settings import whole
+
+HELP = """\
+  tfdp-rec serve runs/spring
+  curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \\
+       http://127.0.0.1:8501/v1/models/recommender:predict
+
+RUN is a folder that `tfdp-rec train` wrote. The shape is that of TensorFlow Serving's REST interface, so that the same
+questions can be asked of it, or of its Docker image (docs/serving.md). Listens to this machine alone unless told
+otherwise, and keeps no log of what is asked. Ends on SIGTERM or Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `serve`."""
+    parser.add_argument("folder", metavar="RUN", help="a run folder")
+    parser.add_argument("--port", type=whole, default=8501, help="0 for any that is free (default: %(default)s)")
+    parser.add_argument("--name", default="recommender", help="of the model, in its path (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    parser.add_argument(
+        "--open-to-the-network", action="store_true", help="listen at an address that others can reach, unprotected"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is told to stop."""
+    quiet.import_tensorflow()
+    from tfdp_rec.serving.rest import Served
+    from tfdp_rec.serving.server import Server
+
+    served = Served(pathlib.Path(args.folder) / "servable")
+    server = Server(served, args.name, args.host, args.port, args.open_to_the_network)
+    stopped = threading.Event()
+    before = {name: signal.signal(name, lambda *_: stopped.set()) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)
+        stopped.wait()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        server.shutdown()
+        server.server_close()
+    return 0

@@ -1,0 +1,108 @@
+"""`tfdp-rec train --user ... --item ...`: the part of the command that is about logs of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import errno
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfdp_rec import quiet
+from tfdp_rec.own_log.folders import sweep
+from tfdp_rec.own_log.settings import Asked, Columns
+from tfdp_rec.settings import add_options, chosen
+
+if TYPE_CHECKING:
+    from tfdp_rec.own_log.kept import Kept
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that are about a log's columns; the others are those of the movies' run."""
+    add_options(parser, Columns)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains on a log, and writes the run folder."""
+    verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
+    with in_words_of_the_command_line(args):
+        kept = _going_on(args) if args.resume else _fresh(args)
+        from tfdp_rec.own_log import job
+
+        try:
+            job.run(kept.asked, kept, verbose)
+        except KeyboardInterrupt:
+            how = f"Go on with: tfdp-rec train --checkpoint {args.checkpoint} --resume"
+            nothing = "Nothing of it was kept; with --checkpoint DIR it could be gone on with."
+            print(how if args.checkpoint else nothing, file=sys.stderr)
+            raise
+        finally:
+            if not args.checkpoint:
+                kept.remove()
+    return 0
+
+
+def _asked(args: argparse.Namespace, before: Asked) -> Asked:
+    return Asked(chosen(args, before.columns), chosen(args, before.terms)).checked()
+
+
+def _fresh(args: argparse.Namespace) -> Kept:
+    asked = _asked(args, Asked())
+    out = Path(args.out or Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    if (out / "config.json").exists():
+        raise FileExistsError(f"{out} holds another run; give another --out.")
+    quiet.import_tensorflow()
+    from tfdp_rec.own_log.kept import Kept
+
+    if args.checkpoint:
+        return Kept.fresh(args.checkpoint, asked, out)
+    # Beside the run folder, since the system's own place for temporary files is often memory.
+    sweep(out.absolute().parent)
+    return Kept.fresh(out.absolute().parent / f".{out.name}.private", asked, out)
+
+
+def _going_on(args: argparse.Namespace) -> Kept:
+    quiet.import_tensorflow()
+    from tfdp_rec.own_log.kept import Kept
+
+    return Kept.going_on(args.checkpoint, lambda before: _asked(args, before), args.out)
+
+
+@contextlib.contextmanager
+def in_words_of_the_command_line(args: argparse.Namespace) -> Iterator[None]:
+    """Errors as somebody who typed options reads them.
+
+    Args:
+        args: what was typed.
+    """
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(_full(problem, args)) from problem
+        raise
+    except ValueError as problem:
+        raise type(problem)(_translated(str(problem), args)) from problem
+
+
+def _full(problem: OSError, args: argparse.Namespace) -> str:
+    where = f" ({problem.filename})" if problem.filename else ""
+    on = f"go on with --checkpoint {args.checkpoint} --resume" if args.checkpoint else "begin again"
+    return (
+        f"The disk is full{where}, and what was half written is removed. Grouping a log takes some 60 bytes a row "
+        f"while it lasts, beside the run folder or in --checkpoint DIR: free some space, and {on}."
+    )
+
+
+def _translated(words: str, args: argparse.Namespace) -> str:
+    column = re.search(r"has no column '(.*?)'; it has", words)
+    for name in ("user", "item", "time"):
+        if column and column[1] == getattr(args, name, None):
+            words = f"--{name}: {words}"
+    return words.replace(
+        "say which one holds the ids, column='...'.", f"call the one with the ids {args.item or 'item'!r}."
+    )

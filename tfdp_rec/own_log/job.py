@@ -1,0 +1,238 @@
+"""A log of one's own to a private recommender, served in one's own ids.
+
+    the log's files -> grouped by user, on disk -> items: a public list, or found privately
+    -> private sums over 80% of the users (by a hash of their ids) -> tests on the others -> a SavedModel and a report
+
+One budget pays for the items and for the sums (`own_log.budget`), in one ledger, each before the log is looked at for
+it. The other 20% of the users have a say in which items there are, and in nothing else; what they tell of the
+recommender is not private, and stays in the report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from dp_accounting import ComposedDpEvent, GaussianDpEvent
+
+from tfdp_rec.data import Interactions, Items
+from tfdp_rec.files import replacing, rows_at_a_time
+from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.movies.tested import Scores, Tests, everybody_the_same
+from tfdp_rec.movies.trained import measured_record
+from tfdp_rec.own_log import report, titles
+from tfdp_rec.own_log.budget import Budget
+from tfdp_rec.own_log.chosen import ChosenUsers, popularity
+from tfdp_rec.own_log.kept import LEDGER, Kept, Payer
+from tfdp_rec.own_log.settings import Asked
+from tfdp_rec.own_log.tested import MOST_USERS, NewItems
+from tfdp_rec.privacy import Accountant, epsilon_of, private_items
+from tfdp_rec.serving.own_ids import export, refuse_line_breaks
+from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spectral.rules import MOST_HEAD
+
+_TRAIN = 0.8  # of the users
+_RECENCY = 0.25  # where rows have times; see docs/spectral.md
+_SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
+
+
+class Progress:
+    """Says what is being done, i of n, and how long it took.
+
+    Args:
+        steps: n.
+        verbose: 0 says nothing; 1 counts within a step, too.
+    """
+
+    def __init__(self, steps: int, verbose: int):
+        self.steps, self.verbose, self.step, self.start = steps, verbose, 0, time.monotonic()
+
+    def begin(self, what: str) -> None:
+        """The next step."""
+        self.step += 1
+        self.note(f"[{self.step}/{self.steps}] {what} ...")
+
+    def note(self, what: str) -> None:
+        """Something about the step."""
+        if self.verbose:
+            print(f"{time.monotonic() - self.start:6.0f} s  {what}", flush=True)
+
+    def counter(self, words: str, most: int) -> Callable[[int], None]:
+        """Shows how many of how many, on a terminal.
+
+        Args:
+            words: what is counted.
+            most: how many there will be.
+        """
+
+        def show(count: int) -> None:
+            if self.verbose == 1:
+                print(f"\r{'':10}{count:,} of {most:,} {words}", end="\n" if count >= most else "", flush=True)
+
+        return show
+
+
+def run(asked: Asked, kept: Kept, verbose: int = 1) -> RunFolder:
+    """Does all of it, or what is not done yet, and writes the run folder.
+
+    Args:
+        asked: the log, and what to spend.
+        kept: where the run is kept.
+        verbose: 0 prints nothing.
+
+    Raises:
+        ValueError: the log is not what it should be, or something does not fit.
+        OSError: a disk is full, or a file is not there.
+    """
+    show, columns = Progress(5, verbose), asked.columns
+    if columns.titles:
+        titles.columns_of(columns.titles, columns.item)  # for what that refuses, before anything is spent
+    show.begin("reading the log, and grouping it by user")
+    log = Interactions.read(
+        list(asked.terms.data), user=columns.user, item=columns.item, time=columns.time, folder=kept.log
+    )
+    show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
+    try:
+        kept.opened(log)
+        return _Run(asked, kept, show, log).whole()
+    finally:
+        kept.close()
+
+
+class _Run:
+    """One run, its log read."""
+
+    def __init__(self, asked: Asked, kept: Kept, show: Progress, log: Interactions):
+        self.asked, self.kept, self.show = asked, kept, show
+        terms, columns = asked.terms, asked.columns
+        self.delta = min(1e-6, 1.0 / len(log)) if terms.delta is None else terms.delta
+        self.train, self.test = log.split(_TRAIN, key=f"tfdp-rec train {terms.seed}")
+        self._check_users(log)
+        self.budget = Budget.of(terms.epsilon, self.delta, bool(columns.items), columns.items_epsilon)
+        self.recency = terms.recency if terms.recency is not None else _RECENCY * log.ordered
+        self.everything = log
+
+    def _check_users(self, log: Interactions) -> None:
+        if not len(self.train):
+            raise ValueError(f"The log has {len(log)} users, too few to hold any back: nobody is left to learn from.")
+        if self.delta > 1 / len(self.train):
+            raise ValueError(
+                f"--delta {self.delta:g} is above 1 / {len(self.train)} users: a mechanism that publishes one user's "
+                "rows would still meet it. Choose a smaller one."
+            )
+
+    def whole(self) -> RunFolder:
+        """From the items on."""
+        log = self.everything.with_items(self._items())
+        recommender = self._sums(log)
+        results = self._tested(log, recommender)
+        return self._released(log, recommender, results)
+
+    def _items(self) -> Items:
+        columns, ids = self.asked.columns, self.asked.columns.item
+        how = "finding items privately" if self.budget.items else "taking the items of the public list"
+        self.show.begin(how)
+        find = (lambda payer: Items.read(columns.items, usual=[ids])) if columns.items else self._found
+        items = self.kept.items(find)
+        refuse_line_breaks(items)
+        self.show.note(f"{len(items):,} items")
+        return items
+
+    def _found(self, payer: Payer) -> Items:
+        assert self.budget.items is not None
+        epsilon, delta = self.budget.items
+        accountant = cast(Accountant, payer)  # pays as one does, and follows no training
+        found = private_items(self.everything, epsilon=epsilon, delta=delta, accountant=accountant)
+        if [paid.event for paid in payer.ledger.paid] != [found.event] or found.event != self.budget.events[0]:
+            raise RuntimeError(f"Finding items cost {found.event}, and {self.budget.events[0]} was planned for.")
+        if not found.terms:
+            raise ValueError(
+                f"No item has so many users that it can be told privately at epsilon {epsilon:g} of {len(self.train)} "
+                "users: give a public list (--items), more users, or a larger --epsilon; what was spent stays spent."
+            )
+        return Items(list(found.terms))
+
+    def _sums(self, log: Interactions) -> SpectralRecommender:
+        users = f"{len(self.train):,} users, two readings, then minutes of algebra if there are thousands of items"
+        self.show.begin(f"making private sums of {users}")
+        _refuse_full(self.kept.directory, log.num_items)
+        counter = self.show.counter("users read", 2 * len(log))
+        unfitted = SpectralRecommender(
+            log.catalogue.ids, None, self.delta, noise_multiplier=self.budget.sums, recency=self.recency
+        )
+        # It prints how many items its head has, which hangs on what it drew; until it is kept, nothing may.
+        made = self.kept.sums(
+            unfitted.event, lambda: unfitted.fit(ChosenUsers(log, self.train, counter), verbose=0)
+        )
+        self.show.note(f"pairs of {len(made.head):,} items were counted")
+        return made
+
+    def _tested(self, log: Interactions, recommender: SpectralRecommender) -> list[dict[str, Any]]:
+        asked = self.test[:MOST_USERS]
+        self.show.begin(f"testing on {len(asked):,} users who were held back")
+        at_once = min(500, rows_at_a_time([1, log.num_items], _SCORES))
+        tests = Tests(NewItems(log, asked), self.asked.terms.seed, at_once)
+        if not len(tests):
+            self.show.note("none of them has two different items: nothing can be tested")
+            return []
+        exact = popularity(ChosenUsers(log, self.train), log.catalogue)
+        counted = ComposedDpEvent([*self.budget.events[:-1], GaussianDpEvent(recommender.split.counts)])
+        who: list[tuple[str, Scores, float | None]] = [
+            ("popularity", everybody_the_same(exact), None),
+            ("dp-popularity", everybody_the_same(recommender.counts), epsilon_of(counted, self.delta)),
+            ("spectral", lambda context: recommender.scores([told[told > 0] for told in context]), self.budget.epsilon),
+        ]
+        return [
+            {"recommender": name, **measured_record(tests.measured(scores)), "epsilon": epsilon}
+            for name, scores, epsilon in who
+        ]
+
+    def _released(
+        self, log: Interactions, recommender: SpectralRecommender, results: list[dict[str, Any]]
+    ) -> RunFolder:
+        self.show.begin("writing the SavedModel and the report")
+        folder, columns, terms = RunFolder.reopened(self.kept.out), self.asked.columns, self.asked.terms
+        assert log.items is not None
+        named = titles.read(columns.titles, log.items, columns.item) if columns.titles else {}
+        with replacing(folder / "servable") as temporary:
+            export(temporary, recommender, log.items, named, min(terms.top_k, log.num_items))
+        said = report.statement(self.budget, recommender, len(log))
+        config = {
+            "job": "log", "when": datetime.datetime.now().isoformat(timespec="minutes"), "users": len(log),
+            "train_users": len(self.train), "num_items": log.num_items, **dataclasses.asdict(columns),
+            **dataclasses.asdict(terms), "delta": self.delta, "recency": self.recency,
+        }  # fmt: skip
+        folder.write_json("results.json", results)
+        folder.write_text("statement.txt", said)
+        shutil.copyfile(self.kept.directory / LEDGER, folder / LEDGER)
+        report.write(folder, config, results, said)
+        folder.write_json("config.json", config)  # last: where it is, a run is whole
+        if self.show.verbose:
+            self._say(folder.path, results, named, log.num_items)
+        return folder
+
+    def _say(self, path: Path, results: list[dict[str, Any]], named: dict[Any, str], items: int) -> None:
+        if self.asked.columns.titles:
+            self.show.note(f"{len(named):,} of {items:,} items have a title")
+        self.show.note("done")
+        if results:
+            print(f"\nHeld-back users, without noise, for you alone:\n{report.text(results)}")
+        print(f"\n{path}/report.md   {path}/servable   epsilon = {self.budget.epsilon:g} at delta = {self.delta:g}")
+
+
+def _refuse_full(directory: Path, items: int) -> None:
+    """What is paid for must fit on the disk: to find that out afterwards would be to have paid for nothing."""
+    needed = 4 * min(items, MOST_HEAD) ** 2 + 64 * items + 2**20
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(
+            f"The disk of {directory} has {free / 2**20:.0f} MB left, and what is about to be paid for may take "
+            f"{needed / 2**20:.0f} MB: free some space, or give another --checkpoint."
+        )
+
+

@@ -1,0 +1,77 @@
+"""What `tfdp-rec recommend` does of a run on a log of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the recommendations."""
+    import tensorflow as tf
+
+    signatures = tf.saved_model.load(str(pathlib.Path(args.folder) / "servable")).signatures
+    kind = signatures["serving_default"].structured_input_signature[1]["history"].dtype
+    history = ids_of(args.history, kind, "--history")
+    asked: dict[str, Any] = {"history": tf.constant([history], kind, [1, len(history)])}
+    name = "serving_default"
+    if args.top_k is not None or args.among:
+        name, asked["k"] = "top_k", tf.constant(args.top_k or _usual(args.folder), tf.int32)
+    if args.among:
+        name, asked["allowed"] = "among", tf.constant(ids_of(args.among, kind, "--among"), kind)
+    answer = signatures[name](**asked)
+    found = [{"id": _plain(i), "title": t.decode(), "score": s} for i, t, s in _first(answer) if s > tf.float32.min]
+    unknown = [item for item in history if not _known(signatures["serving_default"], item, kind)]
+    _print(args, history, unknown, found)
+    return 0
+
+
+def _usual(folder: str) -> int:
+    return int(json.loads((pathlib.Path(folder) / "config.json").read_text(encoding="utf-8"))["top_k"])
+
+
+def ids_of(given: list[str], kind: Any, option: str) -> list[Any]:
+    """Ids as the model takes them.
+
+    Args:
+        given: as typed.
+        kind: TensorFlow's dtype of the model's ids.
+        option: by which they were given.
+
+    Raises:
+        ValueError: the model's are whole numbers, and these are not.
+    """
+    if kind.name == "string":
+        return given
+    try:
+        return [int(np.int64(int(item))) for item in given]
+    except (ValueError, OverflowError) as problem:
+        raise ValueError(f"{option}: the ids of this run are whole numbers of 64 bits ({problem}).") from None
+
+
+def _first(answer: Any) -> list[tuple[Any, ...]]:
+    return list(zip(*(answer[name][0].numpy().tolist() for name in ("ids", "titles", "scores"))))
+
+
+def _plain(item: Any) -> Any:
+    return item.decode("utf-8", "replace") if isinstance(item, bytes) else item
+
+
+def _known(signature: Any, item: Any, kind: Any) -> bool:
+    import tensorflow as tf
+
+    return bool(signature(history=tf.constant([[item]], kind))["known"][0])
+
+
+def _print(args: argparse.Namespace, history: list[Any], unknown: list[Any], found: list[dict[str, Any]]) -> None:
+    if args.json:
+        print(json.dumps({"unknown": unknown, "recommendations": found}, ensure_ascii=False))
+        return
+    for item in history:
+        print(f"{'had':>8}  {item}{'  (unknown: ignored)' if item in unknown else ''}")
+    for each in found:
+        print(f"{each['score']:8.3f}  {each['id']}{'  ' if each['title'] else ''}{each['title']}")

@@ -1,0 +1,35 @@
+"""TensorFlow without what it says of machines without a GPU, for commands whose own words are to be read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow and has it look for devices, its standard error closed meanwhile; TFDP_REC_DEBUG=1 leaves it
+    open. What fails raises as ever.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    loud = os.environ.get("TFDP_REC_DEBUG") or "tensorflow" in sys.modules
+    with contextlib.nullcontext() if loud else _silence():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Standard error goes nowhere, what C++ writes there too."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,5 @@
+"""A released recommender for whoever asks: a SavedModel that knows your ids, and HTTP: docs/serving.md."""
+
+from tfdp_rec.lazily import imported_when_asked
+
+__getattr__ = imported_when_asked(__name__, {"export": "own_ids", "Served": "rest", "Server": "server"})

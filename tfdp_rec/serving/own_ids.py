@@ -1,0 +1,178 @@
+"""A SavedModel that is asked in the ids of one's own log, text or whole numbers, and answers in them, with titles.
+
+    signature         inputs
+    serving_default   history [batch, n]
+    top_k             history [batch, n], k []
+    among             history [batch, n], k [], allowed [a]     only these items are answered
+    ragged            items [s], lengths [batch], k []          histories one after the other, and how long each is
+
+    outputs of each   ids [batch, k], titles [batch, k], scores [batch, k], known [batch]
+
+A history is told oldest first. What it holds is left out of the answer. What the model does not know counts for
+nothing, wherever it stands, so that it serves for padding: "" for text, and for whole numbers 0, or the first of −1,
+−2, ... if 0 is an item. `known` is how many entries counted; at 0 the answer is the most popular items. Where fewer
+than k items are left, that same padding fills up, its score being the least float32 there is.
+
+The vocabulary is an asset of the SavedModel, a line an item. There is nothing else in it than what was released.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tensorflow as tf
+
+from tfdp_rec.datasets.logs.items import Items
+from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spectral.servable import NOTHING, Answers
+
+VOCABULARY = "items.txt"
+
+
+def refuse_line_breaks(items: Items) -> None:
+    """Raises for ids that a list with a line for each cannot hold.
+
+    Args:
+        items: to be served.
+
+    Raises:
+        ValueError: naming one.
+    """
+    if pa.types.is_integer(items.ids.type):
+        return
+    place = pc.index(pc.match_substring_regex(items.ids, "[\r\n]"), True).as_py()
+    if place >= 0:
+        raise ValueError(
+            f"The item {items.ids[place].as_py()[:60]!r} has a line break in its id, and a served vocabulary has a "
+            "line for each item: write such ids without."
+        )
+
+
+def export(
+    filepath: str, recommender: SpectralRecommender, items: Items, titles: Mapping[Any, str] | None = None, k: int = 10
+) -> None:
+    """Writes the SavedModel.
+
+    Args:
+        filepath: a folder that is made.
+        recommender: fitted on the log by number: its catalogue is 1..M.
+        items: the ids of these numbers.
+        titles: of ids, public; an item without one has the title "".
+        k: items of an answer where the caller does not say.
+
+    Raises:
+        RuntimeError: there was no `fit`.
+        ValueError: the items are not those of the recommender, an id has a line break, or k is out of range.
+
+    Example:
+        >>> items = Items(["tea", "jam", "towel"])
+        >>> recommender = SpectralRecommender([1, 2, 3], epsilon=8.0, delta=1e-4)
+        >>> _ = recommender.fit([[1, 2]] * 300 + [[2, 3]] * 50, verbose=0)
+        >>> folder = os.path.join(tempfile.mkdtemp(), "servable")
+        >>> export(folder, recommender, items, {"jam": "Plum jam"}, k=1)
+        >>> answer = tf.saved_model.load(folder).signatures["serving_default"](history=tf.constant([["tea"]]))
+        >>> answer["ids"].numpy().tolist(), answer["titles"].numpy().tolist()
+        ([[b'jam']], [[b'Plum jam']])
+    """
+    recommender.statement()  # for what that refuses
+    recommender.check_k(k)
+    if not np.array_equal(recommender.catalogue.ids, np.arange(1, len(items) + 1)):
+        raise ValueError(
+            f"The recommender has a catalogue of {len(recommender.catalogue)} ids that are not the numbers 1 to "
+            f"{len(items)} of these items: fit it on the log with these items."
+        )
+    refuse_line_breaks(items)
+    answers = Answers(recommender.head, recommender.weights, recommender.prior, recommender.recency)
+    in_slots = items.ids.take(pa.array(answers.places)).to_pylist()
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary = os.path.join(folder, VOCABULARY)
+        with open(vocabulary, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{item}\n" for item in in_slots)
+        named = [_in_a_line((titles or {}).get(item, "")) for item in in_slots]
+        served = OwnIds(vocabulary, in_slots, named, answers, k)
+        tf.saved_model.save(served, filepath, signatures=served.signatures())
+
+
+def _in_a_line(title: str) -> str:
+    return " ".join(title.split())
+
+
+def _padding(ids: Sequence[Any]) -> Any:
+    """What is no item."""
+    if isinstance(ids[0], str):
+        return ""
+    taken = set(ids)
+    return next(-number for number in range(len(ids) + 1) if -number not in taken)
+
+
+class OwnIds(tf.Module):
+    """What `export` writes.
+
+    Args:
+        vocabulary: a file with a line for each id, in the order of slots.
+        ids: the same, in memory.
+        titles: of these.
+        answers: for slots.
+        k: items of an answer where the caller does not say.
+    """
+
+    def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: Answers, k: int):
+        super().__init__()
+        self.kind = tf.string if isinstance(ids[0], str) else tf.int64
+        self.slots = tf.lookup.StaticHashTable(_lines(vocabulary, self.kind), default_value=NOTHING)
+        self.padding = tf.constant(_padding(ids), self.kind)
+        self.ids = tf.Variable(ids, trainable=False, dtype=self.kind)
+        self.titles = tf.Variable(titles, trainable=False, dtype=tf.string)
+        self.answers, self.k = answers, k
+
+    def signatures(self) -> dict[str, Any]:
+        """What the SavedModel is asked by."""
+        history, k = tf.TensorSpec([None, None], self.kind, "history"), tf.TensorSpec([], tf.int32, "k")
+        several = tf.TensorSpec([None], self.kind, "items"), tf.TensorSpec([None], tf.int32, "lengths")
+        asked = {
+            "serving_default": (self._default, [history]),
+            "top_k": (self._top_k, [history, k]),
+            "among": (self._among, [history, k, tf.TensorSpec([None], self.kind, "allowed")]),
+            "ragged": (self._ragged, [*several, k]),
+        }
+        return {name: tf.function(function, input_signature=specs) for name, (function, specs) in asked.items()}
+
+    def _default(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._top_k(history, tf.constant(self.k))
+
+    def _top_k(self, history: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        slots = self.slots.lookup(history)
+        return self._in_words(slots, *self.answers.best(slots, _positive(k)))
+
+    def _among(self, history: tf.Tensor, k: tf.Tensor, allowed: tf.Tensor) -> dict[str, tf.Tensor]:
+        slots = self.slots.lookup(history)
+        return self._in_words(slots, *self.answers.among(slots, _positive(k), self.slots.lookup(allowed)))
+
+    def _ragged(self, items: tf.Tensor, lengths: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._top_k(tf.RaggedTensor.from_row_lengths(items, lengths).to_tensor(self.padding), k)
+
+    def _in_words(self, history: tf.Tensor, slots: tf.Tensor, scores: tf.Tensor) -> dict[str, tf.Tensor]:
+        there, some = slots >= 0, tf.maximum(slots, 0)
+        return {
+            "ids": tf.where(there, tf.gather(self.ids, some), self.padding),
+            "titles": tf.where(there, tf.gather(self.titles, some), ""),
+            "scores": scores,
+            "known": tf.reduce_sum(tf.cast(history >= 0, tf.int32), axis=1),
+        }
+
+
+def _lines(path: str, kind: tf.DType) -> tf.lookup.TextFileInitializer:
+    """From each line to its number."""
+    whole = tf.lookup.TextFileIndex.WHOLE_LINE if kind == tf.string else 0
+    return tf.lookup.TextFileInitializer(path, kind, whole, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
+
+
+def _positive(k: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.debugging.assert_positive(k, message="k must be at least 1.")]):
+        return tf.identity(k)

@@ -1,0 +1,212 @@
+"""Questions and answers in the JSON of TensorFlow Serving's REST interface, for one SavedModel.
+
+    {"instances": [...]}   one entry a row: a value, or an object with a value for each input
+        -> {"predictions": [...]}   one entry a row: an object with each output, or the value if there is one output
+    {"inputs": ...}        an object with a tensor for each input, or the tensor if there is one input
+        -> {"outputs": ...}         an object with a tensor for each output, or the tensor if there is one output
+
+`signature_name` chooses the signature. Lists that stand beside each other must be of one length: pad histories. A text
+may be {"b64": "..."}, its bytes in base 64.
+
+Reference:
+    TensorFlow Serving, RESTful API (predict, model status, model metadata).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+DEFAULT = "serving_default"
+_MOST_CELLS = 2**22  # histories, times the longest of them or the items allowed: what memory an answer takes
+_KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
+
+
+class WrongQuestion(ValueError):
+    """What was asked cannot be answered; the message says why."""
+
+
+class Served:
+    """A SavedModel that is asked in JSON.
+
+    Args:
+        folder: of the SavedModel.
+        most_rows: histories in one question.
+        most_answers: items an answer, where the caller says how many.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], most_rows: int = 1024, most_answers: int = 1000):
+        if not (Path(folder) / "saved_model.pb").is_file():
+            raise FileNotFoundError(f"{Path(folder).parent} holds no exported model (expected {folder}).")
+        self._loaded = tf.saved_model.load(str(folder))
+        self._signatures = dict(self._loaded.signatures)
+        self.most_rows, self.most_answers = most_rows, most_answers
+
+    def predict(self, question: Any) -> dict[str, Any]:
+        """The answer to a question.
+
+        Args:
+            question: JSON, parsed.
+
+        Raises:
+            WrongQuestion: it is no question, or not one for this model.
+        """
+        if not isinstance(question, dict) or ("instances" in question) == ("inputs" in question):
+            raise WrongQuestion('Send a JSON object with "instances" (a list of rows) or "inputs" (tensors), not both.')
+        signature = self._signature(question.get("signature_name", DEFAULT))
+        specs = inputs_of(signature)
+        if "inputs" in question:
+            outputs = self._answer(signature, specs, _columns(question["inputs"], specs))
+            return {"outputs": next(iter(outputs.values())) if len(outputs) == 1 else outputs}
+        rows = question["instances"]
+        outputs = self._answer(signature, specs, _columns_of_rows(rows, specs))
+        return {"predictions": _rows(outputs, len(rows))}
+
+    def metadata(self) -> dict[str, Any]:
+        """The signatures, as TensorFlow Serving lists them."""
+        return {"signature_def": {name: _described(found) for name, found in sorted(self._signatures.items())}}
+
+    def _signature(self, name: Any) -> Any:
+        if not isinstance(name, str) or name not in self._signatures:
+            raise WrongQuestion(f"There is no signature {name!r}; there are {', '.join(sorted(self._signatures))}.")
+        return self._signatures[name]
+
+    def _answer(self, signature: Any, specs: Mapping[str, tf.TensorSpec], given: Mapping[str, Any]) -> dict[str, Any]:
+        if set(given) != set(specs):
+            got = ", ".join(given) or "nothing"
+            raise WrongQuestion(f"This signature takes {', '.join(specs)}, and was given {got[:200]}.")
+        tensors = {name: _tensor(name, given[name], spec) for name, spec in specs.items()}
+        self._refuse_too_much(tensors)
+        try:
+            outputs = signature(**tensors)
+        except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as problem:
+            raise WrongQuestion(f"The model refuses it: {_in_short(problem)}.") from problem
+        return {name: _plain(value) for name, value in sorted(outputs.items())}
+
+    def _refuse_too_much(self, tensors: Mapping[str, tf.Tensor]) -> None:
+        lengths = tensors.get("lengths", tf.zeros([0], tf.int32))
+        sizes = [value.shape.as_list() for value in tensors.values() if value.shape.rank == 2]
+        rows = max([size[0] for size in sizes] + [len(lengths)])
+        columns = max([size[1] for size in sizes] + [*lengths.numpy().tolist(), len(tensors.get("allowed", []))] + [1])
+        if rows > self.most_rows:
+            raise WrongQuestion(f"{rows} histories in one question; at most {self.most_rows} are answered.")
+        if rows * columns > _MOST_CELLS:
+            raise WrongQuestion(f"{rows} histories of {columns} items are too much for one question: send several.")
+        if "k" in tensors and not 1 <= int(tensors["k"]) <= self.most_answers:
+            raise WrongQuestion(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
+
+
+def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:
+    """What a signature takes, by name."""
+    return dict(sorted(signature.structured_input_signature[1].items()))
+
+
+def _columns(given: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
+    if isinstance(given, dict) and set(given) != {"b64"}:
+        return given
+    return {next(iter(specs)): given} if len(specs) == 1 else {}
+
+
+def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
+    if not isinstance(rows, list) or not rows:
+        raise WrongQuestion('"instances" must be a list of at least one row.')
+    if not all(spec.shape.rank for spec in specs.values()):
+        raise WrongQuestion(f'This signature takes {", ".join(specs)}, not all of them a value a row: send "inputs".')
+    if len(specs) == 1 and not isinstance(rows[0], dict):
+        return {next(iter(specs)): rows}
+    if not all(isinstance(row, dict) and set(row) == set(specs) for row in rows):
+        raise WrongQuestion(f"Each of the instances must be an object with {', '.join(specs)}.")
+    return {name: [row[name] for row in rows] for name in specs}
+
+
+def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
+    """A tensor of JSON's lists."""
+    shape = _shape(value)
+    if shape is None:
+        raise WrongQuestion(
+            f'{name} has lists of different lengths. Pad them: with "" for texts, 0 for whole numbers; or send them '
+            'one after the other to the signature "ragged", if there is one.'
+        )
+    rank = spec.shape.rank
+    if len(shape) == rank - 1 and 0 in shape:  # [] for no rows: JSON does not say of how many columns
+        shape = [*shape, 0]
+    if len(shape) != rank:
+        raise WrongQuestion(f"{name} must be {'a value' if not rank else f'lists {rank} deep'}, got {len(shape)} deep.")
+    values = [_value(name, each, spec.dtype) for each in _flat(value)]
+    try:
+        return tf.constant(values, spec.dtype, shape)
+    except (ValueError, TypeError, OverflowError) as problem:
+        kind = _KINDS.get(spec.dtype, spec.dtype.name)
+        raise WrongQuestion(f"{name} must hold {kind}: {_in_short(problem)}.") from None
+
+
+def _shape(value: Any) -> list[int] | None:
+    """Of nested lists; None if it has none."""
+    if not isinstance(value, list):
+        return []
+    shapes = [_shape(each) for each in value]
+    if any(shape is None or shape != shapes[0] for shape in shapes):
+        return None
+    return [len(value), *(shapes[0] or [])] if shapes else [0]
+
+
+def _flat(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in _flat(each)] if isinstance(value, list) else [value]
+
+
+def _value(name: str, value: Any, kind: tf.DType) -> Any:
+    if isinstance(value, dict) and set(value) == {"b64"} and kind == tf.string:
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise WrongQuestion(f"{name} has a b64 that is not base 64.") from None
+    wanted = (str,) if kind == tf.string else (int,) if kind.is_integer else (int, float)
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise WrongQuestion(f"{name} must hold {_KINDS.get(kind, kind.name)}, got {json.dumps(value)[:60]}.")
+    if kind.is_integer and not kind.min <= value <= kind.max:  # TensorFlow would take what is left of it
+        raise WrongQuestion(f"{name} must hold {_KINDS[kind]} of at most {8 * kind.size} bits, got {str(value)[:30]}.")
+    return value
+
+
+def _rows(outputs: Mapping[str, Any], count: int) -> list[Any]:
+    if len(outputs) == 1:
+        return list(next(iter(outputs.values())))
+    return [{name: values[row] for name, values in outputs.items()} for row in range(count)]
+
+
+def _plain(value: tf.Tensor) -> Any:
+    found = value.numpy().tolist()
+    return _text(found) if value.dtype == tf.string else found
+
+
+def _text(value: Any) -> Any:
+    return [_text(each) for each in value] if isinstance(value, list) else value.decode("utf-8", "replace")
+
+
+def _in_short(problem: Exception) -> str:
+    said = getattr(problem, "message", str(problem))
+    return " ".join(said.replace("assertion failed: ", "").split())[:160].rstrip(". ")
+
+
+def _described(signature: Any) -> dict[str, Any]:
+    return {
+        "inputs": {name: _info(name, spec) for name, spec in inputs_of(signature).items()},
+        "outputs": {name: _info(name, spec) for name, spec in sorted(signature.structured_outputs.items())},
+        "method_name": "tensorflow/serving/predict",
+    }
+
+
+def _info(name: str, spec: Any) -> dict[str, Any]:
+    sizes = [{"size": str(-1 if size is None else size), "name": ""} for size in spec.shape.as_list()]
+    shape = {"dim": sizes, "unknown_rank": False}
+    return {"dtype": f"DT_{spec.dtype.name.upper()}", "tensor_shape": shape, "name": name}
