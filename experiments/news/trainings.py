@@ -267,12 +267,7 @@ class Ranked:
 
     def __init__(self, model: Any, data: mind.NewsDataset, tests: Sequence[mind.Impression], direct: bool) -> None:
         self.model, self.tests, self.direct = model, tests, direct
-        features = data.catalogue.features
-        parts = [
-            np.array(model.news_vectors({name: value[i : i + 2048] for name, value in features.items()}))
-            for i in range(0, len(data.catalogue), 2048)
-        ]
-        self.news = np.concatenate(parts)
+        self.news = model.catalogue_vectors(data.catalogue.features)
         self.history = cohort.histories([cohort.Client(shown.history, ()) for shown in tests], HISTORY)
         self.basis = np.array(model.private_attention.basis)
 

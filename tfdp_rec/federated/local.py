@@ -14,6 +14,10 @@ Each form gives the gradients of a cohort's mean loss (a cohort of one is a clie
 
 Loss of a client: mean over its samples of -log softmax(scores)[label].
 
+A client encodes the news that it needs, not the catalogue: the anonymous one, and one for every position of its history
+and samples, empty positions and repetitions included. So what is computed, and how long it takes, depends on the
+positions' number alone.
+
 Reference:
     Liu et al., "PrivateRec", 2022, Algorithm 3; docs/privacy-privaterec.md, Theorem 4.
 """
@@ -49,6 +53,9 @@ class LocalUpdate(abc.ABC):
         labels: Permutation of labels.
         history_length: Positions every history is brought to.
         samples_per_client: Training clicks used of each client.
+
+    Raises:
+        ValueError: If the mechanism is not of the model's sizes, or features hold ids that the model cannot read.
     """
 
     holds = True
@@ -68,6 +75,7 @@ class LocalUpdate(abc.ABC):
                 f"mechanism must have the model's num_basis and clip_norm {model.num_basis}, "
                 f"{model.clip_norm}, got {mechanism.num_basis}, {mechanism.clip_norm}."
             )
+        _refuse_unreadable(model, features)
         self.model, self.mechanism, self.labels = model, mechanism, labels
         self.features = {name: tf.constant(value) for name, value in features.items()}
         self.history_length, self.samples_per_client = history_length, samples_per_client
@@ -112,6 +120,22 @@ class LocalUpdate(abc.ABC):
         if client.spends_on_labels and self.label_event is not None:
             accountant.spend_labels(self.label_event)
 
+    def _news_of(self, *rows: Any) -> tuple[tf.Tensor, tuple[Any, ...]]:
+        """Vectors of the anonymous news and of those in the rows, and the rows' places among them; 0 stays 0.
+
+        Nothing that occurs twice is left out: shapes and time must not depend on what was clicked. Where the whole
+        catalogue is smaller, which the sizes alone decide, it is encoded whole.
+        """
+        wanted = tf.concat([[0], *(tf.reshape(each, (-1,)) for each in rows)], axis=0)
+        if _count(self.features) <= wanted.shape[0]:
+            return self.model.news_vectors(self.features), rows
+        news = self.model.news_vectors({name: tf.gather(value, wanted) for name, value in self.features.items()})
+        places, first = [], 1
+        for each in rows:
+            places.append(tf.where(tf.equal(each, 0), 0, tf.reshape(tf.range(tf.size(each)) + first, tf.shape(each))))
+            first += tf.size(each)
+        return news, tuple(places)
+
     def _client_losses(self, news: tf.Tensor, users: tf.Tensor, samples: Any, counted: Any) -> tf.Tensor:
         candidates = tf.gather(news, samples)
         losses = -tf.nn.log_softmax(tf.einsum("md,mskd->msk", users, candidates))[..., 0]
@@ -144,20 +168,22 @@ class PrivateUpdate(LocalUpdate):
         self._users = tf.function(self._user_gradients)
 
     def _attention(self, history: Any, padded: Any) -> tf.Tensor:
-        news = finite_news(self.model.news_vectors(self.features))
-        return self.model.encode_history(news, history, padded)[0]
+        news, (places,) = self._news_of(history)
+        return self.model.encode_history(finite_news(news), places, padded)[0]
 
     def _public_gradients(self, attention: Any, samples: Any, counted: Any) -> tuple[list[Any], tf.Tensor]:
         """Sees the released attention and the private samples; nothing else of the clients."""
         with tf.GradientTape() as tape:
-            news = self.model.news_vectors(self.features)
+            # the samples' news in a call of their own: no gradient, rounding or NaN of the history's gets in here
+            news, (places,) = self._news_of(samples)
             users = self.model.private_attention.reconstruct(attention)
-            loss = tf.reduce_mean(self._client_losses(news, users, samples, counted))
+            loss = tf.reduce_mean(self._client_losses(news, users, places, counted))
         return tape.gradient(loss, [v.value for v in self._public]), loss
 
     def _user_gradients(self, history: Any, samples: Any, counted: Any) -> list[Any]:
         assert self.user_gradient is not None
-        news = tf.stop_gradient(self.model.news_vectors(self.features))
+        news, places = self._news_of(history, samples)
+        news = tf.stop_gradient(news)
         variables = [v.value for v in self.model.user_encoder.trainable_variables]
 
         def one(rows: Any, sampled: Any, weights: Any) -> tuple[list[Any], Any]:
@@ -167,7 +193,7 @@ class PrivateUpdate(LocalUpdate):
                 loss = self._client_losses(news, users, sampled[None], weights[None])[0]
             return [_dense(g, v) for g, v in zip(tape.gradient(loss, variables), variables)], loss
 
-        return clipped_sum(one, (history, samples, counted), variables, self.user_gradient)[0]
+        return clipped_sum(one, (*places, counted), variables, self.user_gradient)[0]
 
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; basis vectors, candidate side of the news encoder, and what `user_gradient` adds."""
@@ -206,11 +232,11 @@ class PublishedUpdate(LocalUpdate):
     ) -> tuple[list[Any], tf.Tensor]:
         variables = [v.value for v in self.model.trainable_variables]
         with tf.GradientTape() as tape:
-            news = self.model.news_vectors(self.features)
-            clipped, _ = self.model.encode_history(news, history, padded)
+            news, (clicked, sampled) = self._news_of(history, samples)
+            clipped, _ = self.model.encode_history(news, clicked, padded)
             attention = _normalise(clipped + noise, self.mechanism.activation)
             users = self.model.private_attention.reconstruct(attention)
-            loss = tf.reduce_mean(self._client_losses(news, users, samples, counted))
+            loss = tf.reduce_mean(self._client_losses(news, users, sampled, counted))
         return tape.gradient(loss, variables), loss
 
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
@@ -238,29 +264,22 @@ class GradientUpdate(LocalUpdate):
         self._singly = tf.function(self._per_client)
         self._jointly = tf.function(self._plain)
 
-    def _loss(self, news: Any, history: Any, samples: Any, counted: Any) -> tf.Tensor:
-        _, users = self.model.encode_history(news, history)
-        return self._client_losses(news, users, samples, counted)
+    def _loss(self, history: Any, samples: Any, counted: Any) -> tf.Tensor:
+        news, (clicked, sampled) = self._news_of(history, samples)
+        _, users = self.model.encode_history(news, clicked)
+        return self._client_losses(news, users, sampled, counted)
 
     def _plain(self, history: Any, samples: Any, counted: Any) -> tuple[list[Any], tf.Tensor]:
         with tf.GradientTape() as tape:
-            news = self.model.news_vectors(self.features)
-            loss = tf.reduce_mean(self._loss(news, history, samples, counted))
+            loss = tf.reduce_mean(self._loss(history, samples, counted))
         return tape.gradient(loss, [v.value for v in self.model.trainable_variables]), loss
 
     def _per_client(self, history: Any, samples: Any, counted: Any) -> tuple[list[Any], Any]:
         variables = [v.value for v in self.model.trainable_variables]
 
         def one(rows: Any, sampled: Any, weights: Any) -> tuple[list[Any], Any]:
-            # only the news this client needs, the anonymous news first
-            wanted = tf.concat([[0], rows, tf.reshape(sampled, (-1,))], axis=0)
-            features = {name: tf.gather(value, wanted) for name, value in self.features.items()}
-            length = tf.shape(rows)[0]
-            local = tf.where(rows == 0, 0, tf.range(1, length + 1))
-            places = tf.reshape(tf.range(length + 1, tf.shape(wanted)[0]), tf.shape(sampled))
             with tf.GradientTape() as tape:
-                news = self.model.news_vectors(features)
-                loss = self._loss(news, local[None], places[None], weights[None])[0]
+                loss = self._loss(rows[None], sampled[None], weights[None])[0]
             return [_dense(g, v) for g, v in zip(tape.gradient(loss, variables), variables)], loss
 
         return clipped_sum(one, (history, samples, counted), variables, self.noise)
@@ -334,6 +353,24 @@ def noised_mean(
         source: Where the randomness comes from.
     """
     return [(np.asarray(g) / count + noise.mean_noise(count, tuple(g.shape), source)).astype(np.float32) for g in sums]
+
+
+def _count(features: dict[str, Any]) -> int:
+    return int(next(iter(features.values())).shape[0])
+
+
+def _refuse_unreadable(model: Any, features: dict[str, NDArray[np.int32]]) -> None:
+    """Clients read only the news they need: an id that the model lacks would fail for those who clicked it alone."""
+    extremes = {
+        name: np.stack([np.full_like(value[0], bound) for bound in (value.min(), value.max())])
+        for name, value in features.items()
+    }
+    try:
+        model.news_vectors(extremes)
+    except tf.errors.InvalidArgumentError as problem:
+        raise ValueError(
+            "The features hold ids that the model's news encoder has no row for: make both from one vocabulary."
+        ) from problem
 
 
 def _norm(gradients: list[Any], order: int) -> tf.Tensor:

@@ -40,7 +40,9 @@ def export_server(model: Any, catalogue: NewsCatalogue, folder: str | Path) -> N
         FileExistsError: If the folder is there already.
     """
     _refuse_existing(folder)
-    server = _Server(_vectors(model, catalogue), np.array(model.private_attention.basis), catalogue.ids)
+    server = _Server(
+        model.catalogue_vectors(catalogue.features), np.array(model.private_attention.basis), catalogue.ids
+    )
     signatures = {"rank": server.rank, "top": server.top}
     tf.saved_model.save(server, str(folder), signatures=signatures)
 
@@ -89,7 +91,7 @@ def _write_client(
     history_length: int,
     tflite: bool,
 ) -> None:
-    vectors = _vectors(model, catalogue)
+    vectors = model.catalogue_vectors(catalogue.features)
     client = _Client(model)
     signature = client.attention.get_concrete_function(
         tf.TensorSpec((1, history_length, vectors.shape[1]), tf.float32, "vectors"),
@@ -159,14 +161,6 @@ class _Client(tf.Module):
     @tf.function
     def attention(self, vectors: tf.Tensor, mask: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"attention": self.layer(self.encoder(vectors, mask=mask))}
-
-
-def _vectors(model: Any, catalogue: NewsCatalogue) -> NDArray[np.float32]:
-    parts = [
-        np.array(model.news_vectors({name: value[i : i + 4096] for name, value in catalogue.features.items()}))
-        for i in range(0, len(catalogue), 4096)
-    ]
-    return np.concatenate(parts)
 
 
 def _refuse_existing(folder: str | Path) -> None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from tfdp_rec.models.news.attention import PrivateAttention
 from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, or_all
@@ -87,6 +89,20 @@ class NewsRecommender(keras.Model):
     def news_vectors(self, features: dict[str, Any], training: bool = False) -> Any:
         """Vectors [N, dim] of N news."""
         return self.news_encoder({name: features[name] for name in self.news_encoder.reads}, training=training)
+
+    def catalogue_vectors(self, features: dict[str, NDArray[np.int32]], at_once: int = 512) -> NDArray[np.float32]:
+        """Vectors [N, dim] of a whole catalogue, so many news at once: for serving and evaluation.
+
+        Args:
+            features: Of the catalogue.
+            at_once: News whose words are in memory together.
+        """
+        count = len(features[self.news_encoder.reads[0]])
+        parts = [
+            np.array(self.news_vectors({name: value[first : first + at_once] for name, value in features.items()}))
+            for first in range(0, count, at_once)
+        ]
+        return np.concatenate(parts)
 
     def encode_history(self, news: Any, history: Any, padded: Any = None, training: bool = False) -> tuple[Any, Any]:
         """Attention weights [B, num_basis] and user embeddings [B, dim].
