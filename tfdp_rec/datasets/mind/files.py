@@ -21,9 +21,9 @@ import dataclasses
 import datetime
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class NewsCatalogue:
     Args:
         ids: News ids by row ("" for row 0).
         features: Integer arrays with one row per news: title, body, category, subcategory. 0 is padding.
-        vocabulary: Words by token id ("" for padding, "?" for unknown words).
+        vocabulary: Words by token id ("" for padding, "?" for unknown words), or what the tokenizer has in their place.
         categories: Category names by category id ("" for padding).
     """
 
@@ -110,6 +110,39 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+class Tokenizer(Protocol):
+    """Text to token ids; 0 is padding."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Words, or pieces of them, by token id."""
+
+    def __call__(self, text: str, length: int) -> list[int]:
+        """At most `length` ids of a text."""
+
+
+class Words:
+    """The words of a vocabulary as token ids; 1 is the unknown word.
+
+    Args:
+        vocabulary: Words by token id, the first for padding, the second for unknown words.
+    """
+
+    def __init__(self, vocabulary: tuple[str, ...]) -> None:
+        self.vocabulary = vocabulary
+        self._ids = {word: index for index, word in enumerate(vocabulary)}
+
+    @classmethod
+    def of(cls, texts: Iterable[str], min_word_count: int) -> Words:
+        """Those that occur often enough in some texts."""
+        counts = Counter(word for text in texts for word in words(text))
+        return cls(("", "?", *sorted(word for word, count in counts.items() if count >= min_word_count)))
+
+    def __call__(self, text: str, length: int) -> list[int]:
+        """The first `length` words' ids."""
+        return [self._ids.get(word, 1) for word in words(text)[:length]]
+
+
 def read(
     folder: str | Path,
     title_length: int = 30,
@@ -117,6 +150,7 @@ def read(
     min_word_count: int = 2,
     malformed: Literal["raise", "skip"] = "raise",
     catalogue: NewsCatalogue | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> NewsDataset:
     """Read a folder that holds news.tsv and behaviors.tsv.
 
@@ -127,6 +161,8 @@ def read(
         min_word_count: Rarer words become the unknown word.
         malformed: Whether a line that does not parse raises or is counted.
         catalogue: A catalogue read before (of the training split) to refer to instead of this news.tsv.
+        tokenizer: What makes token ids of titles and abstracts, such as `wordpiece.WordPiece` for a pre-trained text
+            encoder; left out, the words of this news.tsv.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -140,7 +176,10 @@ def read(
     report: Counter[str] = Counter()
     if catalogue is None:
         lines = list(_rows(Path(folder) / "news.tsv", _NEWS_COLUMNS, malformed, report))
-        catalogue = _catalogue([row for _, row in lines], title_length, body_length, min_word_count, report)
+        unique = {row[0]: row for _, row in lines}
+        report["repeated news"] += len(lines) - len(unique)
+        texts = (text for row in unique.values() for text in row[3:5])
+        catalogue = _catalogue(unique, title_length, body_length, tokenizer or Words.of(texts, min_word_count))
     rows = {news: row for row, news in enumerate(catalogue.ids) if row}
     impressions = []
     path = Path(folder) / "behaviors.tsv"
@@ -170,29 +209,24 @@ def _malformed(problem: str, malformed: str, report: Counter[str]) -> None:
 
 
 def _catalogue(
-    rows: list[list[str]], title_length: int, body_length: int, min_word_count: int, report: Counter[str]
+    unique: dict[str, list[str]], title_length: int, body_length: int, tokenizer: Tokenizer
 ) -> NewsCatalogue:
-    unique = {row[0]: row for row in rows}
-    report["repeated news"] += len(rows) - len(unique)
     rows = list(unique.values())
-    counts = Counter(word for row in rows for word in words(row[3]) + words(row[4]))
-    vocabulary = ("", "?", *sorted(word for word, count in counts.items() if count >= min_word_count))
-    token = {word: index for index, word in enumerate(vocabulary)}
     categories = ("", *sorted({row[1] for row in rows}))
     subcategories = ("", *sorted({row[2] for row in rows}))
     features = {
-        "title": _tokens([row[3] for row in rows], token, title_length),
-        "body": _tokens([row[4] for row in rows], token, body_length),
+        "title": _tokens([row[3] for row in rows], tokenizer, title_length),
+        "body": _tokens([row[4] for row in rows], tokenizer, body_length),
         "category": np.array([0, *(categories.index(row[1]) for row in rows)], dtype=np.int32),
         "subcategory": np.array([0, *(subcategories.index(row[2]) for row in rows)], dtype=np.int32),
     }
-    return NewsCatalogue(("", *unique), features, vocabulary, categories, subcategories)
+    return NewsCatalogue(("", *unique), features, tokenizer.vocabulary, categories, subcategories)
 
 
-def _tokens(texts: list[str], token: dict[str, int], length: int) -> NDArray[np.int32]:
+def _tokens(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.int32]:
     table = np.zeros((len(texts) + 1, length), dtype=np.int32)
     for row, text in enumerate(texts, start=1):
-        ids = [token.get(word, 1) for word in words(text)[:length]]
+        ids = tokenizer(text, length)
         table[row, : len(ids)] = ids
     return table
 

@@ -1,5 +1,6 @@
 """News recommenders: NRMS, NAML and PLM-NR encoders under one model with public basis vectors."""
 
+from tfdp_rec.models.news.checkpoints import pretrained_bert
 from tfdp_rec.models.news.encoders import NAMLEncoder, NRMSEncoder, PLMEncoder
 from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling
 from tfdp_rec.models.news.model import NewsRecommender, user_encoder
@@ -12,6 +13,7 @@ __all__ = [
     "NewsRecommender",
     "PLMEncoder",
     "SelfAttentionPooling",
+    "pretrained_bert",
     "tiny_transformer",
     "user_encoder",
 ]

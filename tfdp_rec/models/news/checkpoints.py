@@ -1,0 +1,194 @@
+"""Text encoders from published checkpoints: a folder with `config.json` and `model.safetensors`.
+
+Names of BERT's tensors: embeddings.{word,position,token_type}_embeddings, embeddings.LayerNorm, and for each layer i
+encoder.layer.i.{attention.self.{query,key,value}, attention.output.{dense,LayerNorm}, intermediate.dense,
+output.{dense,LayerNorm}}. They may begin with "bert.", and a norm's may end in `gamma` and `beta`: both are published. A
+title is one sentence, so all its tokens are of type 0, whose vector is added to those of the places once, here.
+
+`tfdp_rec.datasets.mind.wordpiece` reads the same folder's `vocab.txt`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdp_rec.models.news.bert import ACTIVATIONS, BertEmbeddings, BertLayer
+from tfdp_rec.models.news.safetensors import Tensors
+
+Array = NDArray[np.float32]
+
+
+def pretrained_bert(folder: str | Path, length: int = 30, trainable_layers: int = 0) -> keras.Model:
+    """A text encoder for `PLMEncoder`, from a folder in the published form of BERT's checkpoints.
+
+    Args:
+        folder: Where config.json and model.safetensors are.
+        length: Tokens of a title, [CLS] and [SEP] included.
+        trainable_layers: How many of the last layers are trained. The embeddings and the other layers stay as they are:
+            clients neither compute nor send gradients of theirs.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If the configuration is not that of a BERT encoder, a tensor is missing, misshapen or damaged, or an
+            argument is out of range.
+    """
+    config = Config.read(Path(folder) / "config.json")
+    _refuse_beyond("length", length, 1, config.max_position_embeddings)
+    _refuse_beyond("trainable_layers", trainable_layers, 0, config.num_hidden_layers)
+    checkpoint = Checkpoint(Tensors(Path(folder) / "model.safetensors"), config)
+    tokens = keras.Input((length,), dtype="int32", name="token_ids")
+    mask = keras.Input((length,), dtype="bool", name="padding_mask")
+    embeddings = BertEmbeddings(
+        config.vocab_size, length, config.hidden_size, config.layer_norm_eps, name="embeddings", trainable=False
+    )
+    states, layers = embeddings(tokens), []
+    for index in range(config.num_hidden_layers):
+        trained = index >= config.num_hidden_layers - trainable_layers
+        layers.append(BertLayer(
+            config.num_attention_heads, config.intermediate_size, config.hidden_act, config.layer_norm_eps,
+            name=f"layer_{index}", trainable=trained,
+        ))  # fmt: skip
+        states = layers[-1](states, mask)
+    checkpoint.fill_embeddings(embeddings)
+    for index, layer in enumerate(layers):
+        checkpoint.fill_layer(layer, f"encoder.layer.{index}")
+    return keras.Model({"token_ids": tokens, "padding_mask": mask}, states, name="bert")
+
+
+def _refuse_beyond(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be in [{least}, {most}] for this checkpoint, got {value}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What `config.json` says, under its own names.
+
+    Args:
+        vocab_size: Token ids, padding included.
+        hidden_size: Width of a state.
+        num_hidden_layers: Layers.
+        num_attention_heads: Heads of each.
+        intermediate_size: Width of the hidden layer in each.
+        max_position_embeddings: Places.
+        type_vocab_size: Kinds of tokens.
+        hidden_act: The activation.
+        layer_norm_eps: Added to the variance.
+
+    Raises:
+        ValueError: On values that are no sizes, and an unknown activation.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and not (type(value) is int and value > 0):
+                raise ValueError(f"{field.name} must be a positive whole number, got {value!r}.")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size}.")
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}, got {self.hidden_act!r}.")
+        if not 0 <= self.layer_norm_eps < math.inf:
+            raise ValueError(f"layer_norm_eps must be finite and not negative, got {self.layer_norm_eps}.")
+
+    @classmethod
+    def read(cls, path: Path) -> Config:
+        """From a file.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If it is of another kind of model, or says too little.
+        """
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as problem:
+            raise ValueError(f"{path} is no JSON: it is damaged, or of another format.") from problem
+        if not isinstance(said, dict) or said.get("model_type") != "bert":
+            raise ValueError(f"{path} does not say that its model_type is bert, which alone can be read here.")
+        for name, only in (("position_embedding_type", "absolute"), ("pad_token_id", 0), ("is_decoder", False)):
+            if said.get(name, only) != only:
+                raise ValueError(f"{path} has {name} {said[name]!r}, and only {only!r} can be read here.")
+        known = {field.name: said[field.name] for field in dataclasses.fields(cls) if field.name in said}
+        try:
+            return cls(**known)
+        except TypeError as problem:
+            raise ValueError(f"{path} does not say all sizes, or says one that is no number ({problem}).") from problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A file's tensors, put where Keras' layers have them.
+
+    Args:
+        tensors: The file.
+        config: Its sizes.
+    """
+
+    tensors: Tensors
+    config: Config
+
+    def fill_embeddings(self, layer: BertEmbeddings) -> None:
+        """Give the embeddings their weights."""
+        c = self.config
+        rows = {"word": c.vocab_size, "position": c.max_position_embeddings, "token_type": c.type_vocab_size}
+        words, places, kinds = (
+            self._read(f"embeddings.{name}_embeddings.weight", count, c.hidden_size) for name, count in rows.items()
+        )
+        layer.words.set_weights([words])
+        layer.places.assign(places[: layer.length] + kinds[0])
+        layer.norm.set_weights(self._norm("embeddings.LayerNorm"))
+
+    def fill_layer(self, layer: BertLayer, name: str) -> None:
+        """Give one layer its weights."""
+        width, inner = self.config.hidden_size, self.config.intermediate_size
+        layer.heads.set_weights(self._heads(f"{name}.attention"))
+        layer.mixed_norm.set_weights(self._norm(f"{name}.attention.output.LayerNorm"))
+        layer.wide.set_weights(self._linear(f"{name}.intermediate.dense", width, inner))
+        layer.narrow.set_weights(self._linear(f"{name}.output.dense", inner, width))
+        layer.norm.set_weights(self._norm(f"{name}.output.LayerNorm"))
+
+    def _heads(self, name: str) -> list[Array]:
+        """Kernels and biases of query, key, value and output, with an axis for the head."""
+        width, heads = self.config.hidden_size, self.config.num_attention_heads
+        found: list[Array] = []
+        for part in ("query", "key", "value"):
+            kernel, bias = self._linear(f"{name}.self.{part}", width, width)
+            found += [kernel.reshape(width, heads, -1), bias.reshape(heads, -1)]
+        kernel, bias = self._linear(f"{name}.output.dense", width, width)
+        return [*found, kernel.reshape(heads, -1, width), bias]
+
+    def _linear(self, name: str, inputs: int, outputs: int) -> list[Array]:
+        """Kernel and bias; the file has the kernel the other way round."""
+        return [self._read(f"{name}.weight", outputs, inputs).T, self._read(f"{name}.bias", outputs)]
+
+    def _norm(self, name: str) -> list[Array]:
+        old = f"{self._prefix}{name}.gamma" in self.tensors
+        return [self._read(f"{name}.{part}", self.config.hidden_size) for part in _NORM[old]]
+
+    def _read(self, name: str, *shape: int) -> Array:
+        return self.tensors.read(self._prefix + name, shape)
+
+    @property
+    def _prefix(self) -> str:
+        return "bert." if "bert.embeddings.word_embeddings.weight" in self.tensors else ""
+
+
+_NORM = (("weight", "bias"), ("gamma", "beta"))  # as they are called now, and as they were
