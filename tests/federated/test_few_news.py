@@ -133,6 +133,8 @@ def test_ids_that_the_model_cannot_read_are_refused_before_anybody_clicks_them(m
     titles[17, 2] = wrong
     with pytest.raises(ValueError, match="no row for"):
         made(model, {"title": titles})
+    with pytest.raises(ValueError, match="one row for each news"):
+        made(model, {"title": features["title"], "category": np.ones(NEWS - 1, "int32")})
 
 
 def test_a_catalogue_is_encoded_in_pieces(model, features, monkeypatch):

@@ -173,12 +173,14 @@ class PrivateUpdate(LocalUpdate):
 
     def _public_gradients(self, attention: Any, samples: Any, counted: Any) -> tuple[list[Any], tf.Tensor]:
         """Sees the released attention and the private samples; nothing else of the clients."""
-        with tf.GradientTape() as tape:
+        variables = [v.value for v in self._public]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)  # and no frozen layer of a text encoder
             # the samples' news in a call of their own: no gradient, rounding or NaN of the history's gets in here
             news, (places,) = self._news_of(samples)
             users = self.model.private_attention.reconstruct(attention)
             loss = tf.reduce_mean(self._client_losses(news, users, places, counted))
-        return tape.gradient(loss, [v.value for v in self._public]), loss
+        return tape.gradient(loss, variables), loss
 
     def _user_gradients(self, history: Any, samples: Any, counted: Any) -> list[Any]:
         assert self.user_gradient is not None
@@ -360,7 +362,9 @@ def _count(features: dict[str, Any]) -> int:
 
 
 def _refuse_unreadable(model: Any, features: dict[str, NDArray[np.int32]]) -> None:
-    """Clients read only the news they need: an id that the model lacks would fail for those who clicked it alone."""
+    """Clients read only the news they need: what the model cannot read would fail for those alone who clicked it."""
+    if len({len(value) for value in features.values()}) > 1:
+        raise ValueError("The features must have one row for each news, all of them as many.")
     extremes = {
         name: np.stack([np.full_like(value[0], bound) for bound in (value.min(), value.max())])
         for name, value in features.items()

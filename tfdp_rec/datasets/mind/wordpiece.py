@@ -63,7 +63,12 @@ class WordPiece:
             raise ValueError("vocabulary has a piece twice: ids would not be what the weights were trained with.")
         self.lower_case = lower_case
         self.strip_accents = lower_case if strip_accents is None else strip_accents
-        self._clean, self._split = _Each(_cleaned if split_chinese else _cleaned_but_whole), _Each(_apart)
+        clean = _cleaned if split_chinese else _cleaned_but_whole
+        self._clean, self._split = (
+            _Remembered(lambda code: clean(chr(code))),
+            _Remembered(lambda code: _apart(chr(code))),
+        )
+        self._of = _Remembered(self._of_word)
 
     @classmethod
     def read(cls, folder: str | Path, lower_case: bool | None = None) -> WordPiece:
@@ -106,7 +111,7 @@ class WordPiece:
             text = text.lower()
         if self.strip_accents:
             text = "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
-        return [piece for word in text.translate(self._split).split() for piece in self._of_word(word)]
+        return [piece for word in text.translate(self._split).split() for piece in self._of[word]]
 
     def _of_word(self, word: str) -> list[str]:
         pieces: list[str] = []
@@ -120,16 +125,16 @@ class WordPiece:
         return pieces if not word else ["[UNK]"]
 
 
-class _Each(dict[int, str]):
-    """For `str.translate`: what becomes of a character, worked out when it is first met."""
+class _Remembered(dict[Any, Any]):
+    """Answers of a rule, each worked out when it is first asked for; `str.translate` takes it too."""
 
-    def __init__(self, rule: Callable[[str], str]) -> None:
+    def __init__(self, rule: Callable[[Any], Any]) -> None:
         super().__init__()
         self._rule = rule
 
-    def __missing__(self, code: int) -> str:
-        self[code] = self._rule(chr(code))
-        return self[code]
+    def __missing__(self, key: Any) -> Any:
+        self[key] = self._rule(key)
+        return self[key]
 
 
 def _cleaned_but_whole(character: str) -> str:

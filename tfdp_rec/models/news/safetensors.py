@@ -82,22 +82,17 @@ class Tensors:
         if name not in self._header:
             raise ValueError(f"{self.path} lacks the tensor {name}: it is a checkpoint of another model.")
         about = self._header[name] if isinstance(self._header[name], dict) else {}
-        said, kind = (
-            {field: str(about.get(field))[:40] for field in ("dtype", "shape")},
-            _TYPES.get(str(about.get("dtype"))),
-        )
-        if kind is None:
-            raise ValueError(
-                f"{name} in {self.path} is of type {said['dtype']}: publish it as one of {', '.join(_TYPES)}."
-            )
+        dtype, stored = (str(about.get(field))[:40] for field in ("dtype", "shape"))
+        if dtype not in _TYPES:
+            raise ValueError(f"{name} in {self.path} is of type {dtype}: publish it as one of {', '.join(_TYPES)}.")
         if about.get("shape") != list(shape):
-            raise ValueError(f"{name} in {self.path} has shape {said['shape']} where {list(shape)} belongs.")
+            raise ValueError(f"{name} in {self.path} has shape {stored} where {list(shape)} belongs.")
         begin, end = self._offsets(name, about)
-        if end - begin != math.prod(shape) * np.dtype(kind).itemsize:
+        if end - begin != math.prod(shape) * np.dtype(_TYPES[dtype]).itemsize:
             raise ValueError(
                 f"{name} in {self.path} has {end - begin} bytes, which are not those of its shape: it is damaged."
             )
-        return kind, self._first + begin
+        return _TYPES[dtype], self._first + begin
 
     def _offsets(self, name: str, about: dict[str, Any]) -> tuple[int, int]:
         match about.get("data_offsets"):
