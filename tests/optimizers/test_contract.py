@@ -13,7 +13,7 @@ import tfdp_rec
 from tfdp_rec import mechanisms
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, SecureNoise
-from tfdp_rec.optimizers import Preselection, PrivateOptimizer
+from tfdp_rec.optimizers import Adagrad, Adam, DelayedRMSprop, Preselection, PrivateOptimizer
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.privacy.events import in_words
 
@@ -31,6 +31,17 @@ OWN = {  # a value for every setting that some mechanism has for itself
 MECHANISMS = {m.kind: {name: OWN[name] for name in m.own} for m in mechanisms.MECHANISMS}
 MOVES_ALL_ROWS = [m.kind for m in mechanisms.MECHANISMS if m.rows != "chosen"]  # these take momentum and weight decay
 EVERY = pytest.mark.parametrize("kind", MECHANISMS, ids=lambda kind: kind.__name__)
+RULES = {
+    tfdp_rec.DPSGD: Adam(),
+    tfdp_rec.EANA: Adagrad(),
+    tfdp_rec.FEST: Adagrad(rowwise=False),
+    tfdp_rec.LazyDPSGD: DelayedRMSprop(3),
+}
+EVERY_WAY = pytest.mark.parametrize(
+    ("kind", "rule"),
+    [*((kind, None) for kind in MECHANISMS), *RULES.items()],
+    ids=lambda each: each and getattr(each, "__name__", repr(each)),
+)
 ROWS, WIDTH = 211, 5
 
 
@@ -58,11 +69,12 @@ def trained():
     """A model of each mechanism, trained in a graph, several steps an execution."""
     models = {}
 
-    def of(kind):
-        if kind not in models:
-            models[kind] = model_of(kind, compile_options={"steps_per_execution": 2}, noise=KeyedNoise(0x5EED0C0FFEE))
-            models[kind].fit(batches(), epochs=2, verbose=0)
-        return models[kind]
+    def of(kind, rule=None):
+        if (kind, rule) not in models:
+            options = {"noise": KeyedNoise(0x5EED0C0FFEE), "table_rule": rule}
+            models[kind, rule] = model_of(kind, compile_options={"steps_per_execution": 2}, **options)
+            models[kind, rule].fit(batches(), epochs=2, verbose=0)
+        return models[kind, rule]
 
     return of
 
@@ -104,11 +116,13 @@ def test_config_holds_every_argument(kind):
 @EVERY
 def test_config_makes_the_same_again(kind):
     schedule = keras.optimizers.schedules.CosineDecay(0.5, 100)
-    optimizer = optimizer_of(kind, learning_rate=schedule, dense_optimizer="adam", secure=True, name="mine")
+    options = {"dense_optimizer": "adam", "secure": True, "name": "mine", "table_rule": RULES.get(kind)}
+    optimizer = optimizer_of(kind, learning_rate=schedule, **options)
     optimizer.noise_multiplier = 1.75
     config = optimizer.get_config()
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(again) is kind and again.get_config() == config
+    assert again.table_rule == RULES.get(kind)
     assert again.noise_multiplier == 1.75 and isinstance(again.noise, SecureNoise)
     assert in_words(again.dp_event()) == in_words(optimizer.dp_event())
 
@@ -201,18 +215,18 @@ def test_it_must_be_told_its_tables_and_serves_one_model(kind):
 # Training and saving.
 
 
-@EVERY
-def test_eager_and_graph_train_alike(kind, trained):
-    eager = model_of(kind, compile_options={"run_eagerly": True}, noise=KeyedNoise(0x5EED0C0FFEE))
+@EVERY_WAY
+def test_eager_and_graph_train_alike(kind, rule, trained):
+    eager = model_of(kind, table_rule=rule, compile_options={"run_eagerly": True}, noise=KeyedNoise(0x5EED0C0FFEE))
     eager.fit(batches(), epochs=2, verbose=0)
-    assert int(eager.optimizer.iterations) == int(trained(kind).optimizer.iterations) == 8
-    for one, other in zip(eager.get_weights(), trained(kind).get_weights(), strict=True):
+    assert int(eager.optimizer.iterations) == int(trained(kind, rule).optimizer.iterations) == 8
+    for one, other in zip(eager.get_weights(), trained(kind, rule).get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@EVERY
-def test_save_and_load(kind, trained, tmp_path):
-    model, path = trained(kind), tmp_path / "model.keras"
+@EVERY_WAY
+def test_save_and_load(kind, rule, trained, tmp_path):
+    model, path = trained(kind, rule), tmp_path / "model.keras"
     model.save(path)
     loaded = keras.models.load_model(path)
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
@@ -225,11 +239,11 @@ def test_save_and_load(kind, trained, tmp_path):
     assert int(loaded.optimizer.iterations) == 9
 
 
-@EVERY
-def test_save_and_load_weights(kind, trained, tmp_path):
-    model, path = trained(kind), tmp_path / "model.weights.h5"
+@EVERY_WAY
+def test_save_and_load_weights(kind, rule, trained, tmp_path):
+    model, path = trained(kind, rule), tmp_path / "model.weights.h5"
     model.save_weights(path)
-    other = model_of(kind, seed=2)
+    other = model_of(kind, table_rule=rule, seed=2)
     other.prepare(next(iter(batches())))
     other.load_weights(path)
     assert int(other.optimizer.iterations) == 8
@@ -244,9 +258,9 @@ def test_untrained_models_are_saved_too(kind, tmp_path):
     assert type(loaded.optimizer) is kind and not loaded.optimizer.built
 
 
-@EVERY
-def test_clone_model(kind, trained):
-    model = trained(kind)
+@EVERY_WAY
+def test_clone_model(kind, rule, trained):
+    model = trained(kind, rule)
     clone = keras.models.clone_model(model)
     assert isinstance(clone, tfdp_rec.PrivateModel)
     assert clone.optimizer is not model.optimizer
@@ -265,10 +279,10 @@ def test_an_optimizer_does_not_train_two_models(trained):
         other.train_on_batch(*next(iter(batches())))
 
 
-@EVERY
-def test_files_hold_no_noise_key(kind, trained, tmp_path):
-    model = trained(kind)
-    entropy = model_of(kind, compile_options={"run_eagerly": True})
+@EVERY_WAY
+def test_files_hold_no_noise_key(kind, rule, trained, tmp_path):
+    model = trained(kind, rule)
+    entropy = model_of(kind, table_rule=rule, compile_options={"run_eagerly": True})
     entropy.fit(batches(), verbose=0)
     for name, one in (("keyed", model), ("entropy", entropy)):
         one.save(tmp_path / f"{name}.keras")
@@ -296,9 +310,9 @@ def test_seeding_keras_does_not_repeat_the_noise(kind):
         assert np.any(one != other)
 
 
-@EVERY
-def test_no_tensor_of_a_step_has_the_tables_shape(kind, trained):
-    model, spec = trained(kind), batches().element_spec
+@EVERY_WAY
+def test_no_tensor_of_a_step_has_the_tables_shape(kind, rule, trained):
+    model, spec = trained(kind, rule), batches().element_spec
     step = tf.function(lambda *batch: model.train_step(batch), autograph=False)
     graph = step.get_concrete_function(*spec).graph
     assert tensors_of_shape(graph, [3]) or tensors_of_shape(graph, [])  # the walk sees tensors

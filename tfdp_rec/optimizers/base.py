@@ -6,7 +6,8 @@ the realised size is private), C the sum's sensitivity and σ the noise multipli
     ĝ = clipped sum / B,    noise of standard deviation s = σ C / B on every coordinate.
 
 Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²), then a step of SGD or of
-`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file.
+`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file; `rules.py` and
+`delayed.py` are to their rows what `dense_optimizer` is to dense variables.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
-from tfdp_rec.optimizers.checks import admitted, checked_clip, checked_dense, positive, refuse_on_table, serialized_rate
+from tfdp_rec.optimizers import checks
+from tfdp_rec.optimizers.delayed import Delayed, Phase
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
@@ -49,6 +52,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         nesterov: of SGD.
         weight_decay: decoupled, or None.
         dense_optimizer: any Keras optimizer for the variables that are not tables; SGD as above if None.
+        table_rule: Adagrad, Adam or a delayed rule (docs/adaptive.md) for the tables; SGD as above if None.
         noise: a `tfdp_rec.noise.NoiseSource`; for tests. Never saved: a loaded optimizer draws anew.
         secure: draw noise from `SecureNoise`.
         name: of the optimizer.
@@ -61,6 +65,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
 
     counts_steps = True  # or whoever makes them on a cluster does
+    table_rules: tuple[type[TableRule], ...] = (RowRule,)
+    """Those that the mechanism can have."""
+    why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
+    phase: Phase | None = None
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
         # A clip that lands where the batch size belongs still trains, and protects nobody.
@@ -87,6 +95,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         nesterov: bool = False,
         weight_decay: float | None = None,
         dense_optimizer: keras.optimizers.Optimizer | str | None = None,
+        table_rule: TableRule | None = None,
         noise: noise_sources.NoiseSource | None = None,
         secure: bool = False,
         name: str | None = None,
@@ -95,7 +104,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,
-            **admitted(type(self).__name__, kwargs),
+            **checks.admitted(type(self).__name__, kwargs),
         )
         if noise is not None and secure:
             raise ValueError("Give noise= or secure=True, not both.")
@@ -103,17 +112,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.momentum, self.nesterov, self.decoupled_weight_decay = momentum, nesterov, weight_decay
         self.secure = secure
         self.noise = noise or (noise_sources.SecureNoise() if secure else noise_sources.EntropyNoise())
-        self.dense_optimizer = checked_dense(dense_optimizer)
+        self.dense_optimizer = checks.checked_dense(dense_optimizer)
+        self.table_rule = checks.checked_rule(self, table_rule)
         self.privacy_history = StepHistory(self)
         self.constructed_with: dict[str, float] = {}
-        self._l2_norm_clip = self._setting("l2_norm_clip", checked_clip(l2_norm_clip))
+        self._l2_norm_clip = self._setting("l2_norm_clip", checks.checked_clip(l2_norm_clip))
         self._noise_multiplier = self._setting("noise_multiplier", noise_multiplier, zero=True)
         self._expected_batch_size = self._setting("expected_batch_size", expected_batch_size)
 
     # Settings: variables, so that a change in mid-training reaches the compiled step, and so that they are saved.
 
     def _setting(self, name: str, value: float, zero: bool = False) -> keras.Variable:
-        checked = positive(name, value, zero)
+        checked = checks.positive(name, value, zero)
         self.constructed_with[name] = checked
         variable = self.add_variable((), "zeros", dtype="float64", name=name)
         variable.assign(checked)  # an initializer would round it to float32 on the way
@@ -126,7 +136,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @l2_norm_clip.setter
     def l2_norm_clip(self, value: float) -> None:
-        self._l2_norm_clip.assign(checked_clip(value))
+        self._l2_norm_clip.assign(checks.checked_clip(value))
 
     @property
     def noise_multiplier(self) -> float:
@@ -136,7 +146,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     @noise_multiplier.setter
     def noise_multiplier(self, value: float) -> None:
         self.privacy_history.close(self)
-        self._noise_multiplier.assign(positive("noise_multiplier", value, zero=True))
+        self._noise_multiplier.assign(checks.positive("noise_multiplier", value, zero=True))
 
     @property
     def expected_batch_size(self) -> float:
@@ -145,7 +155,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @expected_batch_size.setter
     def expected_batch_size(self, value: float) -> None:
-        self._expected_batch_size.assign(positive("expected_batch_size", value))
+        self._expected_batch_size.assign(checks.positive("expected_batch_size", value))
 
     @property
     def clip(self) -> tf.Tensor:
@@ -185,7 +195,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             ValueError: if `tables` is missing, or the optimizer was built for another model.
         """
         if self.built:
-            self._refuse_other_model(variables)
+            checks.refuse_other_model(self, variables)
             return
         if tables is None:
             raise ValueError(
@@ -195,35 +205,29 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.tables: dict[str, Table] = {}
         self.dense: dict[str, Dense] = {}
         for number, variable in enumerate(variables):
-            is_table = variable.path in tables
-            refuse_on_table(variable, is_table)
-            velocity = None
-            if self.recursion.has_velocity and (is_table or self.dense_optimizer is None):
-                velocity = self.add_variable(variable.shape, dtype="float32", name=f"velocity_{number}")
-            if is_table:
-                self.tables[variable.path] = Table(number, variable, velocity, self.recursion)
+            if variable.path in tables:
+                checks.refuse_on_table(variable)
+                self.tables[variable.path] = self._table(number, variable)
             else:
+                has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
+                velocity = self._kept("velocity", number, variable.shape) if has_velocity else None
                 self.dense[variable.path] = Dense(number, variable, velocity)
+        if isinstance(self.table_rule, Delayed):
+            self.phase = Phase(self.table_rule, self.momentum, self.tables.values(), self.add_variable)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
         self.build_tables()
         self.privacy_history.trains(variables)
         super().build(list(variables))
 
-    def _refuse_other_model(self, variables: list[keras.Variable]) -> None:
-        known = {id(dense.variable): path for path, dense in self.dense.items()}
-        known |= {id(t.variable): t.path for t in self.tables.values()}
-        if not {id(v) for v in variables} <= set(known):
-            raise ValueError(
-                f"This {type(self).__name__} was built for another model, or for this one before layers were thawed; "
-                "give each model its own, and compile with a new one after a change of trainable."
-            )
-        frozen = sorted(set(known.values()) - {v.path for v in variables})
-        if frozen:
-            raise ValueError(
-                f"{', '.join(frozen)} was frozen after this {type(self).__name__} was built, which would go on adding "
-                "noise to it: compile with a new optimizer after a change of trainable."
-            )
+    def _table(self, number: int, variable: keras.Variable) -> Table:
+        rule = self.table_rule if isinstance(self.table_rule, RowRule) else self.recursion
+        name, width = "velocity" if rule is self.recursion else "state", rule.state_width(variable.shape[1])
+        state = self._kept(name, number, (variable.shape[0], width)) if width else None
+        return Table(number, variable, state, rule)
+
+    def _kept(self, name: str, number: int, shape: Any) -> keras.Variable:
+        return self.add_variable(shape, dtype="float32", name=f"{name}_{number}")
 
     def build_tables(self) -> None:
         """Makes what the mechanism keeps beside its tables: nothing, by default."""
@@ -288,7 +292,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         batch = tf.identity(resource(self._expected_batch_size))
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source)
+        pace = tf.ones_like(learning_rate) if isinstance(self.table_rule, RowRule) else learning_rate
+        step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source, pace)
         with after([check for check in self.refusals(step) if check is not None]):
             self.write(step, regularization or {})
 
@@ -300,7 +305,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             regularization: see `apply`.
         """
         self._step_dense(step, regularization)
-        self.step_tables(step)
+        with after([] if self.phase is None else self.phase.count(step, self.settle_all)):
+            self.step_tables(step)
         self.iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
@@ -412,7 +418,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         dense = self.dense_optimizer
         return {
             "name": self.name,
-            "learning_rate": serialized_rate(self),
+            "learning_rate": checks.serialized_rate(self),
             "l2_norm_clip": self.l2_norm_clip,
             "noise_multiplier": self.noise_multiplier,
             "expected_batch_size": self.expected_batch_size,
@@ -420,6 +426,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "nesterov": self.nesterov,
             "weight_decay": self.decoupled_weight_decay,
             "dense_optimizer": None if dense is None else keras.optimizers.serialize(dense),
+            "table_rule": None if self.table_rule is None else keras.saving.serialize_keras_object(self.table_rule),
             "noise": None,
             "secure": self.secure,
             "plan": None,  # its settings are those above
@@ -429,7 +436,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
         """Rebuilds an optimizer from `get_config`."""
         config = dict(config)
-        for key in ("learning_rate", "dense_optimizer"):
+        for key in ("learning_rate", "dense_optimizer", "table_rule"):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
         return cls(**config)

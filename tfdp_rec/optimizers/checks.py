@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from tfdp_rec.clipping import LEAST_CLIP, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_of
+from tfdp_rec.optimizers.rules import RowRule, TableRule
 
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",
@@ -54,16 +56,70 @@ def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
     return optimizer
 
 
-def refuse_on_table(variable: keras.Variable, is_table: bool) -> None:
+def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
+    """A rule for the tables, if the mechanism can have it.
+
+    Args:
+        optimizer: the mechanism, its momentum and weight decay known.
+        rule: what was given.
+
+    Raises:
+        ValueError: it is no rule, or not for this mechanism or its momentum and weight decay.
+    """
+    if rule is None:
+        return None
+    name, recursion = type(optimizer).__name__, optimizer.recursion
+    if not isinstance(rule, TableRule):
+        raise ValueError(
+            f"table_rule must be one of tfdp_rec.optimizers, such as Adagrad(), got {rule!r}: others would work on "
+            "whole tables at every step. dense_optimizer takes any of Keras."
+        )
+    if not isinstance(rule, optimizer.table_rules):
+        raise ValueError(f"{name} does not take table_rule={rule!r}: {optimizer.why_not_this_rule}.")
+    if isinstance(rule, RowRule) and (recursion.has_velocity or recursion.weight_decay):
+        raise ValueError(
+            f"{name} with table_rule={rule!r} takes no momentum and no weight_decay, which are of plain SGD: leave "
+            "them out, or give the dense variables a dense_optimizer that has them."
+        )
+    return rule
+
+
+def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> None:
+    """Raises unless an optimizer was built for these very variables.
+
+    Args:
+        optimizer: built.
+        variables: trainable ones.
+
+    Raises:
+        ValueError: it was not.
+    """
+    name = type(optimizer).__name__
+    known = {id(dense.variable): path for path, dense in optimizer.dense.items()}
+    known |= {id(table.variable): path for path, table in optimizer.tables.items()}
+    if not {id(v) for v in variables} <= set(known):
+        raise ValueError(
+            f"This {name} was built for another model, or for this one before layers were thawed; give each model its "
+            "own, and compile with a new one after a change of trainable."
+        )
+    frozen = sorted(set(known.values()) - {v.path for v in variables})
+    if frozen:
+        raise ValueError(
+            f"{', '.join(frozen)} was frozen after this {name} was built, which would go on adding noise to it: "
+            "compile with a new optimizer after a change of trainable."
+        )
+
+
+def refuse_on_table(variable: keras.Variable) -> None:
     """Raises for a table that a mechanism cannot update by row.
 
     Raises:
         ValueError: it is no matrix.
         NotPrivate: something would touch every row at every step.
     """
-    if is_table and len(variable.shape) != 2:
+    if len(variable.shape) != 2:
         raise ValueError(f"Table '{variable.path}' must have shape [rows, width], got {tuple(variable.shape)}.")
-    if is_table and (variable.constraint is not None or variable.regularizer is not None):
+    if variable.constraint is not None or variable.regularizer is not None:
         raise NotPrivate(
             f"Table '{variable.path}' has a constraint or regularizer, which would touch every row at every step; use "
             "the optimizer's weight_decay instead."

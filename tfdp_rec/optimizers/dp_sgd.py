@@ -19,6 +19,8 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.delayed import Delayed
+from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.tables import Table
 
 
@@ -32,6 +34,8 @@ class DPSGD(PrivateOptimizer):
         >>> DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=256).dp_event()
         GaussianDpEvent(noise_multiplier=1.1)
     """
+
+    table_rules: tuple[type[TableRule], ...] = (RowRule, Delayed)
 
     def step_tables(self, step: Step) -> None:
         for table in self.tables.values():

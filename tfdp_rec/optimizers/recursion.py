@@ -57,6 +57,10 @@ class Recursion:
         """Whether a row has a velocity beside its weight."""
         return self.momentum > 0
 
+    def state_width(self, width: int) -> int:
+        """How many numbers a row of that width keeps beside its weights."""
+        return width if self.has_velocity else 0
+
     def keep(self, learning_rate: Scalar) -> Scalar:
         """1 − ηλ: what a step leaves of a weight."""
         return 1.0 - learning_rate * self.weight_decay

@@ -24,6 +24,7 @@ class Step:
         learning_rate: η, float32.
         upcoming: table path -> ids that the next batch will read, if known.
         source: where the batch came from.
+        pace: what moves are multiples of: η, or 1 where a rule takes gradients themselves; η if left out.
     """
 
     clipped: ClippedSum
@@ -32,12 +33,13 @@ class Step:
     learning_rate: tf.Tensor
     upcoming: Mapping[str, tf.Tensor]
     source: Source = NO_SAMPLING
+    pace: tf.Tensor | None = None
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def noise_scale(self) -> tf.Tensor:
         """−η s: what a unit Gaussian moves a weight by, float32."""
-        return tf.cast(-tf.cast(self.learning_rate, tf.float64) * self.stddev, tf.float32)
+        return tf.cast(-self._pace * self.stddev, tf.float32)
 
     def move(self, table: Table) -> tf.IndexedSlices:
         """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
@@ -45,10 +47,14 @@ class Step:
             self._moves[table.path] = self._move(table)
         return self._moves[table.path]
 
+    @property
+    def _pace(self) -> tf.Tensor:
+        return tf.cast(self.learning_rate if self.pace is None else self.pace, tf.float64)
+
     def _move(self, table: Table) -> tf.IndexedSlices:
         if table.path not in self.clipped.gradients:
             return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
-        found = self.clipped.scaled(table.path, -tf.cast(self.learning_rate, tf.float64) / self.batch_size)
+        found = self.clipped.scaled(table.path, -self._pace / self.batch_size)
         if not isinstance(found, tf.IndexedSlices):
             raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
         return found

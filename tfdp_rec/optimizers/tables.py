@@ -1,4 +1,4 @@
-"""Rows of a table and what belongs to them (velocity), read and written in place.
+"""Rows of a table and what belongs to them (velocity, or what a rule keeps), read and written in place.
 
 Distinct rows are changed by a gather and a scatter that replaces them, at the speed of memory; TensorFlow's scatter
 that adds is three times as slow, and rounds once for each time that an id repeats.
@@ -21,10 +21,11 @@ import tensorflow as tf
 
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.recursion import Recursion, Scalar
+from tfdp_rec.optimizers.rules import RowRule
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
 
-_WEIGHTS_AND_VELOCITY = tuple[tf.Tensor, tf.Tensor | None]
+_WEIGHTS_AND_STATE = tuple[tf.Tensor, tf.Tensor | None]
 Operations = list[tf.Operation]
 """Writes to wait for; eagerly there is nothing to wait for, and the list is empty."""
 
@@ -48,10 +49,21 @@ def distinct_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 class Table:
-    """A variable that is read by row, its velocity if the recursion has one, and its number among the tables."""
+    """A variable that is read by row, what its rows keep for their step, and its number among the tables.
 
-    def __init__(self, number: int, variable: keras.Variable, velocity: keras.Variable | None, recursion: Recursion):
-        self.number, self.variable, self.velocity, self.recursion = number, variable, velocity, recursion
+    Args:
+        number: of the variable in the model.
+        variable: the table.
+        state: the rows' velocity under a recursion that has one, what they keep under a rule; or None.
+        rule: what makes a step.
+    """
+
+    scales: Any = None  # of steps, a row its own: see `delayed.py`
+
+    def __init__(
+        self, number: int, variable: keras.Variable, state: keras.Variable | None, rule: Recursion | RowRule
+    ):
+        self.number, self.variable, self.state, self.rule = number, variable, state, rule
         self.rows, self.width = variable.shape[0], int(tf.TensorShape(variable.shape[1:]).num_elements())
 
     @property
@@ -59,19 +71,20 @@ class Table:
         """The variable's path within its model."""
         return self.variable.path
 
-    def read(self, ids: tf.Tensor) -> _WEIGHTS_AND_VELOCITY:
-        """float32 rows of the weights and of the velocity."""
+    def read(self, ids: tf.Tensor) -> _WEIGHTS_AND_STATE:
+        """float32 rows of the weights and of the state."""
         weights = tf.cast(tf.gather(resource(self.variable), ids), tf.float32)
-        return weights, None if self.velocity is None else tf.gather(resource(self.velocity), ids)
+        return weights, None if self.state is None else tf.gather(resource(self.state), ids)
 
-    def write(self, ids: tf.Tensor, weights: tf.Tensor, velocity: tf.Tensor | None) -> Operations:
+    def write(self, ids: tf.Tensor, weights: tf.Tensor, state: tf.Tensor | None) -> Operations:
         """Replaces rows; `ids` are distinct."""
         done = scatter("Update", resource(self.variable), ids, weights)
-        return done + ([] if velocity is None else scatter("Update", resource(self.velocity), ids, velocity))
+        return done + ([] if state is None else scatter("Update", resource(self.state), ids, state))
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""
-        return self.write(ids, *self.recursion.step(*self.read(ids), move, learning_rate))
+        moved = move if self.scales is None else self.scales.of(ids) * move
+        return self.write(ids, *self.rule.step(*self.read(ids), moved, learning_rate))
 
     def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
         """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""

@@ -27,6 +27,7 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import RESOURCE_ATTRIBUTE, compiles_with_xla, resource, set_resource
 from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.optimizers.delayed import Delayed
 from tfdp_rec.optimizers.flag import Flag
 
 _LOGS_ONLY = (
@@ -86,7 +87,7 @@ class Release:
         Args:
             optimizer: built; it may owe.
         """
-        several = [v for table in optimizer.tables.values() for v in (table.variable, table.velocity) if v is not None]
+        several = [v for table in optimizer.tables.values() for v in (table.variable, table.state) if v is not None]
         for variable in several:
             if not any(variable is known for known in self._guarded):
                 self._guarded.append(variable)
@@ -169,11 +170,13 @@ class Debts:
             demand(~flag.is_up(), _UNSETTLED.format(self._path))
 
     def _refuse_decay_beside_others(self, optimizer: PrivateOptimizer) -> None:
-        """Decay acts on the noise of others as well, and lazily it would do so in another order."""
-        if self._flags and any(o.recursion.weight_decay for o in (optimizer, *self._flags)):
+        """Decay acts on the noise of others as well, in another order when lazy; a delayed rule looks at all of it."""
+        looks = lambda o: o.recursion.weight_decay or isinstance(o.table_rule, Delayed)  # noqa: E731
+        if self._flags and any(map(looks, (optimizer, *self._flags))):
             raise NotPrivate(
-                f"Table '{self._path}' is trained by several optimizers, one of them with weight_decay, for which late "
-                "noise is not that of DP-SGD: leave weight_decay out, or give each model a table of its own."
+                f"Table '{self._path}' is trained by several optimizers, one of them with weight_decay or a delayed "
+                "table_rule, for which the late noise of others is not that of DP-SGD: leave them out, or give each "
+                "model a table of its own."
             )
 
 

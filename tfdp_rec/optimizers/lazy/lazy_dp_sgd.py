@@ -36,10 +36,12 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.delayed import Delayed
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Replayed, Rows, pending
 from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 
 
@@ -62,6 +64,9 @@ class LazyDPSGD(PrivateOptimizer):
         >>> LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=1024).dp_event()
         GaussianDpEvent(noise_multiplier=1.1)
     """
+
+    table_rules: tuple[type[TableRule], ...] = (Delayed,)
+    why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop() or DelayedShrinkage()"
 
     @takes_plan
     def __init__(
@@ -111,7 +116,9 @@ class LazyDPSGD(PrivateOptimizer):
         debts = []
         for path, ids in rows.items():
             table = self.tables[path]
-            debts.append(Debt(table.number, ids, self.read_rows(table, ids), self.ledger.since(path, ids), now))
+            scale = None if table.scales is None else table.scales.of(ids)
+            since = self.ledger.since(path, ids)
+            debts.append(Debt(table.number, ids, self.read_rows(table, ids), since, now, scale))
         paid = (payer or self.pending).pay(debts, self.ledger.history, self.noise.draw)
         for (path, ids), values in zip(rows.items(), paid):
             # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still, which

@@ -1,0 +1,156 @@
+"""Adagrad and Adam on tables see what plain SGD would have moved a row by, noise included, and nothing else.
+
+The oracle is that: a twin of the mechanism without a rule, of learning rate 1 and the same noise, makes each step from
+a table of zeros, so that what it moves by is −u; the rule, in numpy, is fed with u.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_rec
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.optimizers import Adagrad, Adam, DelayedRMSprop, DelayedShrinkage, Preselection
+from tfdp_rec.privacy import BufferedToeplitz, Correlation
+
+ROWS, WIDTH = 40, 3
+BASICS = {"l2_norm_clip": 2.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
+OWN = {
+    tfdp_rec.DPSGD: {},
+    tfdp_rec.EANA: {},
+    tfdp_rec.FEST: {"preselection": Preselection({"table": [0, 3, 5, 30]})},
+    tfdp_rec.AdaFEST: {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 2.0},
+    tfdp_rec.ExponentialSelectionSGD: {"num_survivors": 5, "selection_epsilon": 0.5},
+}
+RULES = [Adagrad(), Adagrad(rowwise=False, initial=0.3), Adam(beta_2=0.9)]
+STEPS = [([1, 3, 3], 0.4), ([3, 5], -0.3), ([7], 0.2), ([1, 3, 39], 0.5)]
+
+
+class Reads:
+    """Who read which rows of the table."""
+
+    def __init__(self, ids):
+        self.example, self.ids = tf.range(len(ids), dtype=tf.int64), tf.constant(ids, tf.int64)
+        self.shared = tf.zeros([0], tf.int64)
+
+
+class Run:
+    """A mechanism on one table."""
+
+    def __init__(self, kind, rule, start, rate):
+        self.table = keras.Variable(start, name="table")
+        self.optimizer = kind(rate, **BASICS, **OWN[kind], table_rule=rule, noise=KeyedNoise(3))
+        self.optimizer.build([self.table], {self.table.path: None})
+
+    def step(self, ids, value):
+        slices = tf.IndexedSlices(tf.fill([len(ids), WIDTH], np.float32(value)), tf.constant(ids, tf.int64))
+        one = tf.ones([len(ids)])
+        reads = {self.table.path: Reads(ids)}
+        self.optimizer.apply(ClippedSum({self.table.path: slices}, one, tf.constant(2.0), one, reads))
+
+    @property
+    def weights(self):
+        return np.array(self.table._value, np.float64)
+
+    @property
+    def state(self):
+        return np.array(self.optimizer.tables[self.table.path].state._value, np.float64)
+
+
+class ByHand:
+    """The rules as textbooks have them, for some rows, in float64."""
+
+    def __init__(self, rule):
+        self.rule, self.sums, self.means = rule, np.zeros([ROWS, WIDTH]), np.zeros([ROWS, WIDTH])
+        self.count = np.zeros(ROWS)
+
+    def direction(self, rows, u):
+        if isinstance(self.rule, Adagrad):
+            squares = np.mean(u**2, axis=1, keepdims=True) * np.ones(WIDTH) if self.rule.rowwise else u**2
+            self.sums[rows] += squares
+            return u / (np.sqrt(self.rule.initial + self.sums[rows]) + self.rule.epsilon)
+        one, two = self.rule.beta_1, self.rule.beta_2
+        self.count[rows] += 1
+        self.means[rows] += (1 - one) * (u - self.means[rows])
+        self.sums[rows] += (1 - two) * (u**2 - self.sums[rows])
+        k = self.count[rows][:, None]
+        return self.means[rows] / (1 - one**k) / (np.sqrt(self.sums[rows] / (1 - two**k)) + self.rule.epsilon)
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_rule_is_fed_with_what_plain_sgd_moves_by(kind, rule):
+    start = np.random.default_rng(0).normal(size=[ROWS, WIDTH]).astype("float32")
+    run, expected, by_hand, moved_ever = Run(kind, rule, start, 0.05), start.astype(np.float64), ByHand(rule), set()
+    for number, (ids, value) in enumerate(STEPS):
+        twin = Run(kind, None, np.zeros([ROWS, WIDTH], "float32"), 1.0)
+        twin.optimizer.iterations.assign(number)
+        twin.step(ids, value)
+        rows = np.flatnonzero(np.any(twin.weights != 0, axis=1))
+        before = run.table._value.numpy(), run.state
+        run.step(ids, value)
+        expected[rows] -= 0.05 * by_hand.direction(rows, -twin.weights[rows])
+        np.testing.assert_allclose(run.weights, expected, rtol=1e-4, atol=1e-5)
+        still = np.setdiff1d(np.arange(ROWS), rows)
+        assert np.array_equal(run.table._value.numpy()[still], before[0][still])
+        assert np.array_equal(run.state[still], before[1][still])
+        moved_ever |= set(rows.tolist())
+    assert moved_ever and (len(moved_ever) < ROWS) == (kind is not tfdp_rec.DPSGD)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_learning_rate_of_nought_still_learns_the_state(rule):
+    run = Run(tfdp_rec.EANA, rule, np.zeros([ROWS, WIDTH], "float32"), 0.0)
+    run.step([1, 2], 0.5)
+    assert np.all(run.weights == 0) and np.count_nonzero(np.any(run.state != 0, axis=1)) == 2
+
+
+def test_gradients_of_nothing_leave_finite_weights():
+    for rule in RULES:
+        run = Run(tfdp_rec.DPSGD, rule, np.ones([ROWS, WIDTH], "float32"), 0.1)
+        run.optimizer.noise_multiplier = 0.0
+        run.step([1], 0.0)
+        np.testing.assert_array_equal(run.weights, 1.0)
+
+
+PLAN = {"correlation": Correlation(BufferedToeplitz([0.3], [0.9]), steps=5, separation=5)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (tfdp_rec.LazyDPSGD, {"table_rule": Adagrad()}, "not linear.*DelayedRMSprop"),
+        (tfdp_rec.EANA, {"table_rule": DelayedRMSprop()}, "Adagrad.*up to date"),
+        (tfdp_rec.DPFTRL, {"table_rule": Adam(), **PLAN}, "takes back"),
+        (tfdp_rec.LazyDPFTRL, {"table_rule": DelayedShrinkage(), **PLAN}, "takes back"),
+        (tfdp_rec.DPSGD, {"table_rule": keras.optimizers.Adagrad()}, "dense_optimizer takes any"),
+        (tfdp_rec.DPSGD, {"table_rule": "adam"}, "must be one of"),
+        (tfdp_rec.DPSGD, {"table_rule": Adam(), "momentum": 0.9}, "no momentum"),
+        (tfdp_rec.EANA, {"table_rule": Adagrad(), "weight_decay": 0.1}, "no weight_decay"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(kind, options, words):
+    with pytest.raises(ValueError, match=words) as refusal:
+        kind(0.1, **BASICS, **options)
+    assert len(str(refusal.value)) < 500 and str(refusal.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Adagrad(initial=-1.0),
+        lambda: Adagrad(epsilon=0.0),
+        lambda: Adam(beta_1=1.0),
+        lambda: Adam(beta_2=-0.1),
+        lambda: Adam(epsilon=0.0),
+        lambda: DelayedRMSprop(0),
+        lambda: DelayedRMSprop(2.5),
+        lambda: DelayedRMSprop(decay=1.0),
+        lambda: DelayedShrinkage(least=0.0),
+    ],
+)
+def test_values_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match="must"):
+        make()

@@ -1,0 +1,153 @@
+"""Adaptive steps of a table's rows: Adagrad and Adam, of gradients that have their noise.
+
+With u = ĝ + n the noisy gradient of a row, of which there are `width` numbers, and η the learning rate:
+
+    Adagrad     a' = a + mean(u²),                        θ' = θ − η u / (√a' + ε)            a: one number a row
+                (by coordinate: a' = a + u², as many numbers as the row has)
+    Adam        k' = k + 1,   m' = β₁ m + (1 − β₁) u,   v' = β₂ v + (1 − β₂) u²,
+                θ' = θ − η m'/(1 − β₁^k') / (√(v'/(1 − β₂^k')) + ε)                           m, v, k: 2 width + 1
+
+Guarantees:
+- what a mechanism guarantees holds unchanged: a rule sees a row's noisy gradient and what it made of earlier ones, and
+  nothing else, so that weights and state are post-processing of what the mechanism gives;
+- a row without an update keeps weight and state bit for bit: k counts a row's own updates, not the steps.
+
+A rule is not linear in u: noise that comes late cannot be added up, so that lazy mechanisms have `delayed.py` instead.
+
+Reference:
+    Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
+    Kingma and Ba, "Adam: a method for stochastic optimization", 2015.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.optimizers.recursion import Scalar
+
+_WEIGHT_AND_STATE = tuple[tf.Tensor, tf.Tensor]
+
+
+class TableRule:
+    """What becomes of the tables' gradients beside a plain step. `Adagrad` and `Adam`, or a `delayed.Delayed`."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]  # all of them are dataclasses
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TableRule:
+        """Makes the same again."""
+        return cls(**config)
+
+
+class RowRule(TableRule, abc.ABC):
+    """A step of rows from their noisy gradients and their own state, `[n, state_width]`, zero at first."""
+
+    @abc.abstractmethod
+    def state_width(self, width: int) -> int:
+        """How many numbers a row of that width keeps."""
+
+    @abc.abstractmethod
+    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
+        """What η multiplies, and the state after.
+
+        Args:
+            gradient: u, `[n, width]`.
+            state: before, `[n, state_width]`.
+        """
+
+    def step(
+        self, weight: tf.Tensor, state: tf.Tensor, move: tf.Tensor, learning_rate: Scalar
+    ) -> _WEIGHT_AND_STATE:
+        """Weight and state after a step; `move` is −u, since η comes last."""
+        direction, state = self.direction(-move, state)
+        return weight - learning_rate * direction, state
+
+
+@keras.saving.register_keras_serializable(package="tfdp_rec")
+@dataclasses.dataclass(frozen=True)
+class Adagrad(RowRule):
+    """Divides a row's step by the root of what its squared gradients add up to.
+
+    Args:
+        rowwise: one number a row, as large tables are trained elsewhere; False for one a coordinate.
+        initial: what the sum begins with, in squares of u = (clipped sum + noise) / B.
+        epsilon: added to the root.
+
+    Raises:
+        ValueError: `initial` is negative or `epsilon` is not positive.
+
+    Example:
+        >>> Adagrad().state_width(128), Adagrad(rowwise=False).state_width(128)
+        (1, 128)
+    """
+
+    rowwise: bool = True
+    initial: float = 0.0
+    epsilon: float = 1e-10
+
+    def __post_init__(self) -> None:
+        if self.initial < 0:
+            raise ValueError(f"initial must not be negative, got {self.initial}.")
+        _refuse_epsilon(self.epsilon)
+
+    def state_width(self, width: int) -> int:
+        return 1 if self.rowwise else width
+
+    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
+        squares = tf.square(gradient)
+        state += tf.reduce_mean(squares, axis=1, keepdims=True) if self.rowwise else squares
+        return gradient / (tf.sqrt(self.initial + state) + self.epsilon), state
+
+
+@keras.saving.register_keras_serializable(package="tfdp_rec")
+@dataclasses.dataclass(frozen=True)
+class Adam(RowRule):
+    """Running means of a row's gradients and of their squares, both freed of their start at 0.
+
+    Args:
+        beta_1: β₁, of the mean.
+        beta_2: β₂, of the squares.
+        epsilon: added to the root.
+
+    Raises:
+        ValueError: for values out of range.
+
+    Example:
+        >>> Adam().state_width(128)
+        257
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-10
+
+    def __post_init__(self) -> None:
+        for name, value in (("beta_1", self.beta_1), ("beta_2", self.beta_2)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}.")
+        _refuse_epsilon(self.epsilon)
+
+    def state_width(self, width: int) -> int:
+        return 2 * width + 1
+
+    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
+        width = gradient.shape[1]
+        mean, square, count = tf.split(state, [width, width, 1], axis=1)
+        mean = self.beta_1 * mean + (1 - self.beta_1) * gradient
+        square = self.beta_2 * square + (1 - self.beta_2) * tf.square(gradient)
+        count += 1
+        direction = mean / (1 - self.beta_1**count)
+        direction /= tf.sqrt(square / (1 - self.beta_2**count)) + self.epsilon
+        return direction, tf.concat([mean, square, count], axis=1)
+
+
+def _refuse_epsilon(value: float) -> None:
+    if value <= 0:
+        raise ValueError(f"epsilon must be positive, got {value}: a row's first gradients may be 0.")
