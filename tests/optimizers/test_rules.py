@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.optimizers import Adagrad, Adam, DelayedRMSprop, DelayedShrinkage, Preselection
+from tfdp_rec.optimizers import Adagrad, Adam, DelayedRMSprop, Preselection
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 
 ROWS, WIDTH = 40, 3
@@ -124,7 +124,7 @@ PLAN = {"correlation": Correlation(BufferedToeplitz([0.3], [0.9]), steps=5, sepa
         (tfdp_rec.LazyDPSGD, {"table_rule": Adagrad()}, "not linear.*DelayedRMSprop"),
         (tfdp_rec.EANA, {"table_rule": DelayedRMSprop()}, "Adagrad.*up to date"),
         (tfdp_rec.DPFTRL, {"table_rule": Adam(), **PLAN}, "takes back"),
-        (tfdp_rec.LazyDPFTRL, {"table_rule": DelayedShrinkage(), **PLAN}, "takes back"),
+        (tfdp_rec.LazyDPFTRL, {"table_rule": DelayedRMSprop(), **PLAN}, "takes back"),
         (tfdp_rec.DPSGD, {"table_rule": keras.optimizers.Adagrad()}, "dense_optimizer takes any"),
         (tfdp_rec.DPSGD, {"table_rule": "adam"}, "must be one of"),
         (tfdp_rec.DPSGD, {"table_rule": Adam(), "momentum": 0.9}, "no momentum"),
@@ -148,7 +148,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(kind, options, words):
         lambda: DelayedRMSprop(0),
         lambda: DelayedRMSprop(2.5),
         lambda: DelayedRMSprop(decay=1.0),
-        lambda: DelayedShrinkage(least=0.0),
     ],
 )
 def test_values_out_of_range_are_refused(make):

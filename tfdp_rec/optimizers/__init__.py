@@ -2,7 +2,6 @@
 
 from tfdp_rec.optimizers.base import PrivateOptimizer as PrivateOptimizer
 from tfdp_rec.optimizers.delayed import DelayedRMSprop as DelayedRMSprop
-from tfdp_rec.optimizers.delayed import DelayedShrinkage as DelayedShrinkage
 from tfdp_rec.optimizers.dp_ftrl import DPFTRL as DPFTRL
 from tfdp_rec.optimizers.dp_sgd import DPSGD as DPSGD
 from tfdp_rec.optimizers.eana import EANA as EANA

@@ -26,7 +26,7 @@ from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
-from tfdp_rec.optimizers.delayed import Delayed, Phase
+from tfdp_rec.optimizers.delayed import DelayedRMSprop, Phase
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
@@ -212,7 +212,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
                 velocity = self._kept("velocity", number, variable.shape) if has_velocity else None
                 self.dense[variable.path] = Dense(number, variable, velocity)
-        if isinstance(self.table_rule, Delayed):
+        if isinstance(self.table_rule, DelayedRMSprop):
             self.phase = Phase(self.table_rule, self.momentum, self.tables.values(), self.add_variable)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])

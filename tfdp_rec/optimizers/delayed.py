@@ -6,10 +6,9 @@ a_r. Between two phases all rows are settled, and scales are made anew from how 
 of how far noise alone would have taken it:
 
     q_r = mean(Δθ_r²) / (a_r² Σ_phase (η_t s_t)²)                                Δθ_r = θ_r − θ_r as the phase began
-    level_r ← β level_r + (1 − β) q_r,      a_r = f(level_r),      level_r = f = 1 at first
+    level_r ← β level_r + (1 − β) q_r,      a_r = 1/√max(level_r, 1),      level_r = 1 at first
 
-Noise alone gives q = 1, give or take √(2/width); a row that gradients pull one way gives more. `DelayedRMSprop` has
-f = 1/√level: who goes far is slowed down. `DelayedShrinkage` has f = 1 − 1/level: who goes no further than noise is.
+Noise alone gives q = 1, give or take √(2/width); a row that gradients pull one way gives more, and is slowed down.
 With momentum μ noise goes 1/(1 − μ) times as far, which is counted. A phase without noise leaves levels as they are.
 
 Guarantees:
@@ -20,13 +19,12 @@ Memory: the weights as the phase began, as much as momentum takes, and one numbe
 the tables.
 
 Reference:
-    Li et al., "Differentially private adaptive optimization with delayed preconditioners", ICLR 2023, which also scales
-    gradients before the clip; these scale after the noise.
+    Li et al., "Differentially private adaptive optimization with delayed preconditioners", ICLR 2023, who scale
+    gradients before the clip; here gradient and noise are scaled together.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -40,9 +38,10 @@ from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table, scatter
 
 
+@keras.saving.register_keras_serializable(package="tfdp_rec")
 @dataclasses.dataclass(frozen=True)
-class Delayed(TableRule, abc.ABC):
-    """Base of the rules whose scales are constant in a phase.
+class DelayedRMSprop(TableRule):
+    """Slows down rows that go far: a = 1/√level, 1 for rows that go no further than noise.
 
     Args:
         refresh_every: R, steps of a phase; each costs a pass over the tables.
@@ -50,6 +49,10 @@ class Delayed(TableRule, abc.ABC):
 
     Raises:
         ValueError: for values out of range.
+
+    Example:
+        >>> DelayedRMSprop().scale(tf.constant([0.9, 4.0])).numpy().tolist()
+        [1.0, 0.5]
     """
 
     refresh_every: int = 100
@@ -61,59 +64,9 @@ class Delayed(TableRule, abc.ABC):
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {self.decay}.")
 
-    @abc.abstractmethod
     def scale(self, level: tf.Tensor) -> tf.Tensor:
-        """a = f(level), positive, at most 1."""
-
-
-@keras.saving.register_keras_serializable(package="tfdp_rec")
-@dataclasses.dataclass(frozen=True)
-class DelayedRMSprop(Delayed):
-    """Slows down rows that go far: a = 1/√level, 1 for rows that go no further than noise.
-
-    Args:
-        refresh_every: steps of a phase; each costs a pass over the tables.
-        decay: what a level keeps of itself.
-
-    Raises:
-        ValueError: for values out of range.
-
-    Example:
-        >>> DelayedRMSprop().scale(tf.constant([0.9, 4.0])).numpy().tolist()
-        [1.0, 0.5]
-    """
-
-    def scale(self, level: tf.Tensor) -> tf.Tensor:
+        """a = 1/√level, at most 1."""
         return tf.math.rsqrt(tf.maximum(level, 1.0))
-
-
-@keras.saving.register_keras_serializable(package="tfdp_rec")
-@dataclasses.dataclass(frozen=True)
-class DelayedShrinkage(Delayed):
-    """Slows down rows that go no further than noise: a = 1 − 1/level, the share of the way that is not noise.
-
-    Args:
-        refresh_every: steps of a phase; each costs a pass over the tables.
-        decay: what a level keeps of itself.
-        least: of a scale: a row that stands still would never again be seen to move.
-
-    Raises:
-        ValueError: for values out of range.
-
-    Example:
-        >>> DelayedShrinkage(least=0.25).scale(tf.constant([0.9, 4.0])).numpy().tolist()
-        [0.25, 0.75]
-    """
-
-    least: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.least <= 1:
-            raise ValueError(f"least must be in (0, 1], got {self.least}.")
-
-    def scale(self, level: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(1.0 - 1.0 / tf.maximum(level, 1.0), self.least)
 
 
 class Phase:
@@ -126,7 +79,9 @@ class Phase:
         add_variable: the optimizer's.
     """
 
-    def __init__(self, rule: Delayed, momentum: float, tables: Iterable[Table], add_variable: Callable[..., Any]):
+    def __init__(
+        self, rule: DelayedRMSprop, momentum: float, tables: Iterable[Table], add_variable: Callable[..., Any]
+    ):
         self._rule, self._reach, self._tables = rule, 1 / (1 - momentum) ** 2, list(tables)
         self._left = add_variable((), dtype="int64", name="steps_left_of_phase")
         self._noise = add_variable((), dtype="float64", name="noise_of_phase")
@@ -168,7 +123,7 @@ class Scales:
         add_variable: the optimizer's.
     """
 
-    def __init__(self, rule: Delayed, table: Table, add_variable: Callable[..., Any]):
+    def __init__(self, rule: DelayedRMSprop, table: Table, add_variable: Callable[..., Any]):
         self._rule, self._table = rule, table
         self._levels = add_variable((table.rows,), "ones", dtype="float32", name=f"levels_{table.number}")
         self._start = add_variable((table.rows, table.width), dtype="float32", name=f"phase_start_{table.number}")

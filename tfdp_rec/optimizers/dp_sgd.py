@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.delayed import Delayed
+from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.tables import Table
 
@@ -35,7 +35,7 @@ class DPSGD(PrivateOptimizer):
         GaussianDpEvent(noise_multiplier=1.1)
     """
 
-    table_rules: tuple[type[TableRule], ...] = (RowRule, Delayed)
+    table_rules: tuple[type[TableRule], ...] = (RowRule, DelayedRMSprop)
 
     def step_tables(self, step: Step) -> None:
         for table in self.tables.values():

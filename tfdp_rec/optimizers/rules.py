@@ -34,7 +34,7 @@ _WEIGHT_AND_STATE = tuple[tf.Tensor, tf.Tensor]
 
 
 class TableRule:
-    """What becomes of the tables' gradients beside a plain step. `Adagrad` and `Adam`, or a `delayed.Delayed`."""
+    """What becomes of the tables' gradients beside a plain step. `Adagrad` and `Adam`, or `delayed.DelayedRMSprop`."""
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument."""

@@ -27,7 +27,7 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import RESOURCE_ATTRIBUTE, compiles_with_xla, resource, set_resource
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.delayed import Delayed
+from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.optimizers.flag import Flag
 
 _LOGS_ONLY = (
@@ -140,7 +140,7 @@ class Debts:
     def add(self, optimizer: PrivateOptimizer, release: Release) -> None:
         """Enters an optimizer; steps that others compiled without knowing of it are compiled anew."""
         if optimizer not in self._flags:
-            self._refuse_decay_beside_others(optimizer)
+            self._refuse_beside_others(optimizer, release)
             self._flags[optimizer] = optimizer.owing()
             for other in self._releases:
                 other.model.compile_step_anew()
@@ -169,10 +169,14 @@ class Debts:
         for flag in filter(None, self._flags.values()):
             demand(~flag.is_up(), _UNSETTLED.format(self._path))
 
-    def _refuse_decay_beside_others(self, optimizer: PrivateOptimizer) -> None:
-        """Decay acts on the noise of others as well, in another order when lazy; a delayed rule looks at all of it."""
-        looks = lambda o: o.recursion.weight_decay or isinstance(o.table_rule, Delayed)  # noqa: E731
-        if self._flags and any(map(looks, (optimizer, *self._flags))):
+    def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: Release) -> None:
+        """Decay acts on the noise of others as well, in another order when lazy; a delayed rule looks at all of it.
+
+        A model that got another optimizer settled the one before: that one owes nothing any more.
+        """
+        minds = lambda o: o.recursion.weight_decay or isinstance(o.table_rule, DelayedRMSprop)  # noqa: E731
+        others = any(release is not known for known in self._releases)
+        if others and any(map(minds, (optimizer, *self._flags))):
             raise NotPrivate(
                 f"Table '{self._path}' is trained by several optimizers, one of them with weight_decay or a delayed "
                 "table_rule, for which the late noise of others is not that of DP-SGD: leave them out, or give each "

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.optimizers import DelayedRMSprop, DelayedShrinkage
+from tfdp_rec.optimizers import DelayedRMSprop
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import LookAhead, lookahead
 
@@ -132,8 +132,7 @@ class ByHand:
     def _scale(self, name):
         if self.rule is None or name == "dense":
             return 1.0
-        level = np.maximum(self.level[name], 1.0)
-        return level**-0.5 if isinstance(self.rule, DelayedRMSprop) else np.maximum(1 - 1 / level, self.rule.least)
+        return np.maximum(self.level[name], 1.0) ** -0.5
 
     def _begin_phase(self, noise):
         if self.rule is None:
@@ -291,7 +290,7 @@ def test_every_kind_of_noise(strategy):
 
 
 @pytest.mark.parametrize("recursion", [(0.0, False, None), (0.0, False, 0.3), (0.6, True, None)])
-@pytest.mark.parametrize("rule", [DelayedRMSprop(3, decay=0.3), DelayedShrinkage(2, least=0.2)], ids=repr)
+@pytest.mark.parametrize("rule", [DelayedRMSprop(3, decay=0.3), DelayedRMSprop(2)], ids=repr)
 def test_delayed_rules(rule, recursion):
     assert_lazy_is_eager("independent", recursion, "halving", ONE_OF_EACH, "nothing", {}, rule)
 
@@ -299,7 +298,7 @@ def test_delayed_rules(rule, recursion):
 @pytest.mark.slow
 @settings(max_examples=75, **CHECKED)
 @given(
-    rule=st.builds(DelayedRMSprop, st.integers(1, 5)) | st.builds(DelayedShrinkage, st.integers(1, 5)),
+    rule=st.builds(DelayedRMSprop, st.integers(1, 5)),
     recursion=RECURSIONS,
     rate=RATES,
     events=st.lists(EVENTS, min_size=6, max_size=16),
@@ -420,7 +419,7 @@ def eager_weights():
         ("on", {"momentum": 0.8}, {}),
         ("off", {}, {}),
         ("wrong", {"weight_decay": 0.2}, {}),
-        ("on", {"table_rule": DelayedShrinkage(3)}, {}),
+        ("on", {"table_rule": DelayedRMSprop(3)}, {}),
         pytest.param("on", {}, {"steps_per_execution": 3}, marks=pytest.mark.slow),
         pytest.param("off", {}, {"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param("off", {}, {"microbatch_size": 2}, marks=pytest.mark.slow),

@@ -36,7 +36,7 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.delayed import Delayed
+from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Replayed, Rows, pending
@@ -65,8 +65,8 @@ class LazyDPSGD(PrivateOptimizer):
         GaussianDpEvent(noise_multiplier=1.1)
     """
 
-    table_rules: tuple[type[TableRule], ...] = (Delayed,)
-    why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop() or DelayedShrinkage()"
+    table_rules: tuple[type[TableRule], ...] = (DelayedRMSprop,)
+    why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop()"
 
     @takes_plan
     def __init__(
