@@ -89,6 +89,8 @@ def test_a_rule_is_fed_with_what_plain_sgd_moves_by(kind, rule):
         twin.optimizer.iterations.assign(number)
         twin.step(ids, value)
         rows = np.flatnonzero(np.any(twin.weights != 0, axis=1))
+        gradient = np.bincount(ids, minlength=ROWS)[:, None] * value / BASICS["expected_batch_size"]
+        assert np.all(np.abs(-twin.weights - gradient)[rows] > 1e-5)  # each number of each row has noise
         before = run.table._value.numpy(), run.state
         run.step(ids, value)
         expected[rows] -= 0.05 * by_hand.direction(rows, -twin.weights[rows])
