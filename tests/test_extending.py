@@ -62,11 +62,11 @@ def test_the_mechanism_joins_the_contract_by_being_listed(promise, ran, tmp_path
     kind = ran("A mechanism").HeadSGD
     monkeypatch.setitem(contract.MECHANISMS, kind, {"head": 7})
 
-    def trained(kind):
-        model = contract.model_of(kind, compile_options={"run_eagerly": True})
+    def trained(kind, rule):
+        model = contract.model_of(kind, table_rule=rule, compile_options={"run_eagerly": True})
         model.fit(contract.batches(), epochs=2, verbose=0)
         return model
 
-    given = {"kind": kind, "trained": trained, "tmp_path": tmp_path}
+    given = {"kind": kind, "rule": None, "trained": trained, "tmp_path": tmp_path}
     test = getattr(contract, promise)
     test(*(given[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]))
