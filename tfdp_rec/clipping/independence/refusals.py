@@ -65,7 +65,8 @@ REASONS = {
     ),
     "shares": (
         "carries the gradient of something that all examples share, and each example's part in it cannot be told",
-        "Give the layer one row an example (a position embedding: ids of shape [batch, T])",
+        "Give the layer one row an example (a position embedding: ids of shape [batch, T]); for a tower of candidates "
+        "that all share, use tfdp_rec.TowerScores",
     ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",
