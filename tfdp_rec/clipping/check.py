@@ -9,8 +9,9 @@ For the model as it stands, and with the same randomness in all runs:
 (3) is what catches a wrong rule; the variable with the largest error is named.
 
 For (2) and (3) random layers do as in evaluation, all else as in training: a mask follows an example's place. Steps are
-run eagerly, without a reading of their graph, so that this is a second opinion on it; but for models in which the batch
-shares a lookup (of positions, say), of which nothing but a reading tells each example's part.
+run eagerly, without a reading of their graph, so that this is a second opinion on it; but for a `compute_loss`, and for
+models in which the batch shares a lookup (of positions, say) or rows of examples stand in one long axis: there nothing
+but a reading tells each example's part.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class _Run:
 
     def __init__(self, model: keras.Model, l2_norm_clip: float):
         self.model, self.clip = model, tf.constant(l2_norm_clip)
-        self.reads = False
+        self.reads = bool(getattr(model, "averages_its_loss", False))  # a graph alone tells what it averages
         self._graphs: dict[Any, engine.Graph] = {}
         self.seeds = random_states(model)
         self.start = [tf.identity(s.value) for s in self.seeds]
@@ -95,7 +96,7 @@ class _Run:
         except (NotPrivate, tf.errors.InvalidArgumentError) as refusal:
             if NO_BATCH not in str(refusal):
                 raise
-            self.reads, self._graphs = True, {}
+            self.reads = True
             return self._by_graph(batch, random, clip)
 
     def loss(self, batch: Any) -> tf.Tensor:
@@ -103,8 +104,6 @@ class _Run:
         return self.model.per_example_loss(batch, training=True)
 
     def _unread(self, batch: Any, random: bool) -> engine.ClippedSum:
-        if getattr(self.model, "averages_its_loss", False):  # a graph alone tells what it averages
-            return self._by_graph(batch, random, None)
         self.rewind()
         with contextlib.nullcontext() if random else _still(self.model):
             return self._clipping(None).unread_sum(batch)
@@ -112,8 +111,7 @@ class _Run:
     def _by_graph(self, batch: Any, random: bool, clip: float | None) -> engine.ClippedSum:
         """Traced once for batches of all sizes."""
         clipping = self._clipping(clip)
-        sum_of = clipping.read_sum if self.reads else clipping.unread_sum
-        graph = engine.Graph(lambda given: (sum_of(given), None), shared_inputs(self.model))
+        graph = engine.Graph(lambda given: (clipping.read_sum(given), None), shared_inputs(self.model))
         graph = self._graphs.setdefault((random, clip), graph)
         self.rewind()
         with contextlib.nullcontext() if random else _still(self.model):
