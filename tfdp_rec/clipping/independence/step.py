@@ -85,7 +85,7 @@ class StepReading:
         """All that `read` would refuse, every operation at fault once and nothing of what follows from it; other calls.
 
         What is at fault is taken for what it should have been, and all is read again, until nothing new is found.
-        Faults of gradients follow from those of the loss, and are told where it has none.
+        Faults of gradients follow from those before them, and are told where there are none.
 
         Args:
             calls: as recorded.
@@ -95,6 +95,7 @@ class StepReading:
             known: operations whose faults have been told of.
         """
         forgiven = {id(operation): operation for operation in known}
+        faulty = bool(forgiven)
         told: dict[Any, NotPrivate] = {}
         for _ in range(_MOST_FAULTS):
             new = {}
@@ -112,7 +113,8 @@ class StepReading:
             forgiven |= new
         follows = [fault for fault in told.values() if fault.operation is not None and is_gradient(fault.operation)]
         others = [fault for fault in told.values() if not any(fault is one for one in follows)]
-        return (others if any(fault.operation is not None for fault in others) else list(told.values())), read
+        faulty |= any(fault.operation is not None for fault in others)
+        return (others if faulty else list(told.values())), read
 
     def walk_to(self, tensor: tf.Tensor) -> Walk:
         """What is known of a tensor, and of all that it is made of.
