@@ -164,6 +164,12 @@ def test_random_states_set_back_draw_the_same():
     assert states and np.array_equal(one, model(x, training=True))
 
 
+def test_who_draws_is_the_layer_and_not_what_holds_it():
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input([2]), dropout, keras.layers.Dense(1)])
+    assert [layer for layer in keras_internals.layers_within(model) if keras_internals.draws(layer)] == [dropout]
+
+
 def test_a_generator_that_two_layers_hold_has_one_state():
     class Holds(keras.layers.Layer):
         def __init__(self, generator):

@@ -26,6 +26,8 @@ _HOMES = {
     "Preselection": "optimizers",
     "NotPrivate": "clipping",
     "CandidateScores": "clipping",
+    "TowerScores": "clipping",
+    "Negatives": "clipping",
     "audit": "audit",
     "callbacks": "callbacks",
     "clipping": "clipping",

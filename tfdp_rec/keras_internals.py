@@ -68,6 +68,11 @@ def random_states(model: keras.Model) -> list[keras.Variable]:
     return list({id(g.state): g.state for g in generators}.values())
 
 
+def draws(layer: keras.layers.Layer) -> bool:
+    """Whether a layer itself, not a part of it, draws random numbers."""
+    return bool(getattr(layer, "_seed_generators", []))
+
+
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     """The mean that `fit` shows as "loss"."""
     return model._loss_tracker

@@ -68,6 +68,45 @@ def test_check_passes_dropout_and_leaves_it_where_it_was():
     assert state and all(np.array_equal(v, before) for v, before in zip(model.non_trainable_variables, state))
 
 
+def test_check_passes_lookups_that_the_batch_shares():
+    """Each example's part of them is told by the graph."""
+
+    def forward(p, b):
+        return p[3](p[2](p[0](b["ids"]) + p[1](tf.range(3)), training=True))
+
+    parts = [layers.Embedding(5, 2), layers.Embedding(3, 2), layers.Dropout(0.5), layers.Dense(2)]
+    model = Scored(parts, forward)
+    batch = {"ids": np.random.default_rng(0).integers(0, 5, [4, 3]), "weight": np.ones([4], "float32")}
+    model.per_example_loss(batch)
+    check(model, batch, examples=1)
+    parts[3].activation = lambda h: h - tf.reduce_mean(h, axis=0)
+    with pytest.raises(tfdp_rec.NotPrivate, match="Mean"):
+        check(model, batch, examples=1)
+
+
+def test_check_looks_at_what_is_trained():
+    """In evaluation this one reads its whole table, as those do that recommend by it."""
+
+    class Best(layers.Layer):
+        def call(self, rows):
+            return tf.matmul(rows, self.candidates, transpose_b=True)
+
+    class Retrieval(tfdp_rec.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.table, self.best = layers.Embedding(5, 2), Best()
+            self.table.build(None)
+            self.best.candidates = self.table.embeddings
+
+        def call(self, ids, training=False):
+            return self.table(ids) if training else self.best(self.table(ids))
+
+        def per_example_loss(self, data, training=True):
+            return tf.reduce_sum(tf.square(self(data, training=training)), axis=1)
+
+    check(Retrieval(), np.arange(4), examples=1)
+
+
 class Forgetful(tfdp_rec.clipping.DenseRule):
     """Takes each example's gradient for half of what it is."""
 

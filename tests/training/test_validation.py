@@ -168,6 +168,22 @@ def test_a_batch_without_fixed_shapes(ids):
     assert len(report.refusals) == 1 and type(ids).__name__ in report.refusals[0]
 
 
+def test_what_gradients_alone_show():
+    """A row looked up for all examples has a part for each; behind a layer that bends it, nothing tells them apart."""
+
+    class Bends(Layered):
+        def per_example_loss(self, data, training=True):
+            table, bend = self.parts
+            return tf.reduce_sum(tf.matmul(data["x"], bend(table(tf.range(9))), transpose_b=True), axis=-1)
+
+    tables = [layers.Embedding(9, 3, name=f"table_{n}") for n in range(2)]
+    assert tfdp_rec.validate(Bends([tables[0], layers.Activation("linear")]), {"x": X}).ok
+    bent = Bends([tables[1], layers.Activation("tanh")])
+    (refusal,) = tfdp_rec.validate(bent, {"x": X}).refusals
+    for said in (refusal, said_in_training(bent, {"x": X})):
+        assert said.startswith("TanhGrad") and "each example's part in it cannot be told" in said
+
+
 def test_shared_inputs_are_the_same_for_all():
     class Towers(tfdp_rec.PrivateTraining, keras.Model):
         shared_inputs = ("negatives",)

@@ -14,6 +14,7 @@ from tfdp_rec.clipping.check import check
 from tfdp_rec.clipping.embed_reduce import EmbedReduceRule
 from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, shared_inputs, traced
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
+from tfdp_rec.clipping.negatives import Negatives
 from tfdp_rec.clipping.parts import in_parts
 from tfdp_rec.clipping.recorder import BeforeRead, no_settling
 from tfdp_rec.clipping.rules import (
@@ -31,12 +32,13 @@ from tfdp_rec.clipping.rules import (
     refuse,
     register,
 )
+from tfdp_rec.clipping.tower_scores import TowerScores
 
 __all__ = [
     "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",
-    "EinsumDenseRule", "EmbedReduceRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "NotPrivate",
-    "Outer", "PerExample", "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "UniversalRule", "check",
-    "clipped_sum", "in_parts", "refuse", "register",
+    "EinsumDenseRule", "EmbedReduceRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "Negatives",
+    "NotPrivate", "Outer", "PerExample", "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "TowerScores",
+    "UniversalRule", "check", "clipped_sum", "in_parts", "refuse", "register",
 ]  # fmt: skip
 
 

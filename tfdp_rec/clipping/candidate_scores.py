@@ -6,19 +6,23 @@ pipeline. With q the query of an example and E the table,
 
     logit_0 = q · E[positive],    logit_s = q · E[negative_s]
 
-and the gradient of E for one example is d_0 e(positive) qᵀ + Σ_s d_s e(negative_s) qᵀ, whose norm has a closed form
+What the layer draws itself (`negatives.py`) has its expected number taken off, log(S Q(s)). The gradient of E for one
+example is d_0 e(positive) qᵀ + Σ_s d_s e(negative_s) qᵀ, whose norm has a closed form
 (`factors.Scores`): neither [batch, S, width] nor the table's shape is ever made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, rules
+from tfdp_rec.clipping.ids import of_rows
+from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
 
 _FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 
@@ -28,53 +32,104 @@ class CandidateScores(keras.layers.Layer):
     """Logits of one positive an example and of negatives shared by the batch, from a table of candidates.
 
     Args:
-        vocabulary_size: rows of the candidate table.
+        vocabulary_size: rows of the candidate table; left out where there is a vocabulary, to which it is what
+            `StringLookup` makes of it: one row more, the first, for what is not in it.
         width: length of a row, that of the query.
         embeddings_initializer: of the table.
         remove_accidental_hits: a negative equal to the example's own positive takes no part.
+        negatives: how many the layer draws uniformly for a batch, or `Negatives`, where none are given in the call.
+        vocabulary: the catalogue's ids, strings or whole numbers, by which candidates are then called.
 
     Call arguments:
         query: `[batch, width]`.
         positives: ids `[batch]`.
-        negatives: ids `[S]`, independent of the data; the same for every example.
+        negatives: ids `[S]`, independent of the data; the same for every example. Left out, the layer draws them.
 
     Returns:
         Logits `[batch, 1 + S]`, the positive first.
+
+    Raises:
+        ValueError: for neither a size nor a vocabulary, and in a call for no negatives.
 
     Example:
         >>> import tensorflow as tf
         >>> layer = CandidateScores(vocabulary_size=100, width=8)
         >>> layer(tf.ones([4, 8]), tf.constant([1, 2, 3, 4]), tf.constant([7, 9])).shape
         TensorShape([4, 3])
+        >>> layer = CandidateScores(vocabulary=["Alien", "Brazil", "Casino"], width=8, negatives=5)
+        >>> layer(tf.ones([2, 8]), tf.constant(["Brazil", "Alien"])).shape
+        TensorShape([2, 6])
+        >>> layer.top_k(tf.ones([2, 8]), k=2).shape
+        TensorShape([2, 2])
     """
 
     def __init__(
         self,
-        vocabulary_size: int,
-        width: int,
+        vocabulary_size: int | None = None,
+        width: int = 0,
         embeddings_initializer: Any = "uniform",
         remove_accidental_hits: bool = True,
+        *,
+        negatives: int | Negatives | None = None,
+        vocabulary: Sequence[Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.vocabulary_size, self.width = vocabulary_size, width
+        self.vocabulary = None if vocabulary is None else np.asarray(vocabulary)
+        self.lookup, rows = _lookup_of(self.vocabulary, vocabulary_size)
+        if not rows or width < 1:
+            raise ValueError("CandidateScores needs a width, and vocabulary_size or vocabulary, which says its rows.")
+        self.vocabulary_size, self.width = rows, width
+        self.first = 0 if self.lookup is None else 1
+        self.negatives = negatives_of(negatives, rows - self.first)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.remove_accidental_hits = remove_accidental_hits
         self.embeddings = self.add_weight(
-            shape=(vocabulary_size, width), initializer=self.embeddings_initializer, name="embeddings"
+            shape=(rows, width), initializer=self.embeddings_initializer, name="embeddings"
         )
         self.built = True
 
+    def rows(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tuple[tf.Tensor, tf.Tensor, bool]:
+        """The rows of the positives and of the negatives, and whether the layer drew the latter itself."""
+        if negatives is None and self.negatives is None:
+            raise ValueError(
+                f"Layer '{self.name}' was called without negatives: give ids [S] from the public catalogue, shared by "
+                "the batch, or make it with negatives=S, so that it draws them."
+            )
+        known = self.lookup or tf.identity
+        positives = known(positives)
+        if negatives is not None:
+            return positives, known(negatives), False
+        return positives, self.negatives.draw() + self.first, True
+
     def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-        """The logits before accidental hits are taken out."""
+        """The products with rows, before hits are taken out."""
         table = rules.resource(self.embeddings)
         positive_rows = tf.cast(tf.gather(table, positives), query.dtype)
         negative_rows = tf.cast(tf.gather(table, negatives), query.dtype)
         own = tf.reduce_sum(query * positive_rows, axis=1, keepdims=True)
         return tf.concat([own, tf.matmul(query, negative_rows, transpose_b=True)], axis=1)
 
-    def call(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-        return self.without_hits(self.raw_logits(query, positives, negatives), positives, negatives)
+    def call(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tf.Tensor:
+        positives, negatives, drawn = self.rows(query, positives, negatives)
+        return self.finished(self.raw_logits(query, positives, negatives), positives, negatives, drawn)
+
+    def finished(self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, drawn: bool) -> tf.Tensor:
+        """Logits with hits taken out, and corrected by how often negatives are drawn."""
+        if drawn:
+            expected = tf.cast(self.negatives.log_expected(negatives - self.first), logits.dtype)
+            logits -= tf.concat([tf.zeros([1], logits.dtype), expected], axis=0)
+        return self.without_hits(logits, positives, negatives)
+
+    def cross_entropy(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tf.Tensor:
+        """Each example's loss `[batch]`; of negatives that the layer draws, an estimate of the whole catalogue's."""
+        return cross_entropy(self(query, positives, negatives))
+
+    def top_k(self, query: tf.Tensor, k: int) -> tf.Tensor:
+        """The ids of the k best candidates for each query, `[batch, k]`, over the whole catalogue."""
+        scores = tf.matmul(query, tf.convert_to_tensor(self.embeddings)[self.first :], transpose_b=True)
+        best = tf.math.top_k(scores, k).indices
+        return best if self.vocabulary is None else tf.gather(tf.constant(self.vocabulary), best)
 
     def without_hits(self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
         """Each example's logits with the negatives that are its own positive taken out."""
@@ -91,7 +146,17 @@ class CandidateScores(keras.layers.Layer):
             "width": self.width,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
             "remove_accidental_hits": self.remove_accidental_hits,
+            "negatives": keras.saving.serialize_keras_object(self.negatives),
+            "vocabulary": None if self.vocabulary is None else self.vocabulary.tolist(),
         }
+
+
+def _lookup_of(vocabulary: Any, size: int | None) -> tuple[Any, int]:
+    """What makes rows of ids, and how many rows there are."""
+    if vocabulary is None:
+        return None, size or 0
+    kind = keras.layers.IntegerLookup if vocabulary.dtype.kind in "iu" else keras.layers.StringLookup
+    return kind(vocabulary=vocabulary.tolist(), name="lookup"), len(vocabulary) + 1
 
 
 class CandidateScoresRule(rules.Rule):
@@ -99,32 +164,32 @@ class CandidateScoresRule(rules.Rule):
 
     way = "by row, shared candidates in closed form"
 
-    @staticmethod
-    def _inputs(call: rules.Call) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        named = dict(zip(("query", "positives", "negatives"), call.args)) | call.kwargs
-        return named["query"], named["positives"], named["negatives"]
-
     def run(self, call: rules.Call, original: Callable[..., Any], hooks: rules.Hooks) -> Any:
-        query, positives, negatives = self._inputs(call)
         layer: Any = call.layer
-        positives, negatives = (rules.of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
-        for path, ids in self.tables(call).items():
-            assert path == layer.embeddings.path
-            hooks.before_read(layer.embeddings, ids)
+        query = dict(zip(("query",), call.args), **call.kwargs)["query"]
+        positives, negatives, drawn = layer.rows(*call.args, **call.kwargs)
+        positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
+        call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}  # what factors are made of
+        hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
         logits = hooks.watch(layer.raw_logits(query, positives, negatives))
-        return layer.without_hits(logits, positives, negatives)
+        return layer.finished(logits, positives, negatives, drawn)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        query, positives, negatives = self._inputs(call)
+        query, positives, negatives = call.args
         (d,), table = gradients, call.layer.embeddings
         own = d[:, :1] * query
         yield table, factors.Rows(tf.cast(positives, tf.int64)[:, None], own[:, None, :], table.shape)
         yield table, factors.Scores(negatives, d[:, 1:], query, table.shape)
 
     def tables(self, call: rules.Call) -> dict[str, tf.Tensor]:
-        _, positives, negatives = self._inputs(call)
-        ids = tf.concat([tf.cast(positives, tf.int64), tf.cast(negatives, tf.int64)], axis=0)
+        """What the layer draws itself, it draws in the step: nothing of it can be told ahead."""
+        _, positives, negatives = call.args
+        ids = positives if call.kwargs["drawn"] else _one_after_the_other(positives, negatives)
         return {call.layer.embeddings.path: ids}
+
+
+def _one_after_the_other(positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
+    return tf.concat([tf.cast(positives, tf.int64), tf.cast(negatives, tf.int64)], axis=0)
 
 
 rules.register(CandidateScores, CandidateScoresRule())

@@ -7,11 +7,18 @@ For the model as it stands, and with the same randomness in all runs:
 3. *truth*: every example's recorded norm is that of its gradient from a backward pass of its own.
 
 (3) is what catches a wrong rule; the variable with the largest error is named.
+
+For (2) and (3) random layers do as in evaluation, all else as in training: a mask follows an example's place. Steps are
+run eagerly, without a reading of their graph, so that this is a second opinion on it; but for a `compute_loss`, and for
+models in which the batch shares a lookup (of positions, say) or rows of examples stand in one long axis: there nothing
+but a reading tells each example's part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -21,11 +28,12 @@ import tensorflow as tf
 from tfdp_rec.clipping import engine, rules, together
 from tfdp_rec.clipping.batches import batch_size, map_examples, tensors
 from tfdp_rec.clipping.engine import shared_inputs
-from tfdp_rec.clipping.recorder import recording
+from tfdp_rec.clipping.independence import NO_BATCH
+from tfdp_rec.clipping.recorder import recording, replaced
 from tfdp_rec.clipping.rules import NotPrivate
-from tfdp_rec.keras_internals import random_states
+from tfdp_rec.keras_internals import draws, layers_within, random_states
 
-Loss = Callable[[Any], tf.Tensor]
+_NO_CLIP = 1e12
 
 
 def check(
@@ -57,7 +65,7 @@ def check(
     if size < 2:
         raise ValueError(f"check needs a batch of two examples or more, got {size}.")
     run = _Run(model, l2_norm_clip)
-    whole = run(batch, training=True)
+    whole = run(batch, random=True)
     for number in range(min(examples, size)):
         _exchange_test(run, batch, shared, whole, number, (number + 1) % size, tolerance)
         _removal_test(run, batch, shared, number, size, tolerance)
@@ -70,6 +78,8 @@ class _Run:
 
     def __init__(self, model: keras.Model, l2_norm_clip: float):
         self.model, self.clip = model, tf.constant(l2_norm_clip)
+        self.reads = bool(getattr(model, "averages_its_loss", False))  # a graph alone tells what it averages
+        self._graphs: dict[Any, engine.Graph] = {}
         self.seeds = random_states(model)
         self.start = [tf.identity(s.value) for s in self.seeds]
 
@@ -77,13 +87,50 @@ class _Run:
         for seed, value in zip(self.seeds, self.start):
             seed.assign(value)
 
-    def __call__(self, batch: Any, training: bool) -> engine.ClippedSum:
+    def __call__(self, batch: Any, random: bool = False, clip: float | None = None) -> engine.ClippedSum:
+        """The clipped sum of a batch, its graph read only where examples' parts cannot be told otherwise."""
+        if self.reads:
+            return self._by_graph(batch, random, clip)
+        try:
+            return self._unread(batch, random)
+        except (NotPrivate, tf.errors.InvalidArgumentError) as refusal:
+            if NO_BATCH not in str(refusal):
+                raise
+            self.reads = True
+            return self._by_graph(batch, random, clip)
+
+    def loss(self, batch: Any) -> tf.Tensor:
+        """Each example's, as in training."""
+        return self.model.per_example_loss(batch, training=True)
+
+    def _unread(self, batch: Any, random: bool) -> engine.ClippedSum:
         self.rewind()
-        loss = lambda data: self.model.per_example_loss(data, training=training)  # noqa: E731
-        clipping = engine.Clipping(self.model, loss, self.clip)
-        if getattr(self.model, "averages_its_loss", False):  # a graph alone tells what it averages
-            return engine.traced(clipping.unread_sum, batch, shared_inputs(self.model))
-        return clipping.unread_sum(batch)
+        with contextlib.nullcontext() if random else _still(self.model):
+            return self._clipping(None).unread_sum(batch)
+
+    def _by_graph(self, batch: Any, random: bool, clip: float | None) -> engine.ClippedSum:
+        """Traced once for batches of all sizes."""
+        clipping = self._clipping(clip)
+        graph = engine.Graph(lambda given: (clipping.read_sum(given), None), shared_inputs(self.model))
+        graph = self._graphs.setdefault((random, clip), graph)
+        self.rewind()
+        with contextlib.nullcontext() if random else _still(self.model):
+            return graph(batch)[0]
+
+    def _clipping(self, clip: float | None) -> engine.Clipping:
+        return engine.Clipping(self.model, self.loss, self.clip if clip is None else tf.constant(clip))
+
+
+@contextlib.contextmanager
+def _still(model: keras.Model) -> Iterator[None]:
+    """Has the model's random layers do as in evaluation."""
+
+    def evaluated(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return call(*args, **{**kwargs, "training": False})
+
+    parts = [layer for layer in layers_within(model) if layer is not model and draws(layer)]
+    with replaced([(layer, evaluated) for layer in parts if "training" in inspect.signature(layer.call).parameters]):
+        yield
 
 
 def _distance(a: engine.ClippedSum, b: engine.ClippedSum) -> float:
@@ -107,7 +154,7 @@ def _exchange_test(run, batch, shared, whole, number, other, tolerance) -> None:
     """Puts example `other`'s content in the place of `number`; everybody else must not notice."""
     size = int(batch_size(batch, shared))
     order = [other if i == number else i for i in range(size)]
-    changed = run(map_examples(lambda t: tf.gather(t, order), batch, shared), training=True)
+    changed = run(map_examples(lambda t: tf.gather(t, order), batch, shared), random=True)
     rest = [i for i in range(size) if i != number]
     for what, before, after in (("loss", whole.losses, changed.losses), ("norm", whole.norms, changed.norms)):
         if not _same(tf.gather(before, rest), tf.gather(after, rest), tolerance):
@@ -122,7 +169,7 @@ def _exchange_test(run, batch, shared, whole, number, other, tolerance) -> None:
 def _removal_test(run, batch, shared, number, size, tolerance) -> None:  # type: ignore[no-untyped-def]
     rest = [i for i in range(size) if i != number]
     fewer = map_examples(lambda t: tf.gather(t, rest), batch, shared)
-    whole, without = run(batch, training=False), run(fewer, training=False)
+    whole, without = run(batch), run(fewer)
     if not _same(tf.gather(whole.norms, rest), without.norms, tolerance):
         raise NotPrivate(f"Removing example {number} changes the other examples' gradients: the model mixes examples.")
     if _distance(whole, without) > float(run.clip) * (1 + tolerance):
@@ -130,19 +177,42 @@ def _removal_test(run, batch, shared, number, size, tolerance) -> None:  # type:
 
 
 def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignore[no-untyped-def]
-    """Recorded squared norms, variable by variable, against a backward pass of one example."""
-    model, variables = run.model, run.model.trainable_variables
+    """Recorded norms, variable by variable, against a backward pass of one example."""
     for number in range(examples):
         one = map_examples(lambda t, at=number: t[at : at + 1], batch, shared)  # type: ignore[misc]
-        with tf.GradientTape(persistent=True) as tape, recording(model, tape) as recorder:
-            losses = model.per_example_loss(one, training=False)
-        collected = engine.collect(recorder, tape, losses)
-        sources = [rules.resource(v) for v in variables]
-        for variable, true in zip(variables, tape.gradient(losses, sources, unconnected_gradients="zero")):
-            recorded = float(together.measure(collected[variable.path])[0][0]) if variable.path in collected else 0.0
-            expected = float(np.linalg.norm(_numpy(true)))
-            if not np.isclose(recorded, expected, rtol=tolerance, atol=tolerance * 1e-2):
+        true, recorded = _true_norms(run, one), (_gradient_norms if run.reads else _recorded_norms)(run, one)
+        for path, expected in true.items():
+            if not np.isclose(recorded.get(path, 0.0), expected, rtol=tolerance, atol=tolerance * 1e-2):
                 raise NotPrivate(
-                    f"The clipping rule of the layer that owns '{variable.path}' is wrong: gradient norm "
-                    f"{recorded:.6g} recorded, {expected:.6g} by a backward pass of example {number} alone."
+                    f"The clipping rule of the layer that owns '{path}' is wrong: gradient norm "
+                    f"{recorded.get(path, 0.0):.6g} recorded, {expected:.6g} by a backward pass of example {number} "
+                    "alone."
                 )
+
+
+def _true_norms(run: _Run, one: Any) -> dict[str, float]:
+    run.rewind()
+    variables = run.model.trainable_variables
+    with _still(run.model), tf.GradientTape() as tape:
+        losses = run.loss(one)
+    sources = [rules.resource(v) for v in variables]
+    found = tape.gradient(losses, sources, unconnected_gradients="zero")
+    return {v.path: float(np.linalg.norm(_numpy(g))) for v, g in zip(variables, found)}
+
+
+def _recorded_norms(run: _Run, one: Any) -> dict[str, float]:
+    """By the factors of a step that is not read."""
+    run.rewind()
+    with _still(run.model), tf.GradientTape() as tape, recording(run.model, tape) as recorder:
+        losses = run.loss(one)
+    collected = engine.collect(recorder, tape, losses)
+    return {path: float(together.measure(factors)[0][0]) for path, factors in collected.items()}
+
+
+def _gradient_norms(run: _Run, one: Any) -> dict[str, float]:
+    """By the clipped sum of one example, not clipped: as long as the norm that it was found to have."""
+    found = run(one, clip=_NO_CLIP)
+    norms = {path: float(np.linalg.norm(_numpy(gradient))) for path, gradient in found.gradients.items()}
+    total = float(np.sqrt(sum(norm**2 for norm in norms.values())))
+    longer = float(found.norms[0]) / total if total else 1.0
+    return {path: norm * longer for path, norm in norms.items()}

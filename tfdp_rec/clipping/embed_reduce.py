@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import rules
+from tfdp_rec.clipping.ids import no_length
 
 
 class EmbedReduceRule(rules.EmbeddingRule):
@@ -26,11 +27,8 @@ class EmbedReduceRule(rules.EmbeddingRule):
     def run(self, call: rules.Call, original: Callable[..., Any], hooks: rules.Hooks) -> Any:
         ids, weights = self._given(call)
         for tensor in (ids, weights):
-            if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
-                raise rules.NotPrivate(
-                    f"Layer '{call.layer.name}' is given a {type(tensor).__name__}, whose rows no axis keeps apart; "
-                    "give it ids of one fixed length, padded with any id, and weights that are 0 for what is padded."
-                )
+            if why := no_length(call.layer, tensor):
+                raise rules.NotPrivate(why)
         rows = super().run(call, original, hooks)
         weights = None if weights is None else tf.convert_to_tensor(weights)
         return _combined(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]

@@ -250,12 +250,16 @@ class Clipping:
         Raises:
             RuntimeError: eagerly.
         """
+        with secret_seeds(self.model):
+            return self.read_sum(batch, share)
+
+    def read_sum(self, batch: Any, share: Share | None = None) -> ClippedSum:
+        """The same with seeds as they are, which is not private."""
         if tf.executing_eagerly():
             raise RuntimeError("Only a graph is read for examples that depend on each other: use traced(...).")
         shared = shared_inputs(self.model)
         batch = hide_batch_axis(tf.nest.map_structure(_here, batch), shared)
-        with secret_seeds(self.model):
-            return self._sum(batch, share, StepReading(self.model, batch, shared))
+        return self._sum(batch, share, StepReading(self.model, batch, shared))
 
     def unread_sum(self, batch: Any) -> ClippedSum:
         """The same run eagerly, its examples taken for independent and its seeds as they are: for a second opinion."""

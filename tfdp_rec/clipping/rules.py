@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
+from tfdp_rec.clipping.ids import no_length, of_rows
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
 
@@ -300,16 +301,6 @@ class LayerNormalizationRule(Rule):
             yield layer.beta, summed(g)
 
 
-def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
-    """`ids`, once they are known to be rows of the table: a GPU reads zeros for others, and says nothing.
-
-    The clipping tells (example, id) pairs apart by one number, in which an id beyond the table would be a neighbour's.
-    """
-    message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
-    with tf.control_dependencies(demand((ids >= 0) & (ids < table.shape[0]), message)):
-        return tf.identity(ids)
-
-
 class EmbeddingRule(Rule):
     """Rows looked up by id: read by a gather from the variable itself, never by a whole read of the table."""
 
@@ -317,6 +308,8 @@ class EmbeddingRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
+        if why := no_length(layer, call.input):
+            raise NotPrivate(why)
         ids = of_rows(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)
         rows = hooks.watch(tf.gather(resource(embeddings_of(layer)), ids))

@@ -74,15 +74,19 @@ class Trial:
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 losses = None
                 with replaced(runs), recorder.outside, self._listening():
-                    losses = self._loss(batch)
+                    losses = self._one_an_example(self._loss(batch), size)
             self._look_back(recorder)
-            if losses is None:  # it refused itself
-                return size
-            try:
-                self._read(recorder, reading, tape, checked_losses(losses, size))
-            except ValueError as problem:  # no loss an example
-                self.refusals.setdefault(str(problem), "")
+            if losses is not None:  # or else it refused itself
+                self._read(recorder, reading, tape, losses)
         return size
+
+    def _one_an_example(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
+        """The losses, under the tape: what comes after it has no gradient."""
+        try:
+            return checked_losses(losses, size)
+        except ValueError as problem:
+            self.refusals.setdefault(str(problem), "")
+            return None
 
     def _run(self, recorder: Recording, unit: Unit, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         graph: Any = tf.compat.v1.get_default_graph()

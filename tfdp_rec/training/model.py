@@ -180,6 +180,11 @@ class PrivateTraining(Doors):
     def build_tables(self, numbers: list[int]) -> None:
         """Builds the optimizer of a model whose tables are known, without looking at a batch (see `table_numbers`)."""
         variables = self.trainable_variables  # type: ignore[attr-defined]
+        if max(numbers, default=-1) >= len(variables):
+            raise ValueError(
+                f"{type(self).__name__} has fewer weights when it is loaded than when it was saved, and they would "
+                "stay at their first values: let its build(input_shape) build all its layers."
+            )
         self._table_paths = {variables[number].path: None for number in numbers}
         self._build_optimizer()
 

@@ -65,7 +65,8 @@ REASONS = {
     ),
     "shares": (
         "carries the gradient of something that all examples share, and each example's part in it cannot be told",
-        "Give the layer one row an example (a position embedding: ids of shape [batch, T])",
+        "Give the layer one row an example (a position embedding: ids of shape [batch, T]); for a tower of candidates "
+        "that all share, use tfdp_rec.TowerScores",
     ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",
@@ -100,7 +101,7 @@ def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", l
 def _place(operation: Any, layers: Iterable[str]) -> str:
     """Where it was made: the user's line, or else the layer and the line of the library."""
     made = users_line(operation)
-    if made is None and _is_gradient(operation):
+    if made is None and is_gradient(operation):
         operation, gradient = forward(operation), "the gradient of "
         made = users_line(operation)
     else:
@@ -113,14 +114,15 @@ def _place(operation: Any, layers: Iterable[str]) -> str:
     return f"in {gradient}" + ", ".join(part for part in (layer, line) if part) if layer or line else operation.name
 
 
-def _is_gradient(operation: Any) -> bool:
+def is_gradient(operation: Any) -> bool:
+    """Whether an operation is part of a backward pass."""
     return operation.name.startswith("gradient_tape/")
 
 
 def forward(operation: Any) -> Any:
     """The operation whose gradient this one computes: TensorFlow names gradients by it."""
     path = operation.name.removeprefix("gradient_tape/").split("/")
-    known = {o.name: o for o in operation.graph.get_operations()} if _is_gradient(operation) else {}
+    known = {o.name: o for o in operation.graph.get_operations()} if is_gradient(operation) else {}
     for length in range(len(path), 0, -1):
         if "/".join(path[:length]) in known:
             return known["/".join(path[:length])]

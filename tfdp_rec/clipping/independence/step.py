@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.clipping.independence.reading import Reading, Walk
-from tfdp_rec.clipping.independence.refusals import forward
+from tfdp_rec.clipping.independence.refusals import forward, is_gradient
 from tfdp_rec.clipping.independence.shares import Shares
 from tfdp_rec.clipping.independence.sizes import ONE, Size
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
@@ -85,6 +85,7 @@ class StepReading:
         """All that `read` would refuse, every operation at fault once and nothing of what follows from it; other calls.
 
         What is at fault is taken for what it should have been, and all is read again, until nothing new is found.
+        Faults of gradients follow from those before them, and are told where there are none.
 
         Args:
             calls: as recorded.
@@ -94,6 +95,7 @@ class StepReading:
             known: operations whose faults have been told of.
         """
         forgiven = {id(operation): operation for operation in known}
+        faulty = bool(forgiven)
         told: dict[Any, NotPrivate] = {}
         for _ in range(_MOST_FAULTS):
             new = {}
@@ -109,7 +111,10 @@ class StepReading:
             if new.keys() <= forgiven.keys():
                 break
             forgiven |= new
-        return list(told.values()), read
+        follows = [fault for fault in told.values() if fault.operation is not None and is_gradient(fault.operation)]
+        others = [fault for fault in told.values() if not any(fault is one for one in follows)]
+        faulty |= any(fault.operation is not None for fault in others)
+        return (others if faulty else list(told.values())), read
 
     def walk_to(self, tensor: tf.Tensor) -> Walk:
         """What is known of a tensor, and of all that it is made of.

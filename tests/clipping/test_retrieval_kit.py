@@ -1,0 +1,159 @@
+"""Negatives are drawn by nothing that is private, by their own law, and the loss estimates the whole catalogue's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Scored, assert_matches_oracle
+from keras import layers
+
+import tfdp_rec
+from tfdp_rec.clipping import clipped_sum
+
+ROWS, WIDTH, SIZE = 6, 3, 5
+TITLES = np.array([f"m{n}" for n in range(ROWS)])
+RNG = np.random.default_rng(0)
+USERS, POSITIVES = RNG.integers(0, 4, SIZE), RNG.integers(0, ROWS, SIZE)
+COUNTS = [40.0, 0.0, -3.0, 10.0, 0.0, 10.0]  # released: noise made one negative
+
+
+def table(rows=ROWS):
+    return layers.Embedding(rows, WIDTH, embeddings_initializer="normal")
+
+
+@pytest.mark.parametrize("counts", [None, COUNTS])
+def test_draws_follow_their_law_and_the_correction_is_its(counts):
+    """A wrong law would have to be within 6σ of this one at each of six places: once in 10⁸."""
+    drawn = tfdp_rec.Negatives(60_000, ROWS, released_counts=counts)
+    numbers = drawn.draw().numpy()
+    seen = np.bincount(numbers, minlength=ROWS)
+    expected = np.exp(drawn.log_expected(np.arange(ROWS)))
+    np.testing.assert_allclose(expected.sum(), 60_000, rtol=1e-5)
+    assert (np.abs(seen - expected) < 6 * np.sqrt(expected)).all()
+    if counts is not None:
+        np.testing.assert_allclose(expected / 60_000, 0.5 / 6 + 0.5 * np.maximum(COUNTS, 0) / 60, rtol=1e-5)
+        assert (np.abs(seen - 10_000) > 6 * np.sqrt(10_000)).any()  # another law is seen to be one
+
+
+def test_the_loss_estimates_that_of_the_catalogue():
+    """Its expectation, positives apart, is the softmax's sum: within 6σ of the mean of many draws."""
+    layer = tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=tfdp_rec.Negatives(4, ROWS, COUNTS))
+    query, positives = tf.constant(RNG.normal(size=[SIZE, WIDTH]), tf.float32), tf.constant(POSITIVES)
+    everything = tf.exp(tf.matmul(query, layer.embeddings.value, transpose_b=True)).numpy()
+    others = everything.sum(1) - everything[np.arange(SIZE), POSITIVES]
+    logits = tf.function(lambda: layer(query, positives), autograph=False)
+    sums = np.array([np.exp(logits().numpy()[:, 1:]).sum(1) for _ in range(2_000)])
+    assert (np.abs(sums.mean(0) - others) < 6 * sums.std(0) / np.sqrt(len(sums))).all()
+    uncorrected = (sums * 4 / ROWS).mean(0)
+    assert (np.abs(uncorrected - others) > 6 * sums.std(0) / np.sqrt(len(sums))).all()
+
+
+def scored(layer, positives):
+    parts = [table(4), layer]
+    batch = {"user": USERS, "item": positives, "weight": np.linspace(0.5, 2.0, SIZE).astype("float32")}
+    return Scored(parts, lambda p, b: tf.nn.log_softmax(p[1](p[0](b["user"]), b["item"]))), batch
+
+
+def fixed(layer, numbers):
+    """The same negatives at every draw: what is clipped can then be compared."""
+    layer.negatives.draw = lambda: tf.constant(numbers, tf.int64)
+    return layer
+
+
+def deep():
+    return keras.Sequential([table(), layers.Dense(4, activation="tanh"), layers.Dense(WIDTH)])
+
+
+TOWERS = {
+    "a table": lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=4),
+    "a vocabulary": lambda: tfdp_rec.CandidateScores(None, WIDTH, "normal", vocabulary=TITLES, negatives=4),
+    "counts": lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=tfdp_rec.Negatives(4, ROWS, COUNTS)),
+    "a deep tower": lambda: tfdp_rec.TowerScores(deep(), np.arange(ROWS), negatives=4),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_they_are_clipped_as_by_the_oracle(name):
+    """With a negative that is a positive, and one drawn twice."""
+    model, batch = scored(fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5]), by_name(name))
+    model.per_example_loss(batch)
+    found = assert_matches_oracle(model, batch, rtol=1e-4)
+    assert isinstance(found.gradients[model.parts[0].embeddings.path], tf.IndexedSlices)
+
+
+def by_name(name):
+    return TITLES[POSITIVES] if name == "a vocabulary" else POSITIVES
+
+
+def test_a_private_step_draws_anew_and_by_no_seed_that_was_set():
+    layer = TOWERS["a table"]()
+    model, batch = scored(layer, POSITIVES)
+    model.per_example_loss(batch)
+    drawn = set()
+    for _ in range(3):
+        keras.utils.set_random_seed(3)
+        layer.negatives.seed_generator.state.assign([7, 0])
+        found = clipped_sum(model, batch, 1.0)
+        drawn.add(tuple(np.asarray(found.reads[layer.embeddings.path].shared)))
+    assert len(drawn) > 1  # alike three times in a row once in 6⁸
+
+
+def test_what_a_layer_draws_is_not_announced():
+    """Look-ahead reads the batch alone; the rows are settled when they are read."""
+    user, item = keras.Input([], dtype="int64"), keras.Input([], dtype="int64")
+    logits = TOWERS["a table"]()(table(4)(user), item)
+    model = tfdp_rec.PrivateModel([user, item], logits)
+    model.compile(
+        tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=SIZE),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    data = tf.data.Dataset.from_tensor_slices(((USERS, POSITIVES), np.zeros(SIZE, "int64"))).batch(SIZE).repeat(2)
+    first = next(iter(tfdp_rec.data.lookahead(data, model)))
+    announced = [ids.numpy() for path, ids in first.upcoming.items() if "candidate" in path]
+    np.testing.assert_array_equal(np.sort(announced[0]), np.sort(POSITIVES))
+    model.fit(data, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["a vocabulary", "a deep tower"])
+def test_the_best_are_those_of_the_whole_catalogue(name):
+    layer = TOWERS[name]()
+    query = tf.constant(RNG.normal(size=[2, WIDTH]), tf.float32)
+    layer(query, tf.constant(by_name(name)[:2]))
+    rows = layer.embeddings.value[1:] if name == "a vocabulary" else layer.tower(tf.range(ROWS))
+    best = np.argsort(-(query.numpy() @ np.asarray(rows).T), axis=1)[:, :3]
+    found = layer.top_k(query, 3)
+    if name == "a vocabulary":
+        np.testing.assert_array_equal(found.numpy().astype(str), TITLES[best])
+    else:
+        np.testing.assert_array_equal(found.indices, best)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_it_comes_back_from_a_file(name, tmp_path):
+    user, item = keras.Input([], dtype="int64"), keras.Input([], dtype="string" if name == "a vocabulary" else "int64")
+    layer = fixed(TOWERS[name](), [3, 3, 1, 5])
+    model = tfdp_rec.PrivateModel([user, item], layer(table(4)(user), item))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    (again,) = [one for one in loaded.layers if type(one) is type(layer)]
+    fixed(again, [3, 3, 1, 5])
+    given = [tf.constant(USERS), tf.constant(by_name(name))]
+    np.testing.assert_allclose(loaded(given), model(given), rtol=1e-6)
+    assert again.negatives.released_counts == layer.negatives.released_counts
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH)(tf.ones([1, WIDTH]), tf.constant([1])), "without negatives"),
+        (lambda: tfdp_rec.CandidateScores(width=WIDTH), "vocabulary_size or vocabulary"),
+        (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, negatives=tfdp_rec.Negatives(3, 7)), "of 7 candidates"),
+        (lambda: tfdp_rec.Negatives(0, 7), "at least 1"),
+        (lambda: tfdp_rec.Negatives(3, 7, released_counts=[1.0]), "7 numbers"),
+        (lambda: tfdp_rec.TowerScores(table(), {"a": np.ones(2), "b": np.ones(3)}), "one row a candidate"),
+    ],
+)
+def test_misuse_is_one_line(make, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        make()
+    assert len(str(caught.value)) < 500

@@ -1,0 +1,107 @@
+"""Negatives that no example decides: drawn from the public catalogue, anew for each batch, shared by its examples.
+
+With Q the distribution of a draw and S draws, a negative s is expected S Q(s) times. The softmax over the catalogue,
+
+    log Σ_i exp l_i,    is estimated by    log(exp l_positive + Σ_s exp(l_s − log(S Q(s))))
+
+whose argument is right in expectation but for the negatives that are the positive. Q is uniform, or half of it follows
+counts that were released: what is computed from a release is free, and what is drawn from the batch would be neither
+free nor bounded by the clip. The seed is replaced before every private step (`seeds.py`), as that of dropout is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_UNIFORM = 0.5  # of the draws, where counts are given: nothing is never drawn, and no correction is large
+
+
+@keras.saving.register_keras_serializable(package="tfdp_rec")
+class Negatives(keras.layers.Layer):
+    """Draws of candidates' numbers, by nothing that is private.
+
+    Args:
+        number: S, how many are drawn, with replacement.
+        catalogue: how many candidates there are.
+        released_counts: how often each is expected to be seen, `[catalogue]`: public, or released by a mechanism whose
+            accountant was told (`privacy.private_counts(..., accountant=).values`); never counted from the data as they
+            are. Left out, all are drawn alike.
+
+    Raises:
+        ValueError: for no draws, or counts that do not fit.
+
+    Example:
+        >>> drawn = Negatives(number=5, catalogue=3, released_counts=[8.0, 0.0, -1.5]).draw()
+        >>> drawn.shape, bool(tf.reduce_all((drawn >= 0) & (drawn < 3)))
+        (TensorShape([5]), True)
+    """
+
+    def __init__(self, number: int, catalogue: int, released_counts: Sequence[float] | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        if not 1 <= number or not 1 <= catalogue:
+            raise ValueError(f"Negatives need number and catalogue of at least 1, got {number} and {catalogue}.")
+        self.number, self.catalogue = int(number), int(catalogue)
+        self.released_counts = None if released_counts is None else _checked(released_counts, self.catalogue)
+        self._shares = None if self.released_counts is None else _shares(np.array(self.released_counts))
+        self.seed_generator = keras.random.SeedGenerator()
+        self.built = True
+
+    def draw(self) -> tf.Tensor:
+        """Numbers of candidates from 0, `[S]` int64."""
+        if self._shares is None:
+            return keras.random.randint([self.number], 0, self.catalogue, dtype="int64", seed=self.seed_generator)
+        places = keras.random.uniform([self.number], dtype="float64", seed=self.seed_generator)
+        found = tf.searchsorted(tf.constant(np.cumsum(self._shares)), places, side="right", out_type=tf.int64)
+        return tf.minimum(found, self.catalogue - 1)
+
+    def log_expected(self, numbers: tf.Tensor) -> tf.Tensor:
+        """log(S Q(s)), float32: what is taken off the logit of a negative for each number."""
+        if self._shares is None:
+            return tf.fill(tf.shape(numbers), tf.constant(np.log(self.number / self.catalogue), tf.float32))
+        return tf.gather(tf.constant(np.log(self.number * self._shares), tf.float32), numbers)
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"number": self.number, "catalogue": self.catalogue, "released_counts": self.released_counts}
+        return {**super().get_config(), **own}
+
+
+def negatives_of(given: Any, catalogue: int) -> Any:
+    """`Negatives` as they were given: drawn by a layer, or so many drawn uniformly; or None.
+
+    Raises:
+        ValueError: for those of another catalogue.
+    """
+    if isinstance(given, dict):
+        given = keras.saving.deserialize_keras_object(given)
+    if given is None or isinstance(given, Negatives):
+        if given is not None and given.catalogue != catalogue:
+            raise ValueError(f"The negatives are of {given.catalogue} candidates, and there are {catalogue}.")
+        return given
+    return Negatives(given, catalogue, name="negatives")
+
+
+def cross_entropy(logits: tf.Tensor) -> tf.Tensor:
+    """−log of the softmax at the first place, `[batch]`."""
+    return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+
+
+def _checked(counts: Sequence[float], catalogue: int) -> list[float]:
+    values = np.asarray(counts, np.float64)
+    if values.shape != (catalogue,) or not np.isfinite(values).all():
+        raise ValueError(
+            f"released_counts must be {catalogue} numbers, one a candidate (of privacy.private_counts, its values); "
+            f"got shape {values.shape}."
+        )
+    return values.tolist()
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Q: noise may have made a count negative, which stands for none."""
+    seen = np.maximum(counts, 0.0)
+    uniform = np.full(len(counts), 1.0 / len(counts))
+    return _UNIFORM * uniform + (1 - _UNIFORM) * (seen / seen.sum() if seen.sum() else uniform)
