@@ -165,7 +165,7 @@ def _of_the_batch(batch: Any) -> list[str]:
 
 def _of_the_tables(model: keras.Model, tables: set[str]) -> list[str]:
     """What a mechanism would refuse of its tables."""
-    return [said for v in model.trainable_variables for said in _said(refuse_on_table, v, v.path in tables)]
+    return [said for v in model.trainable_variables if v.path in tables for said in _said(refuse_on_table, v)]
 
 
 def _said(refuse: Any, *args: Any) -> list[str]:
