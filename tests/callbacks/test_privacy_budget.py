@@ -326,6 +326,14 @@ def test_steps_of_another_price_are_refused_while_a_budget_is_kept():
         assert setup.steps == 3 and setup.accountant.epsilon() < 100
 
 
+def test_an_optimizer_that_a_model_comes_back_to_goes_on_under_a_budget():
+    setup, first = Setup(), optimizer_of()
+    for optimizer in (first, optimizer_of(), first):
+        setup.model.compile(optimizer, "mse", run_eagerly=True)
+        setup.fit(100.0, steps_per_epoch=2, epochs=1)
+    assert setup.accountant.steps == 6
+
+
 def test_a_change_of_settings_between_the_batches_of_a_budget_goes_on():
     setup = Setup()
 

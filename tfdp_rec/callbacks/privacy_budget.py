@@ -150,7 +150,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     def _allow(self, steps: int) -> None:
         """Of the kind that was priced."""
         origins = [self.accountant.sampling.get_state()] + [None] * bool(self.accountant.asserted)
-        self.model.optimizer.privacy_history.allow(steps, origins)
+        self.model.optimizer.privacy_history.allow(steps, self.model.optimizer, origins)
 
     def _fits(self) -> bool:
         return self._left() >= int(self.model.steps_per_execution)

@@ -56,7 +56,7 @@ class StepHistory:
         self._joined: StepHistory | None = None
         self._optimizer, self._before, self._changes, self._key = optimizer, 0, 0, new_key()
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
-        self._allowed: list[Any] | None = None  # origins of batches, while a budget is kept
+        self._allowed: tuple[Any, list[Any]] | None = None  # whose steps, on batches of which origins, under a budget
         # Made now: a step in whose trace a variable is born is traced twice.
         self._spare = [(_number(0), _number(0), _number(1)) for _ in range(_KINDS)]
 
@@ -213,24 +213,28 @@ class StepHistory:
     def _missing(self) -> int:
         return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._before))
 
-    def allow(self, steps: int | None, origins: Sequence[dict[str, Any] | None] = ()) -> None:
+    def allow(
+        self, steps: int | None, optimizer: Any = None, origins: Sequence[dict[str, Any] | None] = ()
+    ) -> None:
         """At most so many steps more, whoever makes them, and none by others on shared weights; None for any number.
 
         Args:
             steps: what a budget has left for.
+            optimizer: whose.
             origins: states of the samplings whose batches the steps may be on, as they were priced; None for unproven.
         """
         for history in self._kin():
             left = _NO_LIMIT if steps is None else int(history._made.numpy()) + (steps if history is self else 0)
             history._limit.assign(left)
-        self._allowed = None if steps is None else list(origins)
+        self._allowed = None if steps is None else (optimizer, list(origins))
         for counter in self._open.values():
             self._judge(counter)
 
     def _judge(self, counter: _Open) -> None:
-        priced = counter.optimizer is self._optimizer and not counter.void and counter.sampling in (self._allowed or ())
+        optimizer, origins = self._allowed or (counter.optimizer, [counter.sampling])
+        priced = counter.optimizer is optimizer and counter.sampling in origins
         with tf.init_scope():
-            counter.allowed.assign(int(self._allowed is None or priced))
+            counter.allowed.assign(int(priced and not (self._allowed and counter.void)))
 
 
 @dataclasses.dataclass
