@@ -358,6 +358,20 @@ def test_a_budget_used_again_on_shuffled_data_counts_each_fits_epoch():
     assert accountant.epsilon() <= budget.target_epsilon
 
 
+def test_a_budget_that_is_lowered_in_mid_fit_is_the_lower_one(target):
+    setup = Setup()
+    budget = PrivacyBudget(setup.accountant, 100.0)
+
+    class Lower(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 4:
+                budget.target_epsilon = target
+
+    options = {"steps_per_epoch": 20, "epochs": 1, "verbose": 0}
+    setup.model.fit(setup.batches, callbacks=[Lower(), budget], **options)
+    assert setup.steps == 13
+
+
 def test_a_budget_that_was_lowered_is_the_lower_one(target):
     setup = Setup()
     budget = PrivacyBudget(setup.accountant, 100.0)

@@ -71,6 +71,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.restarts_ahead = self._iterations_ahead()
         self._basis: Any = None
         self._tally: Tally | None = None
+        self._target_seen = self.target_epsilon
         self._refuse_overspending()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -130,11 +131,11 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Steps that still fit: by a few reads, where nothing else was done since everything was looked at."""
         known = self._tally is not None and self._tally.optimizer is self.model.optimizer
         more = self._tally.more() if self._tally and known else None
-        if more is None:
+        if more is None or self.target_epsilon != self._target_seen:
             self.accountant.refuse()
             self._look_up_limit()
             self._tally = Tally(self.accountant, self.model.optimizer)
-            self._seen, more = self.accountant.steps, 0
+            self._seen, self._target_seen, more = self.accountant.steps, self.target_epsilon, 0
         return self._limit - self._seen - more
 
     def _look_up_limit(self) -> None:
