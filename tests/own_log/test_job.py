@@ -274,6 +274,22 @@ def test_items_that_no_one_may_be_told_of_are_not_told(tmp_path, capsys):
     assert "No item has so many users" in said and "--items" in said and "own-" not in said
 
 
+def test_a_run_cut_off_while_it_writes_leaves_its_ledger_which_no_other_run_writes_over(
+    log, tmp_path, monkeypatch, capsys
+):
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    out = ["--out", tmp_path / "run", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "export", cut)
+        assert train("--data", *sorted(log.glob("*.parquet")), *COLUMNS, *out) == 130
+    assert len(read(tmp_path / "run" / "ledger.jsonl").paid) == 2 and (tmp_path / "run" / "statement.txt").exists()
+    capsys.readouterr()
+    assert train("--data", *sorted(log.glob("*.parquet")), *COLUMNS, *out) == 2
+    assert "cut off after it had paid" in capsys.readouterr().err
+
+
 def test_a_run_folder_and_a_checkpoint_are_begun_in_once(run, log, tmp_path, capsys):
     assert train("--data", log, *COLUMNS, "--out", run) == 2
     assert "holds another run; give another --out" in capsys.readouterr().err

@@ -55,6 +55,10 @@ def _fresh(args: argparse.Namespace) -> Kept:
     out = Path(args.out or Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
     if (out / "config.json").exists():
         raise FileExistsError(f"{out} holds another run; give another --out.")
+    if (out / "ledger.jsonl").exists():
+        raise FileExistsError(
+            f"{out} holds the ledger of a run that was cut off after it had paid: give another --out."
+        )
     quiet.import_tensorflow()
     from tfdp_rec.own_log.kept import Kept
 

@@ -199,17 +199,18 @@ class _Run:
         folder, columns, terms = RunFolder.reopened(self.kept.out), self.asked.columns, self.asked.terms
         assert log.items is not None
         named = titles.read(columns.titles, log.items, columns.item) if columns.titles else {}
+        said = report.statement(self.budget, recommender, len(log))
+        # First: a servable is never there without what was paid for it.
+        folder.write_text("statement.txt", said)
+        shutil.copyfile(self.kept.directory / LEDGER, folder / LEDGER)
         with replacing(folder / "servable") as temporary:
             export(temporary, recommender, log.items, named, min(terms.top_k, log.num_items))
-        said = report.statement(self.budget, recommender, len(log))
         config = {
             "job": "log", "when": datetime.datetime.now().isoformat(timespec="minutes"), "users": len(log),
             "train_users": len(self.train), "num_items": log.num_items, **dataclasses.asdict(columns),
             **dataclasses.asdict(terms), "delta": self.delta, "recency": self.recency,
         }  # fmt: skip
         folder.write_json("results.json", results)
-        folder.write_text("statement.txt", said)
-        shutil.copyfile(self.kept.directory / LEDGER, folder / LEDGER)
         report.write(folder, config, results, said)
         folder.write_json("config.json", config)  # last: where it is, a run is whole
         if self.show.verbose:
