@@ -22,6 +22,11 @@ def draw(source):
     return source.normal(0, ROWS, STEP, 8).numpy()
 
 
+def shared(first, second):
+    """How many numbers two draws have in common: rounded to float32, a chance pair in 160,000 is nothing rare, five are."""
+    return np.intersect1d(first, second).size
+
+
 class NoisyDescent(keras.optimizers.SGD):
     """An optimizer that holds a source and adds its noise, as the mechanisms do."""
 
@@ -142,7 +147,7 @@ def test_seeds_do_not_repeat_the_noise(kind):
     seed_everything()
     second = draw(kind())
     assert np.array_equal(uniform, tf.random.uniform([5]).numpy())  # the seeds do work elsewhere
-    assert not np.intersect1d(first, second).size
+    assert shared(first, second) < 5
 
 
 @pytest.mark.parametrize("kind", PRIVATE)
@@ -151,7 +156,7 @@ def test_two_fits_after_one_seed_differ(kind):
     for _ in range(2):
         keras.utils.set_random_seed(1)
         weights.append(trained_model(kind()).get_weights()[0])
-    assert not np.any(weights[0] == weights[1])
+    assert np.sum(weights[0] == weights[1]) < 3
 
 
 @pytest.mark.parametrize("kind", PRIVATE)
@@ -161,7 +166,7 @@ def test_a_copy_has_its_own_key(kind, duplicate, operating_system_keys):
     draw(source)
     other = duplicate(source)
     assert type(other) is kind and other.jit_compile is False
-    assert not np.intersect1d(draw(source), draw(other)).size
+    assert shared(draw(source), draw(other)) < 5
     assert not any(key in pickle.dumps(source) for key in operating_system_keys)
 
 

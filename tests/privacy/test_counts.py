@@ -65,7 +65,7 @@ def test_counts_come_with_noise_and_the_event_of_that_noise():
     assert counted.event == GaussianDpEvent(2.0)
     assert counted.values[:3] == pytest.approx([400, 70.7, 70.7], abs=12)
     one, other = (private_counts(people, CATALOGUE, noise_multiplier=2.0).values for _ in range(2))
-    assert (one != other).all()
+    assert (one != other).mean() > 0.9
 
 
 @pytest.mark.parametrize("change, words", [({"noise_multiplier": 0}, "noise_multiplier"), ({"typical": 0}, "typical")])

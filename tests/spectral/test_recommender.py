@@ -89,7 +89,7 @@ def test_the_statement_says_what_was_released():
 
 def test_the_operating_system_decides():
     one, other = (SpectralRecommender(ITEMS, epsilon=4.0).fit([[7, 14]] * 50, verbose=0) for _ in range(2))
-    assert (one.counts != other.counts).all() and not np.array_equal(one.weights, other.weights)
+    assert (one.counts != other.counts).mean() > 0.9 and not np.array_equal(one.weights, other.weights)
 
 
 # What it answers.
