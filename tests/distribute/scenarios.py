@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -527,7 +528,7 @@ def refusals(cluster, dear=False):
 
     good = functools.cache(lambda: trainer(small))
     shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
-    checkpoint = tfdp_rec.callbacks.TrainingCheckpoint("nowhere")
+    checkpoint = tfdp_rec.callbacks.TrainingCheckpoint(tempfile.mkdtemp())
     deserted = Cluster({"worker": ["127.0.0.1:9"], "ps": [cluster.cluster.servers[0]]}).resolver()
     alone = lambda: ParameterServerTrainer(  # noqa: E731
         ordinary_model, lambda: optimizer_of("lazy"), drawn, deserted, sampling=sampling, seconds_to_connect=0.2

@@ -1,12 +1,13 @@
 """Patience with remote calls: who is silent is named in time, and whoever waits can be interrupted."""
 
+import socket
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from tfdp_rec.distribute.connection import Silence, Watch
+from tfdp_rec.distribute.connection import ServerLost, Silence, Watch
 
 
 class Listed:
@@ -70,6 +71,24 @@ def test_a_dead_worker_holds_nobody_up_and_a_dead_server_does():
     Watch(Listed({"worker 1": "127.0.0.1:1"}), 0.0).greet()  # nobody listens there: TensorFlow knows at once
     with pytest.raises(Silence, match="ps 0"):
         Watch(Listed({"ps 0": "127.0.0.1:1"}), 0.0).greet()
+
+
+def test_a_server_that_is_gone_is_lost_before_patience_ends(asked_often, monkeypatch):
+    monkeypatch.setattr("tfdp_rec.distribute.connection._GONE", 0.2)
+    watch, forever, began = Watch(Listed({"ps 0": "127.0.0.1:1"}), 60.0), threading.Event(), time.monotonic()
+    for waits in (watch.greet, lambda: watch.during(forever.wait)):
+        with pytest.raises(ServerLost, match=r"Nobody is at ps 0\)"):
+            waits()
+    assert 0.4 <= time.monotonic() - began < 60
+    forever.set()
+
+
+def test_a_frozen_server_is_not_gone(asked_often, monkeypatch):
+    monkeypatch.setattr("tfdp_rec.distribute.connection._GONE", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        frozen = Listed({"ps 0": f"127.0.0.1:{mute.getsockname()[1]}"})
+        with pytest.raises(Silence, match="No answer from ps 0"):
+            Watch(frozen, 0.3).greet()
 
 
 def test_steps_that_do_not_end_though_all_answer():

@@ -125,9 +125,12 @@ def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
     count = tf.size(place)
 
     def summed() -> tf.Tensor:
-        added = tf.math.unsorted_segment_sum(flat, place, tf.size(keys))
-        first = tf.math.unsorted_segment_min(tf.range(count), place, tf.size(keys))
-        return tf.reshape(tf.scatter_nd(first[:, None], added, tf.shape(flat)), tf.shape(g))
+        here = tf.range(count)
+        first = tf.gather(tf.math.unsorted_segment_min(here, place, tf.size(keys)), place)
+        later = tf.not_equal(first, here)
+        at, kept = tf.where(later), tf.where(later[:, None], tf.zeros([], g.dtype), flat)
+        added = tf.tensor_scatter_nd_add(kept, tf.gather(first, at), tf.gather_nd(flat, at))
+        return tf.reshape(added, tf.shape(g))
 
     return tf.cond(tf.size(keys) < count, summed, lambda: g)
 
@@ -344,8 +347,8 @@ class Scores(Factor):
 def _one_column_an_id(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, position = tf.unique(ids)
     count = tf.size(distinct)
-    members = lambda: tf.one_hot(position, count, dtype=d.dtype)  # noqa: E731
-    return distinct, tf.cond(tf.equal(count, tf.size(ids)), lambda: d, lambda: tf.matmul(d, members()))
+    summed = lambda: tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), position, count))  # noqa: E731
+    return distinct, tf.cond(tf.equal(count, tf.size(ids)), lambda: d, summed)
 
 
 def root(square: tf.Tensor) -> tf.Tensor:

@@ -20,6 +20,7 @@ from tfdp_rec.distribute.handshake import listens
 
 Answer = TypeVar("Answer")
 _ASK_EVERY = 5.0  # seconds
+_GONE = 5.0  # seconds that nobody is at a server's address: what it held is lost, and no patience brings it back
 
 
 class ServerLost(RuntimeError):
@@ -60,12 +61,21 @@ def servers_alive() -> Iterator[None]:
     except tf.errors.OpError as problem:
         if not _is_loss_of_server(problem):
             raise
-        _strategies.clear()  # the next trainer of this process connects anew
-        raise ServerLost(
-            "A parameter server died, and with it its part of the model.",
-            "Start it again, make the trainer again, in this program (after trainer.close()) or another, and go on "
-            f"from the last checkpoint: trainer.resume(). ({problem.message[:200]}).",
-        ) from problem
+        raise lost(problem.message[:200]) from problem
+
+
+def lost(how: str) -> ServerLost:
+    """What to raise for a server that died.
+
+    Args:
+        how: that shows.
+    """
+    _strategies.clear()  # the next trainer of this process connects anew
+    return ServerLost(
+        "A parameter server died, and with it its part of the model.",
+        "Start it again, make the trainer again, in this program (after trainer.close()) or another, and go on "
+        f"from the last checkpoint: trainer.resume(). ({how}).",
+    )
 
 
 def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
@@ -104,8 +114,8 @@ class Watch:
         while not wait([answer], min(_ASK_EVERY, self.patience)).done:
             holding = self._holding()
             heard = heard if holding else time.monotonic()
-            if time.monotonic() - heard >= self.patience and not answer.done():
-                raise self._silence(holding)
+            if not answer.done():
+                self._refuse(holding, time.monotonic() - heard)
         return answer.result()
 
     def greet(self) -> None:
@@ -113,12 +123,21 @@ class Watch:
 
         Raises:
             Silence: naming who has been silent for too long.
+            ServerLost: a server died.
         """
         began = time.monotonic()
         while holding := self._holding():
-            if time.monotonic() - began >= self.patience:
-                raise self._silence(holding)
+            self._refuse(holding, time.monotonic() - began)
             time.sleep(0.1)
+
+    def _refuse(self, holding: dict[str, str], seconds: float) -> None:
+        """Raises for who has held others up for so long."""
+        if seconds >= self.patience and holding:
+            raise self._silence(holding)
+        gone = {name: at for name, at in holding.items() if seconds >= _GONE and not listens(at)}
+        if gone:
+            how = f"Nobody is at {self._cluster.in_words(gone)}"
+            raise lost(how)
 
     def _holding(self) -> dict[str, str]:
         """Who holds others up: a server that does not answer, and a worker that is there and does not."""

@@ -27,7 +27,7 @@ from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import Watch, connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
-from tfdp_rec.distribute.worker_step import PlainStep, WorkerStep
+from tfdp_rec.distribute.worker_step import Made, PlainStep, WorkerStep
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
@@ -336,8 +336,7 @@ class ParameterServerTrainer:
 
         def attempt(iterator: Any) -> None:
             if self._attempts.take(block):
-                losses, draw = self._step(iterator, settings)
-                self._progress.add(losses.numpy(), draw.numpy().tolist())
+                self._progress.add(*Made.of(self._step(iterator, settings).numpy()))
 
         try:
             for _ in range(number):

@@ -9,8 +9,9 @@ one row an id. A batch that has nothing for a server still lands there: its nois
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
@@ -39,7 +40,7 @@ class WorkerStep:
     ):
         self._step, self._tables, self._servers, self._reader = step, tables, servers, reader
 
-    def __call__(self, data: Any, settings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
         """Makes the step.
 
         Args:
@@ -47,8 +48,7 @@ class WorkerStep:
             settings: as `SETTINGS`, float64.
 
         Returns:
-            The sum of the examples' finite losses, and how many these are, float32 [2]. Private: nothing protects them.
-            And which draw the batch was, int64 [2].
+            What `Made.of` reads, int64: one message to the coordinator.
         """
         shared = self._step.model.shared_inputs
         numbers, batch = draw_numbers(data), Batch.of(check_rows(data, shared), shared)
@@ -56,7 +56,7 @@ class WorkerStep:
             clipped = self._clipped_sum(batch, settings)
             with tf.control_dependencies([clipped.norms]):
                 self._send({path: clipped.gradients[path] for path in clipped.gradients}, settings)
-            return _loss(clipped), numbers
+            return _message(clipped, numbers)
 
     def _clipped_sum(self, batch: Batch, settings: tf.Tensor) -> ClippedSum:
         with fetched(self._tables, self._reader(batch.examples)):
@@ -109,7 +109,27 @@ class PlainStep(WorkerStep):
         return ClippedSum(gradients, tf.zeros_like(losses), tf.zeros([]), losses)
 
 
+class Made(NamedTuple):
+    """What a worker tells of a step.
+
+    Attributes:
+        losses: the sum of the examples' finite losses, and how many these are. Private: nothing protects them.
+        draw: which one the batch was.
+    """
+
+    losses: np.ndarray
+    draw: list[int]
+
+    @classmethod
+    def of(cls, message: np.ndarray) -> Made:
+        """What the message of a step says."""
+        return cls(message[2:].view(np.float64), message[:2].tolist())
+
+
+def _message(clipped: ClippedSum, draw: tf.Tensor) -> tf.Tensor:
+    return tf.concat([draw, tf.bitcast(tf.cast(_loss(clipped), tf.float64), tf.int64)], axis=0)
+
+
 def _loss(clipped: ClippedSum) -> tf.Tensor:
     losses = tf.cast(finite_losses(clipped), tf.float32)
     return tf.stack([tf.reduce_sum(losses), tf.cast(tf.size(losses), tf.float32)])
-
