@@ -144,6 +144,8 @@ class PrivatePlan:
             return
         checked_epsilon(self._target)
         noted, spent = self._noted(), self._payer.epsilon()
+        if noted and self.correlation:
+            return  # to go on with a plan that is paid for costs nothing; what would cost is the budget's to refuse
         if noted:
             self._payer.record(self.make_event(noted), 0)
         if spent >= self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:

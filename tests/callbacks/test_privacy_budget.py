@@ -334,6 +334,23 @@ def test_an_optimizer_that_a_model_comes_back_to_goes_on_under_a_budget():
     assert setup.accountant.steps == 6
 
 
+def test_a_step_kept_by_hand_ends_when_the_model_is_compiled_with_another_optimizer():
+    """It would look at rows that owe the newer one's noise, which it cannot pay."""
+    setup, first = Setup(), optimizer_of()
+    setup.model.compile(first, "mse")
+    setup.model.make_train_function()
+    step, drawn = setup.model.train_function, iter(setup.batches)
+    step(drawn)
+    setup.model.compile(optimizer_of(), "mse")
+    setup.fit(100.0, steps_per_epoch=2, epochs=1)
+    with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="compiled with another optimizer since"):
+        step(drawn)
+    assert setup.accountant.steps == 3
+    setup.model.compile(first, "mse")
+    step(drawn)
+    assert setup.accountant.steps == 4
+
+
 def test_a_change_of_settings_between_the_batches_of_a_budget_goes_on():
     setup = Setup()
 

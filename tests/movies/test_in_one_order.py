@@ -8,9 +8,12 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.cli import main
 from tfdp_rec.movies import two_towers
-from tfdp_rec.movies.problem import prepare
+from tfdp_rec.movies.problem import prepare, prior_noise
 from tfdp_rec.movies.settings import SHUFFLED, Settings
 from tfdp_rec.privacy import FixedOrder, epsilon_of, optimised_correlation
+from tfdp_rec.privacy.book import Book
+from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.privacy.ledger import read, total
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6
@@ -35,7 +38,7 @@ def test_each_costs_what_the_run_may(run):
         "lazydpsgd": SelfComposedDpEvent(GaussianDpEvent(noises["lazydpsgd"]), 2),
     }
     for name, event in whole.items():
-        spent = epsilon_of(ComposedDpEvent([event, GaussianDpEvent(4.0)]), DELTA)
+        spent = epsilon_of(ComposedDpEvent([event, GaussianDpEvent(prior_noise(2.0, DELTA))]), DELTA)
         assert results[name]["epsilon"] == pytest.approx(spent, rel=1e-6) and 1.9 < spent <= 2
         assert results[name]["steps"] == 12
 
@@ -58,10 +61,50 @@ def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     assert left == pytest.approx(planned.against_independent(), rel=0.02) and left < 0.25
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 30.0])
+def test_the_popularity_counts_leave_the_budget_to_training(epsilon):
+    """A twenty-fifth of it at most, in σ⁻²; at ε = 8 what the rest was tuned with."""
+    share = (noise_of_one_release(epsilon, DELTA) / prior_noise(epsilon, DELTA)) ** 2
+    assert share <= 1 / 25 + 1e-9 and prior_noise(8.0, DELTA) == 4.0
+
+
 def test_the_users_order_is_shuffled_and_is_everybodys():
     problem = prepare(two_towers_data(), Settings(mechanisms=("lazydpftrl",), sampling=SHUFFLED, batch_size=30))
     assert len(np.unique(problem.train)) == 810 and (np.diff(problem.train) < 0).mean() > 0.4
     assert problem.sampling.num_units == 810 and problem.sampling.adjacency == "zero-out"
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["interrupted", "killed"])
+def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch, dead):
+    kept, chosen = tmp_path / "kept", ["--sampling", "shuffled", "--mechanism", "lazydpftrl"]
+    with monkeypatch.context() as cutting:
+        cut(cutting, 7, dead)
+        keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
+        assert main(["train", *SMALL, *chosen, *keeping, "--out", str(tmp_path / "run")]) == 130
+    ledger = kept / "lazydpftrl" / "ledger.jsonl"
+    before = total(read(ledger), DELTA)
+    assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    (result,) = [r for r in results if r["mechanism"] == "lazydpftrl"]
+    assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
+    assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
+
+
+def cut(monkeypatch, step, dead):
+    """Ctrl-C after so many steps; or an end of which nobody gets to know, so that nothing more is written."""
+    checkpoint, book = two_towers.TrainingCheckpoint, Book.settle
+    whole, written = checkpoint.on_train_batch_end, checkpoint.save
+    ended = []
+
+    def end(self, batch, logs=None):
+        whole(self, batch, logs)
+        if self.model.optimizer.position == step:
+            ended.append(dead)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "on_train_batch_end", end)
+    monkeypatch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
+    monkeypatch.setattr(Book, "settle", lambda self, history: None if any(ended) else book(self, history))
 
 
 def two_towers_data():
@@ -75,7 +118,7 @@ def two_towers_data():
     [
         (["--mechanism", "lazydpftrl"], "add --sampling shuffled"),
         (["--sampling", "shuffled", "--local", "1", "1"], "--sampling shuffled trains in one process"),
-        (["--sampling", "shuffled", "--checkpoint", "kept"], "keeps no checkpoint"),
+        (["--sampling", "shuffled", "--mechanism", "lazydpsgd", "--checkpoint", "kept"], "planned noise alone"),
         (["--sampling", "unshuffled"], "invalid choice"),
     ],
 )

@@ -169,6 +169,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 with archive.open(name, "w", force_zip64=True) as file:
                     for chunk in _chunks(variable):
                         file.write(chunk)
+        if self.accountant is not None:
+            self.accountant.keep(self.model.optimizer.dp_event())
         for path_before in older:
             os.remove(path_before)
         self._saved = state

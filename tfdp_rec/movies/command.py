@@ -108,14 +108,12 @@ def _asked(args: argparse.Namespace, before: Asked) -> Asked:
     given = args.local or args.cluster
     if given and settings.sampling != POISSON:
         raise ValueError("--sampling shuffled trains in one process: a cluster's workers draw users anew.")
-    if args.checkpoint and settings.sampling != POISSON:
-        raise ValueError(
-            "--sampling shuffled keeps no checkpoint: a ledger pays for steps one by one, and a plan costs as a whole."
-        )
     if settings.sampling == SHUFFLED and not args.mechanism and not args.resume:
         settings = dataclasses.replace(settings, mechanisms=contestants.in_one_order(settings.mechanisms))
     if given and not args.mechanism and not args.resume:
         settings = dataclasses.replace(settings, mechanisms=contestants.on_servers(settings.mechanisms))
+    if args.checkpoint and settings.sampling == SHUFFLED:
+        contestants.refuse_unkept(settings.mechanisms)
     place = Place(tuple(args.local or ()), args.cluster or "") if given else before.place
     asked = Asked(chosen(args, before.source), settings, place)
     if args.resume:

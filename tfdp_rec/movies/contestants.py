@@ -102,6 +102,24 @@ def in_one_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(other.get(name, name) for name in names)
 
 
+def refuse_unkept(names: Iterable[str]) -> None:
+    """Raises for a two-tower whose steps in one order no ledger pays for: independent noise costs what epochs cost.
+
+    Args:
+        names: of contestants.
+
+    Raises:
+        ValueError: for one.
+    """
+    for name in names:
+        if is_two_tower(name) and named(name).claims_epsilon and name not in mechanisms.names(IN_ORDER):
+            planned = " or ".join(mechanisms.names(IN_ORDER))
+            raise ValueError(
+                f"--sampling shuffled keeps checkpoints of planned noise alone, which a ledger can pay for: {name} has "
+                f"noise of its own in each step. Take --mechanism {planned}, or leave out --checkpoint."
+            )
+
+
 def released(names: Sequence[str], asked: str | None = None) -> str:
     """Which of those that take part is let out of the run.
 

@@ -69,7 +69,7 @@ def with_prior(problem: Problem, settings: Settings, kept: RunCheckpoint | None)
     """
 
     def count() -> np.ndarray:
-        return noisy_popularity(problem.timelines, problem.train, settings.prior_noise).values
+        return noisy_popularity(problem.timelines, problem.train, problem.prior_event.noise_multiplier).values
 
     prior = kept.prior(settings, problem.sampling, *problem.spent[0], count) if kept else count()
     return dataclasses.replace(problem, prior=prior)

@@ -19,6 +19,7 @@ from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import SHUFFLED, Settings
 from tfdp_rec.movies.tested import Tests
+from tfdp_rec.privacy.gaussian import noise_of_one_release
 
 _NEGATIVES = 4000  # where there are so many movies
 _PRIOR = "popularity counts"
@@ -38,7 +39,7 @@ class Problem:
     tests: Tests
     sampling: PoissonSampling | FixedOrder
     delta: float
-    prior_event: dp_accounting.DpEvent
+    prior_event: dp_accounting.GaussianDpEvent
     negatives: int
     prior: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
@@ -85,9 +86,19 @@ def prepare(timelines: Timelines, settings: Settings) -> Problem:
     sampling = sampling_of(len(train), settings)
     delta = settings.delta if settings.delta is not None else min(1e-6, 1.0 / len(train))
     negatives = settings.negatives or min(_NEGATIVES, timelines.num_movies)
-    event = dp_accounting.GaussianDpEvent(settings.prior_noise)
+    event = dp_accounting.GaussianDpEvent(prior_noise(settings.epsilon, delta))
     tests = Tests(NextItemExamples(timelines, test, settings.history, negatives), settings.seed)
     return Problem(timelines, train, tests, sampling, delta, event, negatives)
+
+
+def prior_noise(epsilon: float, delta: float) -> float:
+    """σ of the popularity counts: at most a twenty-fifth of the budget, in σ⁻², and 4 where that would be less noise.
+
+    Args:
+        epsilon: the budget of a two-tower, counts and training together.
+        delta: its δ.
+    """
+    return max(4.0, 5.0 * noise_of_one_release(epsilon, delta))
 
 
 def sampling_of(users: int, settings: Settings) -> PoissonSampling | FixedOrder:

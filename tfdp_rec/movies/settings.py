@@ -110,7 +110,6 @@ class Settings:
         None, "shared uniform negatives a batch; default: 4,000, or all movies", POSITIVE, group=_TRAINING
     )
     history: int = 20
-    prior_noise: float = 4.0
     test_users: int = 8000
     evaluations: int = 6
     seed: int = option(0, "of the generated data, split and first weights; never of noise", group=_DATA)

@@ -25,7 +25,7 @@ from dp_accounting import DpEvent
 
 from tfdp_rec.files import Path
 from tfdp_rec.privacy import events
-from tfdp_rec.privacy.book import Book
+from tfdp_rec.privacy.book import Book, refuse_unpayable
 from tfdp_rec.privacy.composing import check_supported, epsilon_of, most_steps, searches
 from tfdp_rec.privacy.history import BY_HAND, UNPROVEN, Entry, History
 from tfdp_rec.privacy.ledger import Ledger
@@ -101,6 +101,8 @@ class Accountant:
         self._told, self._followed = History(), list[Any]()
         self._epsilons: dict[str, float] = {}
         self._check(event)
+        if ledger is not None:
+            refuse_unpayable(event, sampling)
         self.book = None if ledger is None else Book(_opened(ledger, sampling), sampling)
 
     # What is known.
@@ -333,6 +335,15 @@ class Accountant:
             How many may be made now.
         """
         return most if self.book is None else min(most, self.book.pay_ahead(self.event, self.history, steps, most))
+
+    def keep(self, event: DpEvent) -> None:
+        """A checkpoint was written of what was made: who goes on from it goes on with a plan that is paid for.
+
+        Args:
+            event: of the step that is next, by the optimizer that the checkpoint holds.
+        """
+        if self.book is not None:
+            self.book.keep(event, self.history)
 
     def settle(self) -> None:
         """Gives back what was paid for in the ledger and is not going to be made."""

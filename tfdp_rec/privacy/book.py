@@ -3,7 +3,7 @@
     ahead = steps of the open block - steps made since it was paid for
 
 A block is on disk before its first step; what is left of it is given back when nobody will make it. A crash leaves
-the whole block spent.
+the whole block spent. Planned steps are one block, the plan (`plan_payments.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,32 @@ from typing import Any
 
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from tfdp_rec.privacy import events
+from tfdp_rec.privacy import events, plan_payments
+from tfdp_rec.privacy.events import PlannedDpEvent
 from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry, History
 from tfdp_rec.privacy.ledger import Ledger
 from tfdp_rec.privacy.ledger_lines import BrokenLedger, Paid
 from tfdp_rec.privacy.sampling import PoissonSampling, Sampling
 
 BLOCK = 100  # steps that a crash costs at most, for one sync of the disk
+
+
+def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
+    """Raises for steps that are neither paid for one by one nor planned.
+
+    Args:
+        event: of a step.
+        sampling: of its batch.
+
+    Raises:
+        ValueError: for them.
+    """
+    if not isinstance(event, PlannedDpEvent) and not isinstance(sampling, PoissonSampling):
+        raise ValueError(
+            f"{type(sampling).__name__} does not pay for steps one by one, which is what an accountant's ledger is "
+            "paid in: use PoissonSampling, or noise that is planned (LazyDPFTRL) in a FixedOrder, or pay for whole "
+            "epochs by hand: ledger.pay(event, attempts=epochs)."
+        )
 
 
 class Book:
@@ -32,15 +51,10 @@ class Book:
         sampling: whose steps these are.
 
     Raises:
-        ValueError: a sampling whose steps are not paid for one by one.
+        BrokenLedger: it counts for another unit or adjacency.
     """
 
     def __init__(self, ledger: Ledger, sampling: Sampling):
-        if not isinstance(sampling, PoissonSampling):
-            raise ValueError(
-                f"{type(sampling).__name__} does not pay for steps one by one, which is what an accountant's ledger is "
-                "paid in: use PoissonSampling, or pay for whole epochs by hand: ledger.pay(event, attempts=epochs)."
-            )
         if (ledger.unit, ledger.adjacency) != (sampling.unit, sampling.adjacency):
             raise BrokenLedger(
                 f"{ledger.path} counts for one {ledger.unit} ({ledger.adjacency}), and the sampling for one "
@@ -58,10 +72,23 @@ class Book:
 
     def pay_steps(self, event: DpEvent, steps: int) -> int:
         """Steps of `event` on their batches; returns the entry's number."""
+        refuse_unpayable(event, self._sampling)
+        if isinstance(event, PlannedDpEvent):
+            return self._pay_plan(event, steps)
         per_step = self._sampling.compose_history([(event, 1)])
         assert isinstance(per_step, SelfComposedDpEvent)
         settings = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         return self.ledger.pay(per_step.event, steps, "training", settings, steps)
+
+    def _pay_plan(self, event: PlannedDpEvent, steps: int) -> int:
+        price, first = plan_payments.price_of(event, self._payments(), self.ledger)
+        settings = {"step": events.to_json(event), "sampling": self._sampling.get_state(), plan_payments.FROM: first}
+        return self.ledger.pay(price, 1, "training", settings, steps)
+
+    def keep(self, event: DpEvent, history: History) -> None:
+        """A checkpoint was written of what `event`'s steps have made: who goes on from it pays for no plan twice."""
+        if isinstance(event, PlannedDpEvent):
+            plan_payments.keep(event, self._made(event, history), self.ledger)
 
     def pay_ahead(self, event: DpEvent, history: History, steps: int, most: int) -> int:
         """Makes sure that `steps` more steps are paid for, and returns how many are.
@@ -75,7 +102,7 @@ class Book:
         ahead = self.ahead(history)
         if ahead < steps or self._open is None or self._open[1] != event:
             self.settle(history)
-            ahead = max(steps, min(BLOCK, most))
+            ahead = max(steps, most if isinstance(event, PlannedDpEvent) else min(BLOCK, most))
             self._open = self.pay_steps(event, ahead), event, ahead, self._made(event, history)
         return ahead
 
@@ -90,7 +117,9 @@ class Book:
         """Nobody makes a step now: what is left of the open block is given back."""
         left = self.ahead(history)
         if left and self._open:
-            self.ledger.give_back(self._open[0], left, left)
+            number, event, steps, _ = self._open
+            whole = int(left == steps)  # of a plan that was begun nothing comes back but its steps
+            self.ledger.give_back(number, whole if isinstance(event, PlannedDpEvent) else left, left)
         self._open = None
 
     def _made(self, event: DpEvent, history: History) -> int:
@@ -160,16 +189,24 @@ class Book:
         """What was paid for, each with the steps that it is, if it is steps."""
         lines = len(self.ledger.chain.lines)
         if self._seen[0] != lines:
-            self._seen = lines, [(paid, _steps_of(paid)) for paid in self.ledger.paid]
+            self._seen = lines, list(self._read())
         return self._seen[1]
+
+    def _read(self) -> plan_payments.Payments:
+        return plan_payments.cut([(paid, _steps_of(paid)) for paid in self.ledger.paid], self.ledger)
 
 
 def _steps_of(paid: Paid) -> Entry | None:
     """The steps that a payment is, if it says so and they cost what was paid."""
     step, state = paid.settings.get("step"), paid.settings.get("sampling")
-    if not step or not state or paid.attempts != paid.steps:
+    if not step or not state:
         return None
     event = events.from_json(step)
+    if isinstance(event, PlannedDpEvent):
+        fits = paid.attempts == 1 and plan_payments.may_cost(event, paid.event)
+        return Entry(event, paid.steps, DRAWN, dict(state)) if fits else None
+    if paid.attempts != paid.steps:
+        return None
     if Sampling.from_state(state).compose_history([(event, 1)]) != SelfComposedDpEvent(paid.event, 1):
         return None
     return Entry(event, paid.steps, DRAWN, dict(state))

@@ -210,18 +210,19 @@ class Ledger:
         return self._append({"kind": "pay", **payment.fields(), **entry})
 
     def give_back(self, number: int, attempts: int, steps: int = 0) -> None:
-        """Takes back attempts that this object paid for, and that were not made and never will be.
+        """Takes back attempts, or steps alone, that this object paid for and that were not made and never will be.
 
         Args:
             number: of the payment.
-            attempts: how many were not made.
-            steps: how many steps they would have covered.
+            attempts: how many were not made; none of a plan that was begun.
+            steps: how many steps were not made.
 
         Raises:
             ValueError: if they are not this object's to give back.
         """
         paid = self.chain.payments.get(number)
-        if paid is None or paid.session != self._session or not 0 < attempts <= paid.attempts or steps > paid.steps:
+        within = paid is not None and 0 <= attempts <= paid.attempts and 0 <= steps <= paid.steps
+        if paid is None or not within or paid.session != self._session or not attempts + steps:
             raise ValueError(
                 f"Entry {number} has no {attempts} attempts that this process paid for and did not make: what another "
                 "has paid for may have been made, and stays spent."
@@ -278,6 +279,11 @@ class Ledger:
     def steps(self) -> int:
         """Of optimizers' clocks that were paid for."""
         return self.chain.steps
+
+    @property
+    def session(self) -> str:
+        """Of this object: tells what it paid for from what others did."""
+        return self._session
 
     @property
     def mark(self) -> Mark:

@@ -249,7 +249,7 @@ class Chain:
         """Attempts that were never made; only who paid for them can know."""
         paid = self.payments[fields["of"]]
         left = paid.attempts - fields["attempts"]
-        if not 0 <= left < paid.attempts or not 0 <= fields["steps"] <= paid.steps:
+        if not 0 <= left <= paid.attempts or not 0 <= fields["steps"] <= paid.steps:
             raise ValueError("more is given back than was paid.")
         if fields["session"] != paid.session:
             raise ValueError("somebody gives back what another paid.")

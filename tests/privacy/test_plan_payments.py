@@ -1,0 +1,228 @@
+"""A plan in the ledger: paid for whole before its first step, once, and again only where it was forked."""
+
+import shutil
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+from checker import checked
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.data import FixedOrder
+from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
+from tfdp_rec.privacy.composing import epsilon_of
+from tfdp_rec.privacy.ledger import read, total
+
+UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
+PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
+ONCE = PLAN.dp_event(SIGMA)
+
+
+def epsilon(plans):
+    return epsilon_of(dp_accounting.SelfComposedDpEvent(ONCE, plans), DELTA, "rdp")
+
+
+def rows(indices):
+    return np.ones([len(indices), 1], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+class Process:
+    """What a script makes anew in every process."""
+
+    def __init__(self, folder, target=100.0, planned_for=None):
+        self.order, self.target = FixedOrder(UNITS, BATCH), target
+        inputs = keras.Input([1])
+        self.model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1, name="score")(inputs))
+        settings = {"l2_norm_clip": 1.0, "noise_multiplier": SIGMA, "expected_batch_size": BATCH, "correlation": PLAN}
+        self.path = folder / "ledger.jsonl"
+        if planned_for:
+            options = {"sampling": self.order, "delta": DELTA, "steps": STEPS, "accountant": "rdp"}
+            plan = tfdp_rec.PrivatePlan(epsilon=planned_for, correlation=PLAN, ledger=self.path, **options)
+            settings = {"plan": plan}
+        self.model.compile(tfdp_rec.DPFTRL(0.1, **settings), "mse", run_eagerly=True)
+        self.accountant = (
+            plan.accountant if planned_for else Accountant(self.event, self.order, DELTA, "rdp", ledger=self.path)
+        )
+        self.checkpoint = TrainingCheckpoint(folder / "training", every=2, accountant=self.accountant)
+        self.model.prepare(rows(range(BATCH)))
+        self.resumed = self.checkpoint.resume(self.model)
+
+    @property
+    def event(self):
+        return self.model.optimizer.dp_event()
+
+    def fit(self, steps, killed_at=None):
+        """`steps` more; or as many until a kill, which settles nothing."""
+        position = self.model.optimizer.position
+        last = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self._kill(killed_at))
+        within = PrivacyBudget(self.accountant, self.target)
+        batches = self.order.batches(rows, position=position)
+        callbacks = [within, self.checkpoint, last]
+        try:
+            self.model.fit(batches, steps_per_epoch=5, epochs=9, verbose=0, callbacks=[*callbacks, Stop(steps)])
+        except KeyboardInterrupt:
+            self.accountant.book.ledger.close()
+
+    def _kill(self, at):
+        if self.model.optimizer.position == at:
+            self.checkpoint.save = lambda: None  # the dead write nothing
+            raise KeyboardInterrupt
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            self.model.stop_training = True
+
+
+def paid(process):
+    """ε of the file, from its entries alone."""
+    return total(read(process.path), DELTA, "rdp")
+
+
+def test_a_plan_is_paid_for_whole_before_its_first_step_and_once(tmp_path):
+    process, seen = Process(tmp_path), []
+    process._kill = lambda at: seen.append((read(process.path).steps, paid(process)))
+    process.fit(4)
+    assert seen == [(STEPS, pytest.approx(epsilon(1)))] * 4
+    assert process.accountant.steps == read(process.path).steps == 4, "steps come back, what a plan costs does not"
+    process.fit(5)
+    assert process.accountant.steps == 9
+    assert paid(process) == pytest.approx(process.accountant.epsilon()) == pytest.approx(epsilon(1))
+    process.accountant.close()
+
+
+def test_a_plan_none_of_whose_steps_was_made_costs_nothing(tmp_path):
+    process = Process(tmp_path)
+    process.accountant.follow(process.model)
+    process.accountant.pay_ahead(1, STEPS)
+    assert paid(process) == pytest.approx(epsilon(1))
+    process.accountant.close()
+    assert read(process.path).paid == []
+
+
+@pytest.mark.parametrize(("killed_at", "kept"), [(6, 5), (7, 7)])
+def test_a_killed_plan_goes_on_from_its_last_checkpoint_and_pays_nothing_more(tmp_path, killed_at, kept):
+    first = Process(tmp_path)
+    first.fit(STEPS, killed_at=killed_at)
+    second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
+    assert second.resumed.step == kept
+    second.fit(STEPS)
+    assert second.model.optimizer.position == STEPS == second.accountant.steps
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
+    second.accountant.close()
+    assert checked(second.path, DELTA, tmp_path) == pytest.approx(total(read(second.path), DELTA), rel=1e-3)
+
+
+def test_who_goes_on_from_an_older_checkpoint_pays_again(tmp_path):
+    first = Process(tmp_path)
+    first.fit(STEPS, killed_at=4)
+    shutil.copytree(tmp_path / "training", tmp_path / "older")
+    second = Process(tmp_path)
+    second.fit(STEPS, killed_at=9)
+    shutil.rmtree(tmp_path / "training")
+    shutil.copytree(tmp_path / "older", tmp_path / "training")
+    third = Process(tmp_path, target=1.5 * epsilon(1))
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        third.fit(STEPS)
+    assert paid(third) == pytest.approx(epsilon(1)), "nothing was looked at"
+    third.target = 100.0
+    third.fit(3)
+    assert paid(third) == pytest.approx(third.accountant.epsilon()) == pytest.approx(epsilon(2))
+    third.accountant.close()
+
+
+def test_twice_from_one_checkpoint_pays_twice_whatever_the_first_was_seen_to_do(tmp_path):
+    """Who began there may have been released by a program that notes nothing, as a checkpoint without accountant."""
+    Process(tmp_path).fit(STEPS, killed_at=6)
+    shutil.copytree(tmp_path / "training", tmp_path / "older")
+    second = Process(tmp_path)
+    second.checkpoint.accountant = None
+    second.fit(4)
+    second.accountant.close()
+    shutil.rmtree(tmp_path / "training")
+    shutil.copytree(tmp_path / "older", tmp_path / "training")
+    third = Process(tmp_path, target=1.5 * epsilon(1))
+    assert third.resumed.step == 5
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        third.fit(2)
+    assert paid(third) == pytest.approx(epsilon(1))
+    third.target = 100.0
+    third.fit(2)
+    assert paid(third) == pytest.approx(third.accountant.epsilon()) == pytest.approx(epsilon(2))
+    third.accountant.close()
+
+
+def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_was_told_last(tmp_path):
+    Process(tmp_path).fit(STEPS, killed_at=6)
+    second = Process(tmp_path)
+    batches = second.order.batches(rows, position=5)
+    second.model.fit(batches, steps_per_epoch=5, epochs=2, verbose=0, callbacks=[second.checkpoint])  # without a budget
+    kept = [line["settings"] for line in read(second.path).lines if line.get("label") == "plan kept"]
+    assert (kept[-1]["part"], kept[-1]["step"]) == (second.event.part, 10)
+    second.accountant.book.ledger.close()
+
+
+def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
+    first = Process(tmp_path, 2.0, planned_for=2.0)
+    first.fit(STEPS, killed_at=7)
+    second = Process(tmp_path, 2.0, planned_for=2.0)
+    assert second.model.optimizer.noise_multiplier == first.model.optimizer.noise_multiplier
+    second.fit(STEPS)
+    assert second.model.optimizer.position == STEPS and 1.9 < paid(second) <= 2.0
+    second.accountant.close()
+    shutil.rmtree(tmp_path / "training")
+    third = Process(tmp_path, 2.0, planned_for=2.0)  # with nothing to go on from
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        third.fit(1)
+    third.accountant.close()
+
+
+def test_a_new_plan_pays_anew(tmp_path):
+    first = Process(tmp_path)
+    first.fit(3)
+    first.accountant.close()
+    shutil.rmtree(tmp_path / "training")
+    second = Process(tmp_path)
+    second.fit(3)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(2))
+    second.accountant.close()
+
+
+def test_a_plan_begun_without_a_ledger_is_noticed_and_can_be_paid_for(tmp_path):
+    process = Process(tmp_path)
+    process.model.fit(process.order.batches(rows), steps_per_epoch=3, verbose=0)
+    process.accountant.follow(process.model)
+    with pytest.raises(Unaccounted, match="3 steps were made that"):
+        process.accountant.epsilon()
+    process.accountant.pay_for_history()
+    assert paid(process) == pytest.approx(process.accountant.epsilon()) == pytest.approx(epsilon(1))
+    process.fit(2)
+    assert paid(process) == pytest.approx(epsilon(1)) and process.accountant.steps == 5
+    process.accountant.close()
+
+
+def test_a_ledger_that_is_older_than_the_checkpoint_is_refused(tmp_path):
+    first = Process(tmp_path)
+    first.fit(2)
+    first.accountant.close()
+    older = first.path.read_bytes()
+    second = Process(tmp_path)
+    second.fit(4)
+    second.accountant.close()
+    first.path.write_bytes(older)
+    with pytest.raises(BrokenLedger, match="lacks entries"):
+        Process(tmp_path)
+
+
+def test_independent_noise_in_one_order_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="noise that is planned"):
+        Accountant(dp_accounting.GaussianDpEvent(1.0), FixedOrder(20, 4), 1e-2, ledger=tmp_path / "ledger.jsonl")
+    assert not (tmp_path / "ledger.jsonl").exists()
