@@ -394,6 +394,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if history is not None and history is not self.privacy_history:
             history.hand_over(self, self.privacy_history)
             self.privacy_history = history
+        self.privacy_history.goes_on_under(self)
 
     def save_own_variables(self, store: Any) -> None:
         """As every Keras optimizer, and the privacy history of the model."""

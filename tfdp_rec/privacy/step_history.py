@@ -31,8 +31,9 @@ _KINDS = 4  # of batches, by origin, that most models see at most
 _TRAINED_BY = "privacy_histories"  # among a variable's attributes
 SPENT = "The privacy budget is spent"
 _OTHER = (
-    "Refused batch: a PrivacyBudget is kept for steps on the batches of its fit, and this one is of another origin or "
-    "another optimizer, whose steps may cost more. Train on it after that fit, under a budget of its own.\n"
+    "Refused batch: the model was compiled with another optimizer since this step was, or a PrivacyBudget is kept for "
+    "steps on the batches of its fit, and this one is of another origin or another optimizer, whose steps may cost "
+    "more. Train with the model as it is compiled now, after that fit, under a budget of its own.\n"
 )
 
 
@@ -55,6 +56,7 @@ class StepHistory:
         self._rests_on: list[keras.Variable] = []
         self._joined: StepHistory | None = None
         self._optimizer, self._before, self._changes, self._key = optimizer, 0, 0, new_key()
+        self._present = optimizer  # whose noise rows may owe: no other pays it
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
         self._allowed: tuple[Any, list[Any]] | None = None  # whose steps, on batches of which origins, under a budget
         # Made now: a step in whose trace a variable is born is traced twice.
@@ -199,6 +201,12 @@ class StepHistory:
         self._optimizer = optimizer
         own._joined, self.known_of = self, self.known_of or own.known_of
 
+    def goes_on_under(self, optimizer: Any) -> None:
+        """The model is compiled with this optimizer now; steps of others, still in somebody's hand, are refused."""
+        self._present = optimizer
+        for counter in self._open.values():
+            self._judge(counter)
+
     @property
     def whole(self) -> StepHistory:
         """The history of the model, once this one has joined it: who followed an optimizer follows its model."""
@@ -231,7 +239,7 @@ class StepHistory:
             self._judge(counter)
 
     def _judge(self, counter: _Open) -> None:
-        optimizer, origins = self._allowed or (counter.optimizer, [counter.sampling])
+        optimizer, origins = self._allowed or (self._present, [counter.sampling])
         priced = counter.optimizer is optimizer and counter.sampling in origins
         with tf.init_scope():
             counter.allowed.assign(int(priced and not (self._allowed and counter.void)))
