@@ -7,6 +7,7 @@ from tfdp_rec.cli import commands
 from tfdp_rec.cli.commands import Command
 
 COMMANDS = (
+    Command("days", "experiments.logs.days", "thirty days that drift: sums added up, made anew, or frozen"),
     Command("generate", "experiments.logs.generate", "writes a log in Parquet, items by Zipf's law, ids as text"),
     Command("latency", "experiments.logs.latency", "how long an answer of a served recommender takes"),
     Command("size", "experiments.logs.size", "time and memory from the files to Poisson batches"),

@@ -64,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
 def _unfitted(count: int, head: int) -> Any:
     import numpy as np
 
-    from tfdp_rec.spectral import SpectralRecommender
+    from tfdp_rec.spectral import Release, SpectralRecommender
     from tfdp_rec.spectral.rules import Split
 
     rng = np.random.default_rng(0)
     made = SpectralRecommender(np.arange(1, count + 1), noise_multiplier=1.0, head=head)
     made.num_users, made.split = count, Split.of(1.0, count, count)
-    made.counts, made.prior = rng.random(count), rng.random(count, np.float32)
-    made.head = np.sort(rng.permutation(count)[:head])
+    counts, made.prior = rng.random(count), rng.random(count, np.float32)
+    made.released = Release(counts=counts, head=np.sort(rng.permutation(count)[:head]))
     made.weights = rng.standard_normal([head, head], np.float32)
     return made
 

@@ -18,6 +18,7 @@ from dp_accounting import GaussianDpEvent
 from tfdp_rec.cli import main
 from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.kept import RunCheckpoint
+from tfdp_rec.movies.problem import prior_noise
 from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.privacy.ledger import read, total
 
@@ -86,7 +87,7 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
     assert result["steps"] == 12
     noise = json.loads((resumed / "run" / "config.json").read_text())["noise_multipliers"]["lazydpsgd"]
     oracle = Accountant(GaussianDpEvent(noise), PoissonSampling(480, 60, unit="user"), DELTA)
-    oracle.spend(GaussianDpEvent(4.0), "popularity counts")
+    oracle.spend(GaussianDpEvent(prior_noise(2.0, DELTA)), "popularity counts")
     assert result["epsilon"] == pytest.approx(oracle.epsilon(12)) == pytest.approx(total(read(ledger), DELTA))
     assert 1.9 < result["epsilon"] <= 2.0
     prior = [np.load(root / "kept" / "prior.npy") for root in (interrupted, resumed)]

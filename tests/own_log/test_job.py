@@ -20,9 +20,11 @@ from tfdp_rec.movies.tested import Tests
 from tfdp_rec.own_log import job, recommend
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
+from tfdp_rec.own_log.earlier import Earlier
+from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.tested import HISTORY, NewItems
-from tfdp_rec.privacy import epsilon_of
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
+from tfdp_rec.privacy.ledger import ZERO_OUT, read, total
 from tfdp_rec.spectral import SpectralRecommender
 
 DELTA = 1e-6
@@ -42,6 +44,9 @@ def test_a_run_folder_holds_everything_and_no_row_of_the_log(run):
     assert {"config.json", "results.json", "report.md", "statement.txt", "ledger.jsonl", "servable"} <= names
     assert "servable/assets/items.txt" in names
     assert not any(b"person-" in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    earlier = Earlier.load(run)
+    assert earlier.release.fits == 1 and earlier.mark.lines == len(read(run / "ledger.jsonl").lines)
+    assert sorted(earlier.items.ids.to_pylist()) == sorted((run / "servable/assets/items.txt").read_text().split())
     kept = run.parent / "kept"
     assert {path.stat().st_mode & 0o77 for path in kept.iterdir() if path.name not in ("in-use", ".log.lock")} == {0}
     assert oct(kept.stat().st_mode)[-3:] == "700"
@@ -326,6 +331,28 @@ def test_shares_come_to_the_budget_and_never_above_it(epsilon, delta):
         assert epsilon - 5e-4 * max(1, epsilon / 50) < epsilon_of(budget.event, delta) <= epsilon
     tenth = GaussianDpEvent(budget.sums * 0.999)
     assert epsilon_of(type(budget.event)([budget.events[0], tenth]), delta) > epsilon * 0.9999
+
+
+@pytest.mark.parametrize("public", [True, False])
+@pytest.mark.parametrize("days", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_all_days_come_to_the_budget_and_one_more_would_pass_it(tmp_path, days, public):
+    decided = Lifetime(8.0, DELTA, days, public, None)
+    budget, one = decided.budget, Budget.of(8.0, DELTA, public)
+    assert budget.sums == pytest.approx(one.sums * days**0.5, rel=1e-3)
+    with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT) as ledger:
+        with pytest.raises(ValueError, match="does not say what all days together may cost"):
+            Lifetime.of(ledger.chain)
+        assert decided.decided(ledger) == decided
+        assert Lifetime(800.0, DELTA, days, public, None).decided(ledger) == decided  # who comes later decides nothing
+        for event in (days - 1) * budget.events:
+            ledger.pay(event)
+        decided.refuse_beyond(ledger, budget.events)
+        for event in budget.events:
+            ledger.pay(event)
+        assert 7.99 < ledger.epsilon(DELTA) <= 8.0
+        with pytest.raises(ValueError, match=f"of the 8 that the first day decided on for {days} days"):
+            decided.refuse_beyond(ledger, budget.events)
+    assert checked(tmp_path / "ledger.jsonl", DELTA, tmp_path) == pytest.approx(ledger.epsilon(DELTA), abs=2e-3)
 
 
 def test_chosen_users_count_as_their_rows_alone_would():

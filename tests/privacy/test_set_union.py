@@ -18,7 +18,7 @@ from scipy import stats
 
 from tfdp_rec.data import Interactions, PoissonSampling
 from tfdp_rec.datasets.histories import Histories
-from tfdp_rec.noise.words import seeded
+from tfdp_rec.noise.words import os_entropy, seeded
 from tfdp_rec.privacy import Accountant, epsilon_of, private_counts, private_items, private_terms, set_union
 from tfdp_rec.privacy.events import FailingDpEvent, from_json, in_words, is_private, to_json
 from tfdp_rec.privacy.fixed_point import ONE
@@ -156,6 +156,33 @@ def test_more_rounds_find_more_of_a_long_tail_at_the_same_price():
     assert one.event == two.event and epsilon_of(two.event, 1e-6) <= 4.0
     assert len(two.terms) > 1.1 * len(one.terms) > 100, (len(one.terms), len(two.terms))
     assert two.terms[0] == "sku-1" and len(set(two.terms)) == len(two.terms)
+
+
+def test_known_items_take_no_weight_and_are_not_found_again():
+    told = zipf(3_000, 60, 30_000)
+    log, known = Interactions.read(told, user="u", item="i"), ["sku-1", "sku-2", "never seen"]
+    left = [at for at, item in enumerate(told["i"]) if item not in known]
+    users = np.concatenate([told["u"][left], np.setdiff1d(told["u"], told["u"][left])])
+    items = [told["i"][at] for at in left] + [None] * (len(users) - len(left))
+    without = Interactions.read({"u": users, "i": items}, user="u", item="i")
+    budget = {"epsilon": 1.0, "delta": 1e-6, "max_items": 60}
+    found, again = (private_items(each, **budget, known=known) for each in (log, without))
+    assert not set(found.terms) & set(known) and len(found.terms) > 10
+    assert found.event == again.event == private_items(log, **budget).event
+
+    def weight(each, names):
+        histories, ids = each.found()
+        ids = ids.combine_chunks().to_pylist()
+        total = set_union.weights(histories, np.isin(ids, names), 60, os_entropy)
+        return {item: value for item, value in zip(ids, total.tolist()) if value}
+
+    assert weight(log, known) == weight(without, [])
+
+
+def test_known_items_may_be_of_another_kind_than_a_logs():
+    log = Interactions.read({"u": np.arange(900), "i": np.arange(900) % 3}, user="u", item="i")
+    assert set(private_items(log, epsilon=4.0, delta=1e-6, known=["1", "x"]).terms) == {0, 2}
+    assert set(private_items(log, epsilon=4.0, delta=1e-6, known=[0, 1, 2]).terms) == set()
 
 
 def test_items_and_counts_are_paid_for_before_anybody_looks(tmp_path):

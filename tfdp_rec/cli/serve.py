@@ -15,15 +15,15 @@ HELP = """\
   curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \\
        http://127.0.0.1:8501/v1/models/recommender:predict
 
-RUN is a folder that `tfdp-rec train` wrote. The shape is that of TensorFlow Serving's REST interface, so that the same
-questions can be asked of it, or of its Docker image (docs/serving.md). Listens to this machine alone unless told
-otherwise, and keeps no log of what is asked. Ends on SIGTERM or Ctrl-C.
+RUN is a folder that `tfdp-rec train` wrote, or one that `model.export` did. The shape is that of TensorFlow Serving's
+REST interface, so that the same questions can be asked of it, or of its Docker image (docs/serving.md). Listens to this
+machine alone unless told otherwise, and keeps no log of what is asked. Ends on SIGTERM or Ctrl-C.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `serve`."""
-    parser.add_argument("folder", metavar="RUN", help="a run folder")
+    parser.add_argument("folder", metavar="RUN", help="a run folder, or an exported model")
     parser.add_argument("--port", type=whole, default=8501, help="0 for any that is free (default: %(default)s)")
     parser.add_argument("--name", default="recommender", help="of the model, in its path (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to stop."""
     quiet.import_tensorflow()
-    from tfdp_rec.serving.rest import Served
+    from tfdp_rec.serving.rest import Served, servable_in
     from tfdp_rec.serving.server import Server
 
-    served = Served(pathlib.Path(args.folder) / "servable")
+    served = Served(servable_in(pathlib.Path(args.folder)))
     server = Server(served, args.name, args.host, args.port, args.open_to_the_network)
     stopped = threading.Event()
     before = {name: signal.signal(name, lambda *_: stopped.set()) for name in (signal.SIGTERM, signal.SIGINT)}

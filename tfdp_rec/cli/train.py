@@ -9,12 +9,14 @@ from tfdp_rec.movies import command as movies
 from tfdp_rec.movies.settings import Settings, Source
 from tfdp_rec.own_log import command as own_log
 from tfdp_rec.own_log.folders import is_kept
-from tfdp_rec.own_log.settings import Columns, Terms
+from tfdp_rec.own_log.settings import Columns, Days, Terms
 from tfdp_rec.settings import flag
 
 HELP = f"""\
   tfdp-rec train --data logs/*.parquet --user user_id --item sku --time ts --out runs/spring
                                                         a log of your own (docs/logs.md), epsilon 8
+  tfdp-rec train --continue runs/spring --data next/*.parquet
+                                                        a further day of it; the first said --days
 {movies.HELP}"""
 
 
@@ -33,9 +35,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_own_log(args: argparse.Namespace) -> bool:
+    if args.continues and args.resume:
+        raise ValueError("--resume goes on with what is in --checkpoint, --continue begins a day: leave one out.")
     if args.resume and args.checkpoint:
         return is_kept(args.checkpoint)
-    return any(getattr(args, field.name) is not None for field in dataclasses.fields(Columns))
+    ours = [field.name for kind in (Columns, Days) for field in dataclasses.fields(kind)]
+    return args.continues is not None or any(getattr(args, name) is not None for name in ours)
 
 
 def _refuse_options_of_movies(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import errno
 import re
@@ -14,23 +15,26 @@ from typing import TYPE_CHECKING
 
 from tfdp_rec import quiet
 from tfdp_rec.own_log.folders import sweep
-from tfdp_rec.own_log.settings import Asked, Columns
+from tfdp_rec.own_log.settings import Asked, Columns, Days
 from tfdp_rec.settings import add_options, chosen
 
 if TYPE_CHECKING:
     from tfdp_rec.own_log.kept import Kept
+    from tfdp_rec.privacy.ledger_lines import Mark
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are about a log's columns; the others are those of the movies' run."""
     add_options(parser, Columns)
+    add_options(parser, Days)
+    parser.add_argument("--continue", dest="continues", metavar="RUN", help="add the day in --data, of a log, to RUN")
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains on a log, and writes the run folder."""
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
     with in_words_of_the_command_line(args):
-        kept = _going_on(args) if args.resume else _fresh(args)
+        kept = _going_on(args) if args.resume else _further(args) if args.continues else _fresh(args)
         from tfdp_rec.own_log import job
 
         try:
@@ -47,7 +51,34 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace, before: Asked) -> Asked:
-    return Asked(chosen(args, before.columns), chosen(args, before.terms)).checked()
+    return Asked(chosen(args, before.columns), chosen(args, before.terms), chosen(args, before.days)).checked()
+
+
+def _further(args: argparse.Namespace) -> Kept:
+    """A day that is added to a run: what may be asked for anew is what costs nothing."""
+    if args.out:
+        raise ValueError(f"--continue goes on in {args.continues} itself, where the ledger is: leave --out out.")
+    quiet.import_tensorflow()
+    from tfdp_rec.own_log.earlier import Earlier, asked_of
+
+    before = asked_of(args.continues)
+    asked = _asked(args, dataclasses.replace(before, terms=dataclasses.replace(before.terms, data=())))
+    free = {"data": asked.terms.data, "titles": asked.columns.titles, "keep": asked.days.keep}
+    free |= {"recency": asked.terms.recency, "top_k": asked.terms.top_k}
+    if before.columns.items and asked.columns.items:
+        free["items"] = asked.columns.items  # a public list, read anew: new ones join
+    asked.refuse_other(before, free, args.continues)
+    return _begun(args, asked, Path(args.continues), Earlier.load(args.continues).mark)
+
+
+def _begun(args: argparse.Namespace, asked: Asked, out: Path, continues: Mark | None = None) -> Kept:
+    from tfdp_rec.own_log.kept import Kept
+
+    if args.checkpoint:
+        return Kept.fresh(args.checkpoint, asked, out, continues)
+    # Beside the run folder, since the system's own place for temporary files is often memory.
+    sweep(out.absolute().parent)
+    return Kept.fresh(out.absolute().parent / f".{out.absolute().name}.private", asked, out, continues)
 
 
 def _fresh(args: argparse.Namespace) -> Kept:
@@ -60,13 +91,7 @@ def _fresh(args: argparse.Namespace) -> Kept:
             f"{out} holds the ledger of a run that was cut off after it had paid: give another --out."
         )
     quiet.import_tensorflow()
-    from tfdp_rec.own_log.kept import Kept
-
-    if args.checkpoint:
-        return Kept.fresh(args.checkpoint, asked, out)
-    # Beside the run folder, since the system's own place for temporary files is often memory.
-    sweep(out.absolute().parent)
-    return Kept.fresh(out.absolute().parent / f".{out.name}.private", asked, out)
+    return _begun(args, asked, out)
 
 
 def _going_on(args: argparse.Namespace) -> Kept:

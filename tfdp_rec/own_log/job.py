@@ -3,35 +3,43 @@
     the log's files -> grouped by user, on disk -> items: a public list, or found privately
     -> private sums over 80% of the users (by a hash of their ids) -> tests on the others -> a SavedModel and a report
 
-One budget pays for the items and for the sums (`own_log.budget`), in one ledger, each before the log is looked at for
-it. The other 20% of the users have a say in which items there are, and in nothing else; what they tell of the
-recommender is not private, and stays in the report.
+**A further day** (`--continue`) finds the items that are new in it, and adds its sums to those that were released
+before. Users stay on their side of the split on all days.
+
+One budget pays for the items and for the sums of all days (`own_log.budget`, `own_log.lifetime`), in one ledger, each
+before the log is looked at for it. The other 20% of the users have a say in which items there are, and in nothing else;
+what they tell of the recommender is not private, and stays in the report.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
 from tfdp_rec.data import Interactions, Items
+from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.files import replacing, rows_at_a_time
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.tested import Scores, Tests, everybody_the_same
 from tfdp_rec.movies.trained import measured_record
 from tfdp_rec.own_log import report, titles
-from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
-from tfdp_rec.own_log.kept import LEDGER, Kept, Payer
+from tfdp_rec.own_log.earlier import LEDGER, Earlier
+from tfdp_rec.own_log.kept import Kept, Payer
+from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.own_log.tested import MOST_USERS, NewItems
-from tfdp_rec.privacy import Accountant, epsilon_of, private_items
+from tfdp_rec.privacy import Accountant, Ledger, epsilon_of, private_items
+from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.serving.own_ids import export, refuse_line_breaks
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
@@ -39,6 +47,10 @@ from tfdp_rec.spectral.rules import MOST_HEAD
 _TRAIN = 0.8  # of the users
 _RECENCY = 0.25  # where rows have times; see docs/spectral.md
 _SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
+_SEEN = (
+    "A day before had {users:,} users, too: if these are the same data, end this by Ctrl-C, or they are paid for again "
+    "and count twice."
+)
 
 
 class Progress:
@@ -98,8 +110,7 @@ def run(asked: Asked, kept: Kept, verbose: int = 1) -> RunFolder:
     )
     show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
     try:
-        kept.opened(log)
-        return _Run(asked, kept, show, log).whole()
+        return _Run(asked, kept, show, log, kept.opened(log)).whole()
     finally:
         kept.close()
 
@@ -107,15 +118,26 @@ def run(asked: Asked, kept: Kept, verbose: int = 1) -> RunFolder:
 class _Run:
     """One run, its log read."""
 
-    def __init__(self, asked: Asked, kept: Kept, show: Progress, log: Interactions):
-        self.asked, self.kept, self.show = asked, kept, show
-        terms, columns = asked.terms, asked.columns
-        self.delta = min(1e-6, 1.0 / len(log)) if terms.delta is None else terms.delta
-        self.train, self.test = log.split(_TRAIN, key=f"tfdp-rec train {terms.seed}")
+    def __init__(self, asked: Asked, kept: Kept, show: Progress, log: Interactions, ledger: Ledger):
+        self.asked, self.kept, self.show, self.ledger = asked, kept, show, ledger
+        self.everything, self.before = log, kept.earlier
+        self.train, self.test = log.split(_TRAIN, key=f"tfdp-rec train {asked.terms.seed}")
+        wanted = Lifetime.of(ledger.chain) if self.before else self._wanted(log)
+        self.delta = wanted.delta
         self._check_users(log)
-        self.budget = Budget.of(terms.epsilon, self.delta, bool(columns.items), columns.items_epsilon)
-        self.recency = terms.recency if terms.recency is not None else _RECENCY * log.ordered
-        self.everything = log
+        decided = wanted.decided(ledger)
+        self.budget = decided.budget
+        decided.refuse_beyond(ledger, kept.to_pay(self.budget.events))
+        self.recency = _RECENCY * log.ordered if asked.terms.recency is None else asked.terms.recency
+        if self.before:
+            self._check_kinds(log, self.before.items)
+        if kept.seen:
+            print(_SEEN.format(users=len(log)), file=sys.stderr)
+
+    def _wanted(self, log: Interactions) -> Lifetime:
+        terms, columns = self.asked.terms, self.asked.columns
+        delta = min(1e-6, 1.0 / len(log)) if terms.delta is None else terms.delta
+        return Lifetime(terms.epsilon, delta, self.asked.days.days, bool(columns.items), columns.items_epsilon)
 
     def _check_users(self, log: Interactions) -> None:
         if not len(self.train):
@@ -123,8 +145,22 @@ class _Run:
         if self.delta > 1 / len(self.train):
             raise ValueError(
                 f"--delta {self.delta:g} is above 1 / {len(self.train)} users: a mechanism that publishes one user's "
-                "rows would still meet it. Choose a smaller one."
+                "rows would still meet it. Choose a smaller one, on the first day."
             )
+
+    def _check_kinds(self, log: Interactions, known: Items) -> None:
+        kinds = [pa.types.is_integer(kind) for kind in (known.ids.type, log.found()[1].type)]
+        if kinds[0] != kinds[1]:
+            words = ["whole numbers" if number else "text" for number in kinds]
+            raise ValueError(
+                f"--item: the ids of items were {words[0]} on the days before, and are {words[1]} here: write them as "
+                "they were."
+            )
+
+    @property
+    def spent(self) -> float:
+        """ε of all days so far, by the ledger's entries alone."""
+        return self.ledger.epsilon(self.delta)
 
     def whole(self) -> RunFolder:
         """From the items on."""
@@ -137,19 +173,34 @@ class _Run:
         columns, ids = self.asked.columns, self.asked.columns.item
         how = "finding items privately" if self.budget.items else "taking the items of the public list"
         self.show.begin(how)
-        find = (lambda payer: Items.read(columns.items, usual=[ids])) if columns.items else self._found
+        find = (lambda payer: self._with(Items.read(columns.items, usual=[ids]))) if columns.items else self._found
         items = self.kept.items(find)
         refuse_line_breaks(items)
-        self.show.note(f"{len(items):,} items")
+        new = f", {len(items) - len(self.before.items):,} of them new" if self.before else ""
+        self.show.note(f"{len(items):,} items{new}")
         return items
+
+    def _with(self, joining: Items) -> Items:
+        """What was known before keeps its numbers; the others follow."""
+        if not self.before:
+            return joining
+        known = self.before.items.ids
+        there = as_kind(known.type, joining.ids)
+        if there.null_count:
+            raise ValueError("--items: the items of the days before are whole numbers, and some of these are not.")
+        return Items(pa.concat_arrays([known, there.filter(pc.invert(pc.is_in(there, value_set=known)))]))
 
     def _found(self, payer: Payer) -> Items:
         assert self.budget.items is not None
         epsilon, delta = self.budget.items
         accountant = cast(Accountant, payer)  # pays as one does, and follows no training
-        found = private_items(self.everything, epsilon=epsilon, delta=delta, accountant=accountant)
-        if [paid.event for paid in payer.ledger.paid] != [found.event] or found.event != self.budget.events[0]:
+        known = self.before.items.ids.to_pylist() if self.before else []
+        found = private_items(self.everything, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
+        paid = [payer.ledger.chain.payments[number].event for number in payer.numbers]
+        if paid != [found.event] or found.event != self.budget.events[0]:
             raise RuntimeError(f"Finding items cost {found.event}, and {self.budget.events[0]} was planned for.")
+        if self.before:
+            return self._with(Items(list(found.terms))) if found.terms else self.before.items
         if not found.terms:
             raise ValueError(
                 f"No item has so many users that it can be told privately at epsilon {epsilon:g} of {len(self.train)} "
@@ -162,8 +213,9 @@ class _Run:
         self.show.begin(f"making private sums of {users}")
         _refuse_full(self.kept.directory, log.num_items)
         counter = self.show.counter("users read", 2 * len(log))
+        before = self.before.release.faded(self.asked.days.keep) if self.before else None
         unfitted = SpectralRecommender(
-            log.catalogue.ids, None, self.delta, noise_multiplier=self.budget.sums, recency=self.recency
+            log.catalogue.ids, None, self.delta, noise_multiplier=self.budget.sums, recency=self.recency, before=before
         )
         # It prints how many items its head has, which hangs on what it drew; until it is kept, nothing may.
         made = self.kept.sums(
@@ -181,11 +233,13 @@ class _Run:
             self.show.note("none of them has two different items: nothing can be tested")
             return []
         exact = popularity(ChosenUsers(log, self.train), log.catalogue)
-        counted = ComposedDpEvent([*self.budget.events[:-1], GaussianDpEvent(recommender.split.counts)])
+        counts = [*self.budget.events[:-1], GaussianDpEvent(recommender.split.counts)]
+        spent = self.spent  # counts alone are told apart on the first day; what they cost later is no more than all
+        counted = spent if self.before else epsilon_of(ComposedDpEvent(counts), self.delta)
         who: list[tuple[str, Scores, float | None]] = [
             ("popularity", everybody_the_same(exact), None),
-            ("dp-popularity", everybody_the_same(recommender.counts), epsilon_of(counted, self.delta)),
-            ("spectral", lambda context: recommender.scores([told[told > 0] for told in context]), self.budget.epsilon),
+            ("dp-popularity", everybody_the_same(recommender.counts), counted),
+            ("spectral", lambda context: recommender.scores([told[told > 0] for told in context]), spent),
         ]
         return [
             {"recommender": name, **measured_record(tests.measured(scores)), "epsilon": epsilon}
@@ -199,20 +253,22 @@ class _Run:
         folder, columns, terms = RunFolder.reopened(self.kept.out), self.asked.columns, self.asked.terms
         assert log.items is not None
         named = titles.read(columns.titles, log.items, columns.item) if columns.titles else {}
-        said = report.statement(self.budget, recommender, len(log))
+        said = report.statement(self.budget, self.spent, recommender, len(log))
         # First: a servable is never there without what was paid for it.
         folder.write_text("statement.txt", said)
-        shutil.copyfile(self.kept.directory / LEDGER, folder / LEDGER)
+        if not self.before:
+            shutil.copyfile(self.kept.directory / LEDGER, folder / LEDGER)
         with replacing(folder / "servable") as temporary:
             export(temporary, recommender, log.items, named, min(terms.top_k, log.num_items))
         config = {
             "job": "log", "when": datetime.datetime.now().isoformat(timespec="minutes"), "users": len(log),
-            "train_users": len(self.train), "num_items": log.num_items, **dataclasses.asdict(columns),
-            **dataclasses.asdict(terms), "delta": self.delta, "recency": self.recency,
+            "train_users": len(self.train), "num_items": log.num_items, "day": recommender.released.fits,
+            **self.asked.as_config(), "delta": self.delta, "recency": self.recency,
         }  # fmt: skip
         folder.write_json("results.json", results)
         report.write(folder, config, results, said)
-        folder.write_json("config.json", config)  # last: where it is, a run is whole
+        folder.write_json("config.json", config)  # where it is, a run can be asked
+        Earlier(log.items, recommender.released, self.ledger.mark).save(folder.path)  # last: where it is, it is whole
         if self.show.verbose:
             self._say(folder.path, results, named, log.num_items)
         return folder
@@ -223,12 +279,12 @@ class _Run:
         self.show.note("done")
         if results:
             print(f"\nHeld-back users, without noise, for you alone:\n{report.text(results)}")
-        print(f"\n{path}/report.md   {path}/servable   epsilon = {self.budget.epsilon:g} at delta = {self.delta:g}")
+        print(f"\n{path}/report.md   {path}/servable   epsilon = {rounded_up(self.spent):g} at delta = {self.delta:g}")
 
 
 def _refuse_full(directory: Path, items: int) -> None:
     """What is paid for must fit on the disk: to find that out afterwards would be to have paid for nothing."""
-    needed = 4 * min(items, MOST_HEAD) ** 2 + 64 * items + 2**20
+    needed = 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 2**20
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise OSError(

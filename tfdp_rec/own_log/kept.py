@@ -1,7 +1,8 @@
 """What a run on a log needs to be gone on with, in one folder that is as private as the log.
 
     DIR/run.json            what was asked for, where results go, a hash of the log, where the ledger stood
-    DIR/ledger.jsonl        what was paid, each release before the log was looked at for it
+    DIR/ledger.jsonl        what was paid, each release before the log was looked at for it; a day that continues a
+                            run has none, and pays in that of the run
     DIR/log/                the log, grouped by user
     DIR/items.parquet       the items: found, and paid for, once; or as they were given
     DIR/recommender.npz     the private sums: made, and paid for, once
@@ -9,6 +10,9 @@
 **Nothing is spent twice.** A release that is in its file is taken from there. **Ctrl-C** while one is being made gives
 its payment back: what had been drawn is gone with the process, and until it is in its file nothing that is shown or
 written hangs on it. After a crash nobody can say that, so that it stays paid, and the run cannot be gone on with.
+
+**One ledger.** A run's is in its run folder once it is done, and grows there. A day that continues it holds it from
+before the first payment to the end, so that no two days are added to the same sums.
 """
 
 from __future__ import annotations
@@ -20,22 +24,22 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dp_accounting import DpEvent
 
 from tfdp_rec.data import Interactions, Items
 from tfdp_rec.files import Path, hold, writing
-from tfdp_rec.movies.kept import refuse_changed
+from tfdp_rec.own_log.earlier import LEDGER, Earlier
 from tfdp_rec.own_log.folders import JOB, RUN
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.privacy import Ledger, Snapshot, set_union
-from tfdp_rec.privacy.ledger import ZERO_OUT
+from tfdp_rec.privacy.ledger import ZERO_OUT, read
 from tfdp_rec.privacy.ledger_lines import Mark
 from tfdp_rec.spectral import SpectralRecommender
 
-LEDGER, LOG = "ledger.jsonl", "log"
+LOG = "log"
 _ITEMS, _SUMS = "items.parquet", "recommender.npz"
 _LABELS = {_ITEMS: set_union.LABEL, _SUMS: "private sums"}
 
@@ -69,27 +73,36 @@ class Kept:
         directory: made if missing.
         asked: what the run is asked for.
         out: its run folder.
+        continues: where the ledger of the run folder stood when its sums were released, if this adds a day to them.
+
+    Attributes:
+        earlier: what the days before have released; None on the first.
+        seen: a day before had data of the same public count and shape.
 
     Raises:
         ValueError: another process has it.
     """
 
-    def __init__(self, directory: Path, asked: Asked, out: Path):
+    def __init__(self, directory: Path, asked: Asked, out: Path, continues: Mark | None = None):
         self.directory, self.asked, self.out = pathlib.Path(directory).absolute(), asked, os.path.abspath(out)
+        self.earlier: Earlier | None = None
+        self.seen = False
+        self._continues, self._since = continues, 0
         self._data, self._mark = "", dict[str, Any]()
         self._ledger: Ledger | None = None
         hold(self.directory)
 
     @classmethod
-    def fresh(cls, directory: Path, asked: Asked, out: Path) -> Kept:
-        """For a run that begins.
+    def fresh(cls, directory: Path, asked: Asked, out: Path, continues: Mark | None = None) -> Kept:
+        """For a run, or a day, that begins.
 
         Raises:
             ValueError: one has begun there.
         """
         if os.path.exists(os.path.join(directory, RUN)):
+            hold(directory)
             raise ValueError(f"{directory} holds a run: go on with it by --resume, or give another --checkpoint.")
-        kept = cls(directory, asked, out)
+        kept = cls(directory, asked, out, continues)
         kept._write()
         return kept
 
@@ -108,16 +121,16 @@ class Kept:
         path = pathlib.Path(directory) / RUN
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
-            before, data, mark = Asked.from_json(run["asked"]), run["data"], run["ledger"]
+            before, data, mark = Asked.from_config(run["asked"]), run["data"], run["ledger"]
+            continues, since = Mark(**run["continues"]) if run["continues"] else None, run["since"]
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
         now = given(before)
-        refuse_changed(before.columns, now.columns, directory)
-        refuse_changed(before.terms, now.terms, directory)
+        now.refuse_other(before, {}, directory)
         if out and os.path.abspath(out) != run["out"]:
             raise ValueError(f"The run in {directory} writes to {run['out']}: leave --out out to go on with it.")
-        kept = cls(directory, before, run["out"])
-        kept._data, kept._mark = data, mark
+        kept = cls(directory, before, run["out"], continues)
+        kept._data, kept._mark, kept._since = data, mark, since
         return kept
 
     @property
@@ -132,7 +145,7 @@ class Kept:
             log: whose users it protects.
 
         Raises:
-            ValueError: it is another log than the run was begun with.
+            ValueError: it is another log than the run was begun with, or the run has gone on since.
             BrokenLedger: the ledger was deleted, or put back from an older backup.
         """
         found = _hash(log.folder)
@@ -142,11 +155,59 @@ class Kept:
                 "another run in another --checkpoint."
             )
         self._data = found
-        self._ledger = Ledger(self.directory / LEDGER, "user", Snapshot(len(log), "user, item, time"), ZERO_OUT)
+        data = Snapshot(len(log), "user, item, time")
+        ledger = self._ledger = self._one_that_grows(data) if self._continues else self._first(data)
         if self._mark:
-            self._ledger.refuse_behind(0, Mark(**self._mark))
+            ledger.refuse_behind(0, Mark(**self._mark))
+        elif self._continues:
+            self._since = ledger.mark.lines
+        self.seen = any(paid.data == data.id for paid in ledger.paid if paid.number < self._since)
         self._marked()
-        return self._ledger
+        return ledger
+
+    def _first(self, data: Snapshot) -> Ledger:
+        path, copy = self.directory / LEDGER, pathlib.Path(self.out) / LEDGER
+        lines = len(read(path).lines) if path.exists() else self._mark.get("lines", 0)
+        if copy.exists() and len(read(copy).lines) > lines:
+            raise self._gone_on()
+        return Ledger(path, "user", data, ZERO_OUT)
+
+    def _one_that_grows(self, data: Snapshot) -> Ledger:
+        """That of the run folder; what was released by then is read while nobody else can add to it."""
+        path = pathlib.Path(self.out) / LEDGER
+        if not path.exists():
+            raise ValueError(f"{path} is gone, so that nobody knows what was spent: put the newest one back.")
+        ledger = Ledger(path, "user", data, ZERO_OUT, data_changed=True)
+        try:
+            self.earlier = Earlier.load(self.out)
+            ledger.refuse_behind(0, self.earlier.mark)
+            if self.earlier.mark != self._continues:
+                raise self._gone_on()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def _gone_on(self) -> ValueError:
+        return ValueError(
+            f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: add "
+            f"a day to it with --continue {self.out}, and another --checkpoint."
+        )
+
+    def to_pay(self, events: Sequence[DpEvent]) -> list[DpEvent]:
+        """Those of a day's releases that are not in their files.
+
+        Args:
+            events: of the day; the sums last.
+
+        Raises:
+            ValueError: one was paid for already, and what came out was not kept.
+        """
+        names = [_SUMS] if len(events) == 1 else [_ITEMS, _SUMS]
+        left = [event for name, event in zip(names, events) if not (self.directory / name).exists()]
+        if left:
+            self._refuse_lost()
+        return left
 
     def close(self) -> None:
         """Lets another own the ledger."""
@@ -183,12 +244,7 @@ class Kept:
     def _paying(self, path: pathlib.Path) -> Iterator[Payer]:
         """Where a release is paid for, made, and put into its file."""
         assert self._ledger is not None
-        lost = [paid for paid in self._ledger.paid if paid.label not in self._kept_labels()]
-        if lost:
-            raise ValueError(
-                f"{self._ledger.path} has paid for the {lost[0].label} of a run that ended before it kept it, and to "
-                "make it again would cost as much again: begin another run in another --checkpoint."
-            )
+        self._refuse_lost()
         payer = Payer(self._ledger, self._marked)
         try:
             yield payer
@@ -197,6 +253,17 @@ class Kept:
                 payer.give_back()
                 self._marked()
             raise
+
+    def _refuse_lost(self) -> None:
+        assert self._ledger is not None
+        since = [paid for paid in self._ledger.paid if paid.number >= self._since]
+        lost = [paid for paid in since if paid.label not in self._kept_labels()]
+        if lost:
+            another = "begin the day again, with --continue," if self._continues else "begin another run"
+            raise ValueError(
+                f"{self._ledger.path} has paid for the {lost[0].label} of a run that ended before it kept it, and to "
+                f"make it again would cost as much again: {another} in another --checkpoint."
+            )
 
     def _kept_labels(self) -> set[str]:
         return {label for name, label in _LABELS.items() if (self.directory / name).exists()}
@@ -207,9 +274,10 @@ class Kept:
         self._write()
 
     def _write(self) -> None:
-        run = {"job": JOB, "asked": dataclasses.asdict(self.asked), "out": self.out}
+        continues = dataclasses.asdict(self._continues) if self._continues else None
+        run = {"job": JOB, "asked": self.asked.as_config(), "out": self.out, "continues": continues}
         with writing(self.directory / RUN, private=True) as file:
-            json.dump({**run, "data": self._data, "ledger": self._mark}, file, indent=1)
+            json.dump({**run, "since": self._since, "data": self._data, "ledger": self._mark}, file, indent=1)
 
     def remove(self) -> None:
         """Removes all of it, where nobody asked for it to be kept."""

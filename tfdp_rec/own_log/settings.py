@@ -8,7 +8,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, option
+from tfdp_rec.files import Path
+from tfdp_rec.movies.kept import refuse_changed
+from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, option
 
 GROUP = "a log of your own, instead of movies (docs/logs.md)"
 
@@ -28,6 +30,19 @@ class Columns:
     items_epsilon: float | None = option(
         None, "what finding items costs by itself, of --epsilon (default: a quarter)", POSITIVE, metavar="E",
         group=GROUP,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Days:
+    """How long it is to last."""
+
+    days: int = option(
+        1, "how many days --epsilon is for: this one, and others that are added by --continue", POSITIVE, group=GROUP
+    )
+    keep: float = option(
+        1.0, "what a further day keeps of the sums of those before it; below 1 where tastes change",
+        Check("must be above 0 and at most 1", lambda value: 0 < value <= 1), group=GROUP,
     )  # fmt: skip
 
 
@@ -54,6 +69,7 @@ class Asked:
 
     columns: Columns = Columns()
     terms: Terms = Terms()
+    days: Days = Days()
 
     def checked(self) -> Asked:
         """Itself, with files where they are from anywhere."""
@@ -79,10 +95,33 @@ class Asked:
         return Asked(
             dataclasses.replace(columns, **{name: os.path.abspath(path) for name, path in paths.items()}),
             dataclasses.replace(terms, data=tuple(map(os.path.abspath, terms.data))),
+            self.days,
         )
 
+    def refuse_other(self, before: Asked, free: Mapping[str, Any], directory: Path) -> None:
+        """Raises if something was decided already, and is asked for otherwise now.
+
+        Args:
+            before: what was asked for.
+            free: what may be asked for anew.
+            directory: of the run.
+
+        Raises:
+            ValueError: naming the option.
+        """
+        for name in ("columns", "terms", "days"):
+            mine, now = getattr(before, name), getattr(self, name)
+            chosen_anew = {field: value for field, value in free.items() if hasattr(mine, field)}
+            refuse_changed(dataclasses.replace(mine, **chosen_anew), now, directory)
+
+    def as_config(self) -> dict[str, Any]:
+        """All of it, by name."""
+        return {**dataclasses.asdict(self.columns), **dataclasses.asdict(self.terms), **dataclasses.asdict(self.days)}
+
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Asked:
-        """The inverse of `dataclasses.asdict`, through JSON."""
-        terms = {**fields["terms"], "data": tuple(fields["terms"]["data"])}
-        return cls(Columns(**fields["columns"]), Terms(**terms))
+    def from_config(cls, config: Mapping[str, Any]) -> Asked:
+        """The inverse of `as_config`, through JSON; what else there is is left out."""
+        kinds = (Columns, Terms, Days)
+        parts = [{field.name: config[field.name] for field in dataclasses.fields(kind)} for kind in kinds]
+        parts[1]["data"] = tuple(parts[1]["data"])
+        return cls(*(kind(**part) for kind, part in zip(kinds, parts)))

@@ -26,17 +26,19 @@ Reference:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 from scipy import special
 
 from tfdp_rec.datasets.histories import Catalogue, Histories, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.privacy.accounting import Accountant
 from tfdp_rec.privacy.events import FailingDpEvent
@@ -68,6 +70,7 @@ def private_items(
     size: int | None = None,
     max_items: int = 100,
     rounds: int = 3,
+    known: Sequence[Any] = (),
     words: WordSource = os_entropy,
 ) -> Found:
     """The items of a log that many users have, found under differential privacy, one user a unit.
@@ -80,6 +83,7 @@ def private_items(
         size: at most so many items.
         max_items: m, items a user gives.
         rounds: how many; 1 is the weighted Gaussian.
+        known: ids that are public, or that an earlier release has found: they take no weight, and are not found again.
         words: for tests; the operating system's if left out.
 
     Raises:
@@ -96,8 +100,10 @@ def private_items(
     _check_size(size)
     if accountant is not None:
         accountant.spend(plan.event, LABEL)
-    histories, ids = log.found()
-    return Found(_found(histories, ids.combine_chunks(), plan, size, words), plan.event)
+    histories, chunks = log.found()
+    ids = chunks.combine_chunks()
+    before = pc.is_in(ids, value_set=as_kind(ids.type, pa.array(list(known), ids.type if not known else None)))
+    return Found(_found(histories, ids, plan, size, words, before.to_numpy(zero_copy_only=False)), plan.event)
 
 
 def private_terms(
@@ -158,9 +164,12 @@ def _check_size(size: int | None) -> None:
         raise ValueError(f"size must be at least 1, got {size}.")
 
 
-def _found(histories: Histories, ids: pa.Array, plan: _Rounds, size: int | None, words: WordSource) -> tuple[Any, ...]:
+def _found(
+    histories: Histories, ids: pa.Array, plan: _Rounds, size: int | None, words: WordSource,
+    before: NDArray[np.bool_] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """The terms of all rounds, round by round, in each the greatest noisy weight first."""
-    known, answer = np.zeros(len(ids), bool), list[Any]()
+    known, answer = np.zeros(len(ids), bool) if before is None else before.copy(), list[Any]()
     for sigma, delta in plan.each if len(ids) else ():
         total = weights(histories, known, plan.max_terms, words)
         seen = np.flatnonzero(total)  # what nobody gave gets no noise: it could pass, and no δ has been paid for that

@@ -2,5 +2,6 @@
 
 from tfdp_rec.datasets.histories import Catalogue, Histories
 from tfdp_rec.spectral.recommender import SpectralRecommender
+from tfdp_rec.spectral.release import Release
 
-__all__ = ["Catalogue", "Histories", "SpectralRecommender"]
+__all__ = ["Catalogue", "Histories", "Release", "SpectralRecommender"]

@@ -21,6 +21,9 @@ beyond 4σ on it counts, less those 4σ, and half of it is believed.
 D the diagonal that the release leaves out, as well as it can be told from the counts; a and f are constants. Noise
 makes the ridge heavier, for rare items most of all. Large entries S come in to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
 
+**Sums that were added up** have noise that differs from row to row. The spectrum is read by its average, large entries
+by their own.
+
 Reference:
     Bun, Allez, Bouchaud and Potters, Rotational invariant estimator for general noisy matrices, IEEE Transactions on
     Information Theory 2016. Steck, Embarrassingly shallow autoencoders for sparse data, WWW 2019 (the ridge
@@ -75,19 +78,36 @@ def eigenvalues_without_noise(values: NDArray[np.float32], sigma: float) -> NDAr
     return y - 2 * scale**2 * pull
 
 
+def noise_on_average(of_rows: NDArray[np.float64]) -> float:
+    """The root of the mean variance of the entries of a matrix, each of which has the lesser noise of its two rows.
+
+    Args:
+        of_rows: standard deviation of each row.
+
+    Example:
+        >>> noise_on_average(np.array([3.0, 3.0])), round(noise_on_average(np.array([1.0, 3.0])) ** 2, 3)
+        (3.0, 3.0)
+    """
+    order = np.arange(len(of_rows), 0, -1)  # the least noisy row has the most entries of its noise
+    return float(np.sqrt(np.average(np.sort(of_rows) ** 2, weights=2 * order - 1)))
+
+
 def weights_between_items(
-    noisy: NDArray[np.float32], sigma: float, diagonal: NDArray[np.float64]
+    noisy: NDArray[np.float32], noise: float | NDArray[np.float64], diagonal: NDArray[np.float64]
 ) -> NDArray[np.float32]:
     """B: how much an item in the history (row) speaks for another (column).
 
     Args:
         noisy: the released Gram matrix.
-        sigma: of its noise.
+        noise: standard deviation of all its entries, or of each row; an entry then has the lesser of its two.
         diagonal: D, what the diagonal would about be.
     """
+    of_rows = np.broadcast_to(np.asarray(noise, np.float64), [len(noisy)])
+    sigma = noise_on_average(of_rows)
     true = denoised(noisy, sigma)
     beyond = noisy - true
-    beyond = np.sign(beyond) * np.maximum(np.abs(beyond) - np.float32(LARGE * sigma), 0)
+    least = np.minimum.outer(*2 * [np.float32(LARGE) * of_rows.astype(np.float32)])
+    beyond = np.sign(beyond) * np.maximum(np.abs(beyond) - least, 0)
     np.fill_diagonal(beyond, 0)
     own = np.diag(true).copy()
     ridge = RIDGE * (diagonal + NOISE_IN_RIDGE * sigma * np.sqrt(len(true)))

@@ -30,11 +30,10 @@ from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.spectral import rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
+from tfdp_rec.spectral.release import Release
 
 _USERS_AT_ONCE = 1024
-_KEPT = (
-    "delta", "noise_multiplier", "recency", "num_users", "counts", "head", "weights", "prior", "_private",
-)  # fmt: skip
+_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "_private")
 Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -51,6 +50,7 @@ class SpectralRecommender:
         head: how many items get a row of the matrix; left out, the rule of `tfdp_rec.spectral.rules` says.
         recency: g, where histories are told oldest first and the next item is asked for: an item that was followed by j
             others then weighs (1 + j)⁻ᵍ. 0.25 helps with films and games in order, and harms where there is no order.
+        before: what earlier fits released, of items that this catalogue begins with; what `fit` releases is added.
         words: for tests; the operating system's randomness if left out.
 
     Raises:
@@ -73,6 +73,7 @@ class SpectralRecommender:
         noise_multiplier: float | None = None,
         head: int | None = None,
         recency: float = 0.0,
+        before: Release | None = None,
         words: WordSource = os_entropy,
     ):
         if (epsilon is None) == (noise_multiplier is None):
@@ -88,7 +89,8 @@ class SpectralRecommender:
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
         self._size, self._words, self._begun = head, words, False
-        self._private = words is os_entropy
+        self._before = before or Release()
+        self._private = words is os_entropy and self._before.private
 
     # What it costs.
 
@@ -96,6 +98,16 @@ class SpectralRecommender:
     def event(self) -> DpEvent:
         """What `fit` spends, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
         return GaussianDpEvent(self.noise_multiplier) if self._private else NonPrivateDpEvent()
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """Noisy counts of all items."""
+        return self.released.counts
+
+    @property
+    def head(self) -> NDArray[np.int64]:
+        """Places of the items that have a row of the matrix."""
+        return self.released.head
 
     @property
     def epsilon(self) -> float:
@@ -119,7 +131,10 @@ class SpectralRecommender:
              f"the {len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more "
              f"than one Gaussian of multiplier {self.noise_multiplier:.4g}"),
             ("Public", f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items"),
-            ("Covers", "everything that this recommender holds, answers or exports"),
+            ("Covers", "everything that this recommender holds, answers or exports" + (
+                "" if self.released.fits == 1 else
+                f", but for the {self.released.fits - 1} earlier releases in it, each of which costs what it cost"
+            )),
             ("Does not cover", "another fit on the same users, which costs as much again; users whose history comes in "
              "more than one piece; whoever reads the memory of the counting"),
         )  # fmt: skip
@@ -157,23 +172,23 @@ class SpectralRecommender:
         show = _Progress(self.num_users, verbose)
         show.say(f"counting {len(self.catalogue)} items")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
-        self.counts = counts
-        self.head = rules.head_of(counts, self.num_users, self.split.gram, self._size)
-        show.say(f"counting pairs of {len(self.head)} items")
-        total = grid_gram(source, self.catalogue, self.head, show)
-        noisy = released_pairs(total, self.split.gram, self._words)
+        counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
+        head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
+        show.say(f"counting pairs of {len(head)} items")
+        total = grid_gram(source, self.catalogue, head, show)
+        self.released = counted.paired(head, released_pairs(total, self.split.gram, self._words), self.split.gram)
         del total
         show.say("denoising")
-        self._conclude(noisy)
+        self._conclude(self.released)
         show.say("done")
         return self
 
-    def _conclude(self, noisy: NDArray[np.float32]) -> None:
+    def _conclude(self, made: Release) -> None:
         """Weights and prior, from what was released."""
-        of_head = self.counts[self.head]
-        diagonal = rules.diagonal_of(of_head, noisy, self.num_users, self.split.counts)
-        self.weights = weights_between_items(noisy, self.split.gram, diagonal)
-        prior = rules.prior_of(self.counts, self.num_users, self.split.counts)
+        noise_of_head = made.counts_noise[made.head]
+        diagonal = rules.diagonal_of(made.counts[made.head], made.pairs, made.users, noise_of_head)
+        self.weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
+        prior = rules.prior_of(made.counts, made.users, made.counts_noise)
         self.prior = (rules.PRIOR * prior).astype(np.float32)
 
     # Answering.
@@ -271,7 +286,8 @@ class SpectralRecommender:
         """
         self._check_fitted()
         with writing(filepath, "wb") as file:
-            np.savez(file, item_ids=self.catalogue.ids, **{name: getattr(self, name) for name in _KEPT})
+            kept = {name: getattr(self, name) for name in _KEPT}
+            np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays())
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:
@@ -287,10 +303,11 @@ class SpectralRecommender:
         try:
             with np.load(filepath, allow_pickle=False) as file:
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
+                released = Release.from_arrays(file)
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
         found = cls(kept.pop("item_ids"), noise_multiplier=kept["noise_multiplier"], delta=kept["delta"])
-        vars(found).update(kept, _begun=True)
+        vars(found).update(kept, released=released, _begun=True)
         found.split = rules.Split.of(found.noise_multiplier, found.num_users, len(found.catalogue))
         return found
 

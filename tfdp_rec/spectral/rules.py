@@ -18,6 +18,7 @@ falls as the noise grows, and does not hang on the catalogue's tail.
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
 ROW_NOISE = 0.25
 LEAST_HEAD, MOST_HEAD = 16, 6000
 PRIOR = 0.5  # β
+Noise: TypeAlias = float | NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +60,13 @@ class Split:
         return cls(total / share**0.5, total / (1 - share) ** 0.5)
 
 
-def mean_root(counts: NDArray[np.float64], num_users: int) -> float:
+def mean_root(counts: NDArray[np.float64], num_users: float) -> float:
     """r, the mean over users of √d, at least 1."""
     return max(1.0, float(counts.sum()) / num_users)
 
 
 def head_of(
-    counts: NDArray[np.float64], num_users: int, sigma: float, size: int | None = None
+    counts: NDArray[np.float64], num_users: float, sigma: float, size: int | None = None
 ) -> NDArray[np.int64]:
     """Places of the items that get a row, the best count first.
 
@@ -87,19 +89,19 @@ def head_of(
     return best[: max(int(worth[-1]) + 1 if len(worth) else 0, LEAST_HEAD)]
 
 
-def prior_of(counts: NDArray[np.float64], num_users: int, sigma: float) -> NDArray[np.float64]:
+def prior_of(counts: NDArray[np.float64], num_users: float, sigma: Noise) -> NDArray[np.float64]:
     """μ: about which share of the users has each item.
 
     Args:
         counts: noisy counts.
         num_users: public.
-        sigma: σ_c.
+        sigma: σ_c, of all or of each.
     """
     return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
 
 
 def diagonal_of(
-    counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: int, sigma: float
+    counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: float, sigma: Noise
 ) -> NDArray[np.float64]:
     """D: what the diagonal of the Gram matrix would about be, were it released.
 
@@ -110,7 +112,7 @@ def diagonal_of(
         counts: noisy counts of the head.
         noisy: its noisy matrix.
         num_users: public.
-        sigma: σ_c.
+        sigma: σ_c, of all or of each.
     """
     mean = float(noisy.sum(dtype=np.float64)) / (np.sqrt(2) * num_users)
     return np.maximum(counts, 0.5 * sigma) * np.sqrt(2 / max(mean - 1, 1.0))

@@ -1,0 +1,118 @@
+"""What a run folder keeps for the days that follow, and what is asked of the folder before one may.
+
+    RUN/released.npz    the sums of all days so far, as they were released; their items; where the ledger stood
+
+The file is written last of all, and whole: where it says day t, all else of day t is there. It holds what was released
+under the run's ε, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import pathlib
+import zipfile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from tfdp_rec.data import Items
+from tfdp_rec.files import Path, writing
+from tfdp_rec.own_log.folders import JOB
+from tfdp_rec.own_log.lifetime import Lifetime
+from tfdp_rec.own_log.settings import Asked
+from tfdp_rec.privacy.ledger import read
+from tfdp_rec.privacy.ledger_lines import Mark
+from tfdp_rec.spectral import Release
+
+LEDGER, RELEASED = "ledger.jsonl", "released.npz"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Earlier:
+    """What the days so far have released.
+
+    Attributes:
+        items: all that are known.
+        release: the sums.
+        mark: where the ledger stood.
+    """
+
+    items: Items
+    release: Release
+    mark: Mark
+
+    def save(self, folder: Path) -> None:
+        """Writes it into a run folder."""
+        ids = io.BytesIO()
+        pa.parquet.write_table(pa.table({"item": self.items.ids}), ids)
+        mark, listed = json.dumps(dataclasses.asdict(self.mark)), np.frombuffer(ids.getvalue(), np.uint8)
+        with writing(pathlib.Path(folder) / RELEASED, "wb") as file:
+            np.savez(file, mark=mark, items=listed, **self.release.arrays())
+
+    @classmethod
+    def load(cls, folder: Path) -> Earlier:
+        """What `save` wrote.
+
+        Raises:
+            ValueError: it is not there, or was changed.
+        """
+        path = pathlib.Path(folder) / RELEASED
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                ids = pa.parquet.read_table(io.BytesIO(file["items"].tobytes()))["item"]
+                release, mark = Release.from_arrays(file), Mark(**json.loads(str(file["mark"])))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{folder} has no {RELEASED}, the sums that it released, so that there is nothing to add a day to: it "
+                "was made before runs kept them, or was cut off. Begin another run with --days."
+            ) from None
+        except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+            raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+        return cls(Items(ids.combine_chunks()), release, mark)
+
+
+def asked_of(folder: Path) -> Asked:
+    """What a run that is to be continued was asked for; its budget as its ledger has it.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is of another kind, or no day can be added to it.
+    """
+    run = pathlib.Path(folder)
+    if not (run / "config.json").is_file():
+        raise FileNotFoundError(f"--continue: there is no run in {folder}.")
+    config = _config(run / "config.json")
+    if config.get("job") != JOB:
+        raise ValueError(
+            f"--continue: {folder} is a run on movies; only one on a log of your own has sums that a further day can "
+            "be added to."
+        )
+    if not (run / RELEASED).exists():
+        Earlier.load(run)  # for what it says
+    if not (run / LEDGER).exists():
+        raise ValueError(
+            f"--continue: {folder} has no {LEDGER}, so that nobody knows what was spent: put the newest one back."
+        )
+    decided = Lifetime.of(read(run / LEDGER))
+    try:
+        asked = Asked.from_config({**config, **dataclasses.asdict(decided)})
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"{run / 'config.json'} was changed: put it back from a backup ({problem}).") from None
+    if bool(asked.columns.items) != decided.public:
+        raise ValueError(f"{run / 'config.json'} was changed: its ledger was begun with other items. Put it back.")
+    return asked
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+    return found if isinstance(found, dict) else {}
