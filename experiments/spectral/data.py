@@ -67,7 +67,9 @@ def _rows(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return pairs[order, 0], pairs[order, 1]
 
 
-def users_apart(source: str, share: float = 0.2, most: int = 6000, seed: int = 0) -> Split:
+def users_apart(
+    source: str, share: float = 0.2, most: int = 6000, seed: int = 0, users: int | None = None
+) -> Split:
     """A fifth of the users is asked, the others are counted; a random fifth of an asked user's items is to be found.
 
     Args:
@@ -75,11 +77,34 @@ def users_apart(source: str, share: float = 0.2, most: int = 6000, seed: int = 0
         share: of users who are asked.
         most: at most so many.
         seed: of the split.
+        users: how many of the data's take part; all if left out.
     """
-    name, users, num_items = read(source)
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(users))
-    cut = min(int(share * len(users)), most)
+    name, histories, num_items = read(source)
+    return _apart(name, num_items, histories, share, most, np.random.default_rng(seed), users)
+
+
+def held_back(split: Split, share: float = 0.2, seed: int = 1) -> Split:
+    """The counted users of a split, split again: to choose by, without those who are asked.
+
+    Args:
+        split: of `users_apart`.
+        share: of its counted users who are asked now.
+        seed: of the split.
+    """
+    return _apart(split.name, split.num_items, split.counted, share, len(split.counted), np.random.default_rng(seed))
+
+
+def _apart(
+    name: str,
+    num_items: int,
+    users: list[NDArray[np.int64]],
+    share: float,
+    most: int,
+    rng: np.random.Generator,
+    first: int | None = None,
+) -> Split:
+    order = rng.permutation(len(users))[:first]
+    cut = min(int(share * len(order)), most)
     given, relevant = [], []
     for user in order[:cut]:
         if len(users[user]) < 2:

@@ -103,7 +103,7 @@ def alternating(problem: Problem, epsilon: float, delta: float, words: WordSourc
     items = settings.fit(has, counts[head], of_sums, np.random.default_rng(words(2)))
     prior = np.maximum(counts, 0) / len(problem.histories)
     mine = lambda held: settings.users(held[:, head].astype(np.float64).tocsr(), items) @ items.T  # noqa: E731
-    return _answers(problem, head, mine, prior)
+    return by_head(problem, head, mine, prior)
 
 
 def _filtered(
@@ -139,10 +139,10 @@ def ease(problem: Problem, ridge: float) -> Answer:
 
 def linear(problem: Problem, head: NDArray[np.int64], weights: NDArray[Any], prior: NDArray[Any]) -> Answer:
     """Answers by prior + history · weights, what was given left out."""
-    return _answers(problem, head, lambda has: has[:, head] @ weights, prior)
+    return by_head(problem, head, lambda has: has[:, head] @ weights, prior)
 
 
-def _answers(
+def by_head(
     problem: Problem, head: NDArray[np.int64], score: Callable[[sparse.csr_matrix], NDArray[Any]], prior: NDArray[Any]
 ) -> Answer:
     """Answers by prior + what the head's items are given for a history, what was given left out."""
