@@ -1,4 +1,7 @@
-"""TensorFlow without what it says of machines without a GPU, for commands whose own words are to be read."""
+"""TensorFlow for commands: without what it says of machines without a GPU, and with memory that it keeps.
+
+Large temporaries, allocated anew at every step, cost more in the system than the step (docs/benchmarks-speed.md).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ def import_tensorflow() -> None:
     open. What fails raises as ever.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     loud = os.environ.get("TFDP_REC_DEBUG") or "tensorflow" in sys.modules
     with contextlib.nullcontext() if loud else _silence():
         import tensorflow as tf

@@ -8,10 +8,14 @@ import signal
 import socket
 import threading
 
+import keras
+import numpy as np
 import pytest
 
+import tfdp_rec
 from tfdp_rec.cli import main
 from tfdp_rec.serving import Served, Server
+from tfdp_rec.serving.rest import servable_in
 
 PREDICT = "/v1/models/shop:predict"
 
@@ -220,6 +224,15 @@ def test_the_command_serves_until_it_is_told_to_stop(exported, capsys):
         signal.signal(signal.SIGTERM, before)
     assert len(answers[0]["predictions"][0]["ids"]) == 4
     assert f"http://127.0.0.1:{port}/v1/models/shop:predict" in capsys.readouterr().out
+
+
+def test_a_model_that_keras_exported_is_served_too(tmp_path):
+    items = keras.Input([], dtype="int32", name="item")
+    model = tfdp_rec.PrivateModel({"item": items}, keras.layers.Embedding(5, 2)(items))
+    model.export(tmp_path / "mine", verbose=False)
+    assert servable_in(tmp_path / "mine") == tmp_path / "mine" and servable_in(tmp_path) == tmp_path / "servable"
+    rows = Served(servable_in(tmp_path / "mine")).predict({"instances": [{"item": 3}, {"item": 0}]})["predictions"]
+    np.testing.assert_allclose(rows, model.predict({"item": np.array([3, 0], "int32")}, verbose=0))
 
 
 def test_a_folder_without_a_model_and_a_port_that_is_taken_are_one_line(exported, tmp_path, server, capsys):

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-DEFAULT = "serving_default"
+DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
 _MOST_CELLS = 2**22  # histories, times the longest of them or the items allowed: what memory an answer takes
 _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
 
@@ -46,7 +46,7 @@ class Served:
     """
 
     def __init__(self, folder: str | os.PathLike[str], most_rows: int = 1024, most_answers: int = 1000):
-        if not (Path(folder) / "saved_model.pb").is_file():
+        if not (Path(folder) / _SAVED_MODEL).is_file():
             raise FileNotFoundError(f"{Path(folder).parent} holds no exported model (expected {folder}).")
         self._loaded = tf.saved_model.load(str(folder))
         self._signatures = dict(self._loaded.signatures)
@@ -104,6 +104,15 @@ class Served:
             raise WrongQuestion(f"{rows} histories of {columns} items are too much for one question: send several.")
         if "k" in tensors and not 1 <= int(tensors["k"]) <= self.most_answers:
             raise WrongQuestion(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
+
+
+def servable_in(folder: Path) -> Path:
+    """The SavedModel of a run's folder; the folder itself, if it is one.
+
+    Args:
+        folder: what a user named.
+    """
+    return folder if (folder / _SAVED_MODEL).is_file() else folder / "servable"
 
 
 def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:

@@ -67,5 +67,5 @@ predictions = model.predict({name: column[:3] for name, column in x.items()})
 scores = model.evaluate(test_x, test_y, return_dict=True)
 model.save("model.keras")
 loaded = keras.models.load_model("model.keras", custom_objects={"RetrievalModel": RetrievalModel})
-specs = {name: keras.InputSpec(shape=(None, *column.shape[1:]), dtype="int32") for name, column in x.items()}
+specs = {n: keras.InputSpec(shape=(None, *column.shape[1:]), dtype="int32", name=n) for n, column in x.items()}
 model.export("servable", input_signature=[specs])

@@ -71,5 +71,5 @@ tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=200, epochs=5, lea
 predictions = model.predict({name: tf.constant(ratings[name][:3]) for name in ("user_id", "movie_title")})
 scores = model.evaluate(test, return_dict=True)
 model.save_weights("model.weights.h5")
-by_name = {name: keras.InputSpec(shape=(None,), dtype="string") for name in ("user_id", "movie_title")}
+by_name = {name: keras.InputSpec(shape=(None,), dtype="string", name=name) for name in ("user_id", "movie_title")}
 model.export("servable", input_signature=[by_name])
