@@ -93,7 +93,7 @@ def hit_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[n
         >>> hit_at_k([[3, 1], [2, 4]], [[7], [4, 2]]).tolist()
         [0.0, 1.0]
     """
-    return hits(recommended, relevant).any(1).astype(np.float64)
+    return np.asarray(hits(recommended, relevant).any(1), np.float64)
 
 
 def ndcg_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:

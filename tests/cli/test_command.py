@@ -48,11 +48,12 @@ def test_the_statement(capsys):
         ("bench lazydp sizes", "run python -m experiments.bench lazydp sizes in a checkout of tfdp_rec."),
         ("epsilon", "the following arguments are required: --noise-multiplier"),
         (f"epsilon --noise-multiplier loud {SETTING}", "invalid float value: 'loud'"),
-        (f"epsilon --noise-multiplier -1 {SETTING}", "noise_multiplier must be at least 0"),
-        (f"epsilon --noise-multiplier 1 {SETTING} --delta 2", "delta must be between 0 and 1"),
-        (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "above 1 / num_units"),
+        (f"epsilon --noise-multiplier -1 {SETTING}", "--noise-multiplier must be at least 0"),
+        (f"epsilon --noise-multiplier 1 {SETTING} --delta 2", "--delta must be between 0 and 1"),
+        (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "above 1 / --units = 9.03e-06"),
+        (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "or pass --allow-large-delta."),
         (f"epsilon --noise-multiplier 1 {SETTING} --units 100", "fewer units than a batch"),
-        (f"calibrate --epsilon -1 {SETTING}", "target_epsilon must be positive"),
+        (f"calibrate --epsilon -1 {SETTING}", "--epsilon must be positive"),
     ],
 )
 def test_wrong_arguments_get_one_line_and_exit_code_2(arguments, message, capsys):
@@ -63,6 +64,21 @@ def test_wrong_arguments_get_one_line_and_exit_code_2(arguments, message, capsys
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err and err.startswith("tfdp-rec")
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ("--epsilon 0", "--epsilon must be positive and finite, got 0.0"),
+        ("--batch-size 0", "--batch-size must be positive"),
+        ("--units 0", "--units must be a positive integer"),
+        ("--delta 3", "--delta must be between 0 and 1"),
+        ("--steps 0", "--steps must be at least 1"),
+    ],
+)
+def test_errors_name_what_was_typed_and_not_the_librarys_arguments(wrong, words, capsys):
+    assert cli.main(f"calibrate --epsilon 2 {SETTING} {wrong}".split()) == 2
+    assert f"error: {words}" in capsys.readouterr().err
 
 
 def test_errors_of_ours_keep_their_trace_for_who_asks(monkeypatch):

@@ -23,7 +23,7 @@ def draw(source):
 
 
 def shared(first, second):
-    """How many numbers two draws have in common: rounded to float32, a chance pair in 160,000 is nothing rare, five are."""
+    """What two draws have in common: of float32, a pair in 160,000 is chance and nothing rare, five are."""
     return np.intersect1d(first, second).size
 
 

@@ -131,6 +131,21 @@ def _example(line: str, width: int) -> str:
     return "\n".join([" \\\n".join(lines), *below]).lstrip("\n")
 
 
+# What the library calls otherwise than the commands do.
+_ALIASES = {"target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size"}
+
+
+def _in_options(message: str, args: argparse.Namespace) -> str:
+    """The library's words for an argument, in those of the command line: `target_epsilon` was typed as --epsilon."""
+
+    def option(word: re.Match[str]) -> str:
+        given = word[0].removesuffix("=True")
+        name = _ALIASES.get(given, given)
+        return f"--{name.replace('_', '-')}" if hasattr(args, name) else word[0]
+
+    return re.sub(r"(?<![\w./-])[a-z0-9]+(?:_[a-z0-9]+)+(?:=True|(?![\w./(=-]))|^[a-z]+(?= must )", option, message)
+
+
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
     if os.environ.get("TFDP_REC_DEBUG"):
@@ -141,6 +156,6 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as problem:
-        message = " ".join(str(problem).split()) or type(problem).__name__
+        message = _in_options(" ".join(str(problem).split()), args) or type(problem).__name__
         print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
         return 2

@@ -264,7 +264,7 @@ class PrivateClient:
 
 def _finite(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors that are no numbers as the anonymous one (row 0), and that as zeros if it is none."""
-    whole = np.isfinite(vectors).all(axis=1, keepdims=True)
+    whole = np.asarray(np.isfinite(vectors).all(axis=1, keepdims=True))
     return np.where(whole, vectors, np.where(whole[0], vectors[0], 0.0)).astype(np.float32)
 
 

@@ -155,6 +155,6 @@ class Simulation:
         most = np.flatnonzero(self.answers == self.answers.max())
         kinds = {
             (client.spends_on_history, client.spends_on_labels, client.label_epsilon): i
-            for i, client in ((i, self.clients[i]) for i in most)
+            for i, client in ((i, self.clients[i]) for i in most.tolist())
         }
         return max(self.client_epsilon(int(i), delta) for i in kinds.values())

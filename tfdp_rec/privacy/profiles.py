@@ -190,7 +190,7 @@ def _distribution(release: DpEvent, interval: float) -> Distribution:
             DifferentialPrivacyParameters(release.epsilon, 0.0), value_discretization_interval=interval
         )
     reach = math.ceil(_crossing(lambda epsilon: delta_of(release, epsilon), _TAIL) / interval)
-    deltas = np.clip(delta_of(release, np.arange(-reach, reach + 1) * interval), 0.0, 1.0)
+    deltas = np.clip(delta_of(release, np.asarray(np.arange(-reach, reach + 1) * interval, np.float64)), 0.0, 1.0)
     dots = np.minimum.accumulate(deltas)
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -reach, reach, dots)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)

@@ -231,7 +231,7 @@ class SpectralRecommender:
         places = self.catalogue.places(np.asarray(history, np.int64).reshape(-1))
         latest_first = places[places >= 0][::-1]
         different, age = np.unique(latest_first, return_index=True)
-        return different, (1.0 + age) ** -self.recency
+        return different, np.asarray((1.0 + age) ** -self.recency, np.float64)
 
     def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
         position = np.full(len(self.catalogue), -1)

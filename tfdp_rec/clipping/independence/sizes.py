@@ -106,7 +106,7 @@ class Numbers:
         plain = np.asarray(values)
         array = np.empty(plain.shape, object)
         for place in np.ndindex(plain.shape):
-            array[place] = size(plain[place])
+            array[place] = size(plain.item(place))
         return cls(array)
 
     @classmethod

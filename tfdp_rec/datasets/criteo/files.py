@@ -210,8 +210,8 @@ class _Fields:
         if len(ends) != NUM_COLUMNS * len(lines):
             return None
         starts = np.concatenate([[0], ends[:-1] + 1]).reshape(-1, NUM_COLUMNS)
-        ends = ends.reshape(-1, NUM_COLUMNS)
-        return cls(text, starts, ends) if (text[ends[:, -1]] == ord("\n")).all() else None
+        table = ends.reshape(-1, NUM_COLUMNS)
+        return cls(text, starts, table) if (text[table[:, -1]] == ord("\n")).all() else None
 
     @property
     def empty(self) -> np.ndarray:

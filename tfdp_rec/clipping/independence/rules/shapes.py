@@ -138,7 +138,7 @@ def _followed(at: At) -> Value:
         one, other = np.broadcast_arrays(*(n.array for n in several))  # type: ignore[union-attr]
         found = np.empty(one.shape, object)
         for place in np.ndindex(one.shape):
-            a, b = one[place], other[place]
+            a, b = one.item(place), other.item(place)
             found[place] = None if a is None or b is None else function(a, b)
         return numbered(Numbers(found))
     return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
