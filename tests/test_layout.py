@@ -15,7 +15,10 @@ PACKAGE = ROOT / "tfdp_rec"
 
 # The floors, from the ground up: a part imports from lower floors alone, and from its own where it is named.
 FLOORS = (
-    {"demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "quiet", "registration", "settings"},
+    {
+        "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "page", "quiet",
+        "registration", "settings",
+    },
     {"noise"},
     {"clipping", "audit", "datasets"},
     {"privacy"},
