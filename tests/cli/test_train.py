@@ -1,13 +1,18 @@
 """`tfdp-rec train`, `recommend` and `export`, from arguments to a served answer; and every kind of bad input."""
 
 import json
+import re
 
 import pytest
 from dp_accounting import GaussianDpEvent
+from pages import fits, self_contained
 
 from tfdp_rec.cli import main
+from tfdp_rec.movies import report
 from tfdp_rec.movies.problem import prior_noise
 from tfdp_rec.privacy import epsilon_of
+from tfdp_rec.privacy.statement import entries, rounded_up
+from tfdp_rec.spectral import SpectralRecommender
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()
@@ -23,8 +28,8 @@ def run(tmp_path_factory):
 
 def test_a_run_folder_holds_everything(run):
     assert {p.name for p in run.iterdir()} >= {
-        "config.json", "metrics.jsonl", "results.json", "report.md", "loss.png", "recall.png", "epsilon.png",
-        "tensorboard", "servable", "recommender.npz", "titles.json",
+        "config.json", "metrics.jsonl", "results.json", "report.html", "report.md", "recall_at_k.png", "loss.png",
+        "recall.png", "epsilon.png", "tensorboard", "servable", "recommender.npz", "titles.json",
     }  # fmt: skip
     results = {r["mechanism"]: r for r in json.loads((run / "results.json").read_text())}
     assert set(results) == {"popularity", "dp-popularity", "lazydpsgd", "eana", "spectral", "spectral-exact"}
@@ -43,17 +48,46 @@ def test_a_run_folder_holds_everything(run):
 def test_one_private_recommender_leaves_the_run(run):
     """Chosen by its name; of the others there is nothing in the folder, and the page says what more would cost."""
     assert (run / "servable.txt").read_text() == "spectral\n" and not (run / "model.keras").exists()
-    report = (run / "report.md").read_text()
-    assert "**SpectralRecommender** is in `servable/`, and it alone" in report
-    assert "LazyDPSGD, SpectralRecommender were made from the same users" in report and "the sum of their ε" in report
-    assert report.count("Guarantee:") == 3  # EANA's says that it has none
+    page = (run / "report.md").read_text()
+    assert "**SpectralRecommender** is in `servable/`, and it alone" in page
+    assert "LazyDPSGD, SpectralRecommender were made from the same users" in page and "the sum of their ε" in page
+    assert page.count("Guarantee:") == 3  # EANA's says that it has none
 
 
 def test_the_report_says_what_it_is_made_of(run):
-    report = (run / "report.md").read_text()
-    assert "without noise" in report.split("|")[0]
-    assert "LazyDPSGD" in report and "∞" in report
-    assert "norm" not in report.split("## What is promised")[0]
+    page = (run / "report.md").read_text()
+    assert "without noise" in page.split("|")[0]
+    assert "LazyDPSGD" in page and "∞" in page
+    assert "norm" not in page.split("## What is promised")[0]
+
+
+def test_the_report_is_one_page_that_says_what_its_markdown_says(run):
+    page = self_contained((run / "report.html").read_text())
+    told = (run / "report.md").read_text()
+    assert page.tags.count("img") == 4 and page.tags.count("source") == 4
+    results = json.loads((run / "results.json").read_text())
+    assert page.rows[0] == report.table(results)[0] and page.rows[1 : 1 + len(results)] == report.table(results)[1:]
+    assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
+    statements = re.findall(r"```\n(Guarantee:.*?)\n```", told, re.S)
+    assert len(statements) == 3 and all(page.text.count(statement) == 1 for statement in statements)
+    assert f"{rounded_up(results[2]['epsilon']):g}" in [row[3] for row in page.rows if row[0] == "two-tower, LazyDPSGD"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
+    fits((run / "report.html").read_text(), width, tmp_path)
+
+
+def test_the_card_says_what_the_statement_says_and_how_to_ask(run, capsys):
+    page = self_contained((run / "report.html").read_text())
+    said = entries(SpectralRecommender.load(run / "recommender.npz").statement())
+    for name in ("Guarantee", "Protected unit", "Adjacency", "Covers", "Does not cover"):
+        assert f"{name}\n{said[name]}\n" in page.text
+    assert "generated timelines, of nobody" in page.text and "nothing of real users" in page.text
+    (typed,) = re.findall("tfdp-rec (recommend small --history .*)", page.text)
+    first, *_ = [row for row in page.rows if row[0].isdigit()]
+    assert first[1] == json.loads((run / "titles.json").read_text())[first[0]] and first[0] in typed
+    assert main(["recommend", str(run), *typed.split()[2:]]) == 0
 
 
 def test_recommend_answers_and_names_unknown_ids(run, capsys):

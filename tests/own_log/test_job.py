@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,13 +12,14 @@ import tensorflow as tf
 from checker import checked
 from dp_accounting import GaussianDpEvent
 from own_log.conftest import COLUMNS, table, train
+from pages import fits, self_contained
 
 from tfdp_rec.cli import main
 from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.histories import Histories
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.movies.tested import Tests
-from tfdp_rec.own_log import job, recommend
+from tfdp_rec.own_log import job, recommend, report
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
 from tfdp_rec.own_log.earlier import Earlier
@@ -25,6 +27,7 @@ from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.tested import HISTORY, NewItems
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.privacy.ledger import ZERO_OUT, read, total
+from tfdp_rec.privacy.statement import entries
 from tfdp_rec.spectral import SpectralRecommender
 
 DELTA = 1e-6
@@ -41,7 +44,8 @@ def answer(capsys, run, *arguments):
 
 def test_a_run_folder_holds_everything_and_no_row_of_the_log(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
-    assert {"config.json", "results.json", "report.md", "statement.txt", "ledger.jsonl", "servable"} <= names
+    assert {"config.json", "results.json", "report.html", "report.md", "recall_at_k.png", "statement.txt"} <= names
+    assert {"ledger.jsonl", "servable"} <= names
     assert "servable/assets/items.txt" in names
     assert not any(b"person-" in path.read_bytes() for path in run.rglob("*") if path.is_file())
     earlier = Earlier.load(run)
@@ -71,6 +75,39 @@ def test_the_recommender_is_tested_beside_popularity_and_the_page_says_what_that
     assert all(0 < result["errors"]["recall@1"] < 0.03 for result in found.values())
     page = (run / "report.md").read_text()
     assert "computed from users' data without noise" in page.split("|")[0] and "95% intervals" in page
+
+
+def test_the_report_is_one_page_with_the_statement_word_for_word(run):
+    page = self_contained((run / "report.html").read_text())
+    said = (run / "statement.txt").read_text()
+    assert page.text.count(said) == 1 and all(f"{name}\n{text}\n" in page.text for name, text in entries(said).items()
+                                              if name != "Mechanism")  # fmt: skip
+    results = json.loads((run / "results.json").read_text())
+    assert page.rows[:4] == report.table(results) and page.tags.count("img") == 1
+    assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
+    assert "0.parquet, 1.parquet, users in user_id, items in sku, times in ts" in page.text
+    assert str(run.parent) not in page.text and "tfdp-rec recommend run --history sku-" in page.text
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
+    fits((run / "report.html").read_text(), width, tmp_path)
+
+
+def test_what_a_log_calls_things_stays_words_on_the_page(tmp_path, capsys):
+    """Files, columns, ids and titles that are markup; and the command's last line says where the page is."""
+    bad = "<script>alert(1)</script>"
+    skus = [f"<b>{i}|`*" for i in range(4)]
+    rows = "".join(f"{u},{skus[i]}\n" for u in range(300) for i in range(u % 2, 4, 2))
+    data = written(tmp_path, "<img src=x>.csv", f"u,<i>sku\n{rows}")
+    titles = written(tmp_path, "titles.csv", "id,title\n" + "".join(f"{sku},{bad}\n" for sku in skus))
+    asked = ["--data", data, "--user", "u", "--item", "<i>sku", "--titles", titles, "--out", tmp_path / "<run>"]
+    assert train(*asked) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{tmp_path}/<run>/report.html   ")
+    page = self_contained((tmp_path / "<run>" / "report.html").read_text())
+    assert [skus[0], bad] in page.rows and "<img src=x>.csv, users in u, items in <i>sku" in page.text
+    told = re.sub(r"(`+).*?\1", "", (tmp_path / "<run>" / "report.md").read_text(), flags=re.S)  # without code
+    assert r"\<script\>" in told and not re.search(r"(?<!\\)<", told)
 
 
 def test_it_answers_with_the_users_own_ids_and_titles(run, capsys):

@@ -33,8 +33,8 @@ HELP = """\
   tfdp-rec train --checkpoint private/run --resume      ... and go on; all other options are those it began with
 
 The privacy unit is a user. Each epsilon is of one recommender by itself, and one of them is released. Writes a folder
-with the configuration, metrics (JSON lines, TensorBoard), report.md with plots, and the released recommender as a
-SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
+with the configuration, metrics (JSON lines, TensorBoard), report.html (and report.md), and the released recommender as
+a SavedModel; then try: tfdp-rec recommend RUN --history ID ID ...
 """
 
 

@@ -152,6 +152,7 @@ def run(
         kept.begin(asked, folder.path, noises, timelines)
     config = {
         **dataclasses.asdict(settings),
+        "data": list(asked.source.data),
         "when": datetime.datetime.now().isoformat(timespec="minutes"),
         "users": timelines.num_users,
         "movies": timelines.num_movies,
@@ -211,7 +212,7 @@ def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
         print("\n" + report.as_text(report.table(results)))
         warning = "" if contestants.named(released).claims_epsilon else ": not private, no epsilon holds for it"
         path = run.folder.path
-        print(f"\n{path}/report.md   {report.label(released)} in {path}/servable{warning}")
+        print(f"\n{path}/report.html   {report.label(released)} in {path}/servable{warning}")
 
 
 def _release(folder: RunFolder, problem: Problem, settings: Settings, name: str, model: Any) -> None:

@@ -9,6 +9,21 @@ import pathlib
 import numpy as np
 
 
+def answers(folder: pathlib.Path, history: list[int]) -> tuple[list[tuple[int, float]], int]:
+    """What a run's servable answers: movies and scores, the best first; and how many movies it can answer.
+
+    Args:
+        folder: of the run.
+        history: ids of movies, the last one last.
+    """
+    import tensorflow as tf
+
+    served = tf.saved_model.load(str(folder / "servable"))
+    answer = served.serve(tf.constant([history], tf.int64, shape=[1, len(history)]))
+    pairs = zip(answer["movie_ids"][0].numpy().tolist(), answer["scores"][0].numpy().tolist())
+    return [(movie, score) for movie, score in pairs if movie], answer["scores"].shape[1]
+
+
 def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
     folder = pathlib.Path(args.folder)
@@ -17,14 +32,9 @@ def run(args: argparse.Namespace) -> int:
     history = _numbers(args.history)
     titles = json.loads((folder / "titles.json").read_text(encoding="utf-8"))
     unknown = [movie for movie in history if str(movie) not in titles]
-    import tensorflow as tf
-
-    served = tf.saved_model.load(str(folder / "servable"))
-    answer = served.serve(tf.constant([history], tf.int64, shape=[1, len(history)]))
-    most = answer["scores"].shape[1]
+    pairs, most = answers(folder, history)
     if (args.top_k or 1) > most:
         raise ValueError(f"--top-k must be at most {most}, what this run was exported for, got {args.top_k}.")
-    pairs = [(i, s) for i, s in zip(answer["movie_ids"][0].numpy().tolist(), answer["scores"][0].numpy().tolist()) if i]
     pairs = pairs[: args.top_k]
     if args.json:
         rows = [{"movie_id": i, "title": titles[str(i)], "score": s} for i, s in pairs]

@@ -6,26 +6,27 @@ the ε that it reports. Diagnostics of clipping never enter it.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+from collections.abc import Mapping
 from typing import Any
 
-from tfdp_rec.metrics import Mean
-from tfdp_rec.movies import contestants
+from tfdp_rec.movies import contestants, model_card, pictures, recommend
 from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.page import Code, Facts, Given, Page, Picture, Pictures, Section, Strong, Table, Text, Verbatim, Words
+from tfdp_rec.privacy.statement import rounded_up
 
 _SHOWN = ("recall@10", "nDCG@10")
-_WARNING = """> Losses, recalls and nDCG below were computed from users' data without noise. They are for those who may
-> see it; the ε of the table covers the released recommender, not this page.
-"""
+_WARNING = (
+    Strong("Not private."), " Losses, recalls and nDCG below were computed from users' data without noise. They are "
+    "for those who may see it; the ε of the table covers the released recommender, not this page.",
+)  # fmt: skip
 
 
 def label(name: str) -> str:
     """What to call a line of the report."""
     return contestants.named(name).label
-
-
-def _colour(name: str) -> str:
-    return contestants.named(name).colour
 
 
 def table(results: list[dict[str, Any]]) -> list[list[str]]:
@@ -35,7 +36,7 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
         rows.append(
             [
                 ("two-tower, " if contestants.is_two_tower(r["mechanism"]) else "") + label(r["mechanism"]),
-                *(with_interval(r, metric) for metric in _SHOWN),
+                *(model_card.with_interval(r, metric) for metric in _SHOWN),
                 _epsilon(r["epsilon"]),
                 f"{r['steps_per_second']:.1f}" if r["steps_per_second"] else "–",
                 str(r["steps"] or "–"),
@@ -44,17 +45,10 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def with_interval(result: dict[str, Any], metric: str) -> str:
-    """A mean and its 95% interval."""
-    mean = Mean(result["recalls"][metric], result["errors"][metric], result["test_users"])
-    low, high = mean.interval()
-    return f"{mean.value:.4f} [{max(low, 0.0):.4f}, {min(high, 1.0):.4f}]"
-
-
 def _epsilon(value: float | None) -> str:
     if value is None:
         return "∞ (exact counts)"
-    return "∞" if math.isinf(value) else f"{value:.2f}"
+    return "∞" if math.isinf(value) else f"{rounded_up(value):g}"
 
 
 def as_text(rows: list[list[str]]) -> str:
@@ -63,14 +57,8 @@ def as_text(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def as_markdown(rows: list[list[str]]) -> str:
-    """Rows as a table of Markdown, the heading first."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
-
-
 def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any]], statements: dict[str, str]) -> None:
-    """Writes plots and `report.md` from a run's metrics.
+    """Writes the page, `report.html` and `report.md`, from a run's metrics.
 
     Args:
         folder: the run's.
@@ -78,23 +66,100 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
         results: one record a contestant: recalls, errors, ε, steps, steps_per_second.
         statements: contestant -> its privacy statement.
     """
-    curves = folder.metrics()
-    trained = {curve["mechanism"] for curve in curves}
-    flat = {r["mechanism"]: r["recalls"]["recall@10"] for r in results if r["mechanism"] not in trained}
-    _plot(folder, "loss", "training loss", curves, {})
-    _plot(folder, "recall@10", "recall@10 on held-out users", curves, flat)
-    _plot(folder, "epsilon", "ε spent (user-level)", curves, {})
-    said = "\n".join(f"### {label(name)}\n\n```\n{text.strip()}\n```\n" for name, text in statements.items())
-    folder.write_text(
-        "report.md",
-        f"# Run of {config['when']}\n\n{_WARNING}\n{as_markdown(table(results))}\n\n"
-        f"{_tested(results[0]['test_users'])}\n\n"
-        f"{config['users']:,} users, {config['movies']:,} movies, {config['events']:,} events. Two-towers: "
-        f"{config['steps']} steps of {config['batch_size']} users on average out of {config['train_users']:,}; clip "
-        f"{config['clip']}. δ = {config['delta']:.1e}.\n\n![loss](loss.png)\n![recall](recall.png)\n"
-        f"![epsilon](epsilon.png)\n\n## What is released\n\n{_released(config['released'], statements)}\n\n"
-        f"## What is promised\n\n{said}",
+    by_name, name = {result["mechanism"]: result for result in results}, config["released"]
+    said = statements.get(name, "")
+    marked = list(by_name).index(name)
+    heading, *rows = table(results)
+    figures = model_card.figures(
+        by_name[name]["epsilon"], config["delta"], config["train_users"], by_name[name],
+        by_name[contestants.popularity.name]["recalls"]["recall@10"],
+    )  # fmt: skip
+    folder.write_page(
+        Page(
+            f"Run of {config['when'].replace('T', ', ')}",
+            _WARNING,
+            [
+                figures,
+                Table("What was tested", heading, rows, marked, figures=True),
+                Text(_tested(results[0]["test_users"])),
+                Text(_made_of(config, results)),
+                Pictures(_pictures(folder, by_name)),
+            ],
+            [
+                Section("Model card", [Text(_released(name, statements)), Facts(_card(config, said))]),
+                model_card.files(_files(name)),
+                _asking(folder),
+                model_card.limits(_limits(config)),
+                Section("What is promised", [], [Section(label(who), [Verbatim(t)]) for who, t in statements.items()]),
+            ],
+        )
     )
+
+
+def _pictures(folder: RunFolder, results: Mapping[str, dict[str, Any]]) -> list[Picture]:
+    """What was tested, and the curves of those that were trained."""
+    lines = folder.metrics()
+    trained = {line["mechanism"] for line in lines}
+    flat = {name: r["recalls"]["recall@10"] for name, r in results.items() if name not in trained}
+    drawn = (
+        pictures.recalls(results),
+        pictures.curves(lines, "recall@10", "recall@10 on held-out users", flat),
+        pictures.curves(lines, "loss", "training loss", {}),
+        pictures.curves(lines, "epsilon", "ε spent (user-level)", {}),
+    )
+    return [each for each in drawn if each is not None]
+
+
+def _made_of(config: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    data = f"{config['users']:,} users, {config['movies']:,} movies, {config['events']:,} events. "
+    if not any(contestants.is_two_tower(result["mechanism"]) for result in results):
+        return f"{data}δ = {config['delta']:g}."
+    return (
+        f"{data}Two-towers: {config['steps']} steps of {config['batch_size']} users on average out of "
+        f"{config['train_users']:,}; clip {config['clip']}. δ = {config['delta']:g}."
+    )
+
+
+def _card(config: dict[str, Any], said: str) -> list[tuple[str, Words]]:
+    files = [os.path.basename(os.path.normpath(path)) for path in config["data"]]
+    source: Words = ("MovieLens files in ", Given(files[0])) if files else "generated timelines, of nobody"
+    kind = (
+        f"a two-tower, trained by {label(config['released'])}" if contestants.is_two_tower(config["released"]) else
+        "counts of movies and of pairs of them, summed over users; nothing is trained"
+    )  # fmt: skip
+    return [
+        ("Recommender", (Strong(label(config["released"])), f": {kind}")),
+        ("Made from", source),
+        ("Learnt from", f"{config['train_users']:,} of {config['users']:,} users, drawn whatever they have watched; "
+                        "some of the others were tested on"),
+        *model_card.promised(said),
+        model_card.made_by(),
+    ]  # fmt: skip
+
+
+def _files(released: str) -> list[tuple[Words, Words, str]]:
+    covered = "yes" if contestants.named(released).claims_epsilon else "no"
+    model = "model.keras" if contestants.is_two_tower(released) else "recommender.npz"
+    return [
+        (Code("servable/"), "the SavedModel that answers", covered),
+        (Code(model), "the same, to go on with in Python, or to export anew", covered),
+        (Code("titles.json"), "ids and titles of the catalogue, which is public", "public"),
+        (Code("config.json"), "what was asked for; events in it are counted without noise", "no"),
+        (("this page, ", Code("report.md"), ", its pictures, ", Code("results.json")), "what was tested", "no"),
+        ((Code("metrics.jsonl"), ", ", Code("tensorboard/")), "losses and tests during training, if any", "no"),
+    ]
+
+
+def _asking(folder: RunFolder) -> Section:
+    answered, _ = recommend.answers(folder.path, [])
+    titles = json.loads((folder / "titles.json").read_text(encoding="utf-8"))
+    movies = [movie for movie, _ in answered[:5]]
+    return model_card.asking(folder.path.resolve().name, movies, [(str(i), Given(titles[str(i)])) for i in movies])
+
+
+def _limits(config: dict[str, Any]) -> list[Words]:
+    generated = "The timelines were generated: what was tested says how the methods compare, and nothing of real users."
+    return [*([] if config["data"] else [generated]), "It knows the movies of its catalogue alone; others are ignored."]
 
 
 def _tested(users: int) -> str:
@@ -105,39 +170,18 @@ def _tested(users: int) -> str:
     )
 
 
-def _released(name: str, statements: dict[str, str]) -> str:
+def _released(name: str, statements: dict[str, str]) -> Words:
     """Which recommender the folder holds, and what it would mean to let out another."""
+    there = (Strong(label(name)), " is in ", Code("servable/"))
     if not contestants.named(name).claims_epsilon:
-        return f"**{label(name)}** is in `servable/`. It is not private: no ε holds for it."
+        return (*there, ". It is not private: no ε holds for it.")
     private = [each for each in statements if contestants.named(each).claims_epsilon]
-    alone = f"**{label(name)}** is in `servable/`, and it alone; it was chosen by its name, not by how it tested."
+    alone = (*there, ", and it alone; it was chosen by its name, not by how it tested.")
     if len(private) < 2:
         return alone
     return (
-        f"{alone} Each ε is of one recommender by itself, and {', '.join(map(label, private))} were made from the same "
+        *alone,
+        f" Each ε is of one recommender by itself, and {', '.join(map(label, private))} were made from the same "
         "users: whoever lets out several of them, or one more from another run on these users, has spent the sum of "
-        "their ε, at the sum of their δ."
+        "their ε, at the sum of their δ.",
     )
-
-
-def _plot(folder: RunFolder, key: str, title: str, curves: list[dict[str, Any]], levels: dict[str, float]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4), constrained_layout=True)
-    for name in dict.fromkeys(c["mechanism"] for c in curves):
-        points = [(c["step"], c[key]) for c in curves if c["mechanism"] == name and c.get(key) is not None]
-        points = [p for p in points if math.isfinite(p[1])]
-        if points:
-            axes.plot(*zip(*points), label=label(name), color=_colour(name), marker=".")
-    for name, level in levels.items():
-        axes.axhline(level, label=label(name), color=_colour(name), linestyle="--")
-    axes.set_xlabel("steps")
-    axes.set_ylabel(title)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
-    figure.savefig(folder / f"{key.split('@')[0]}.png", dpi=130)
-    plt.close(figure)

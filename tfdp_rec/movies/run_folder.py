@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from tfdp_rec.files import writing
+from tfdp_rec.page import Page
 
 
 class RunFolder:
@@ -59,6 +60,14 @@ class RunFolder:
         """Writes a text file whole."""
         with writing(self / name) as file:
             file.write(text)
+
+    def write_page(self, page: Page) -> None:
+        """Writes the report: `report.html`, and `report.md` with its pictures beside it; each whole."""
+        for picture in page.pictures:
+            with writing(self / picture.file, "wb") as file:
+                file.write(picture.light)
+        self.write_text("report.md", page.markdown())
+        self.write_text("report.html", page.html())
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds a line to metrics.jsonl."""

@@ -266,7 +266,7 @@ class _Run:
             **self.asked.as_config(), "delta": self.delta, "recency": self.recency,
         }  # fmt: skip
         folder.write_json("results.json", results)
-        report.write(folder, config, results, said)
+        report.write(folder, config, results, said, self.spent)
         folder.write_json("config.json", config)  # where it is, a run can be asked
         Earlier(log.items, recommender.released, self.ledger.mark).save(folder.path)  # last: where it is, it is whole
         if self.show.verbose:
@@ -279,7 +279,8 @@ class _Run:
         self.show.note("done")
         if results:
             print(f"\nHeld-back users, without noise, for you alone:\n{report.text(results)}")
-        print(f"\n{path}/report.md   {path}/servable   epsilon = {rounded_up(self.spent):g} at delta = {self.delta:g}")
+        cost = f"epsilon = {rounded_up(self.spent):g} at delta = {self.delta:g}"
+        print(f"\n{path}/report.html   {path}/servable   {cost}")
 
 
 def _refuse_full(directory: Path, items: int) -> None:

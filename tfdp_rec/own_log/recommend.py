@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -28,6 +29,20 @@ def run(args: argparse.Namespace) -> int:
     unknown = [item for item in history if not _known(signatures["serving_default"], item, kind)]
     _print(args, history, unknown, found)
     return 0
+
+
+def first_answers(folder: str | os.PathLike[str]) -> list[tuple[Any, str]]:
+    """Ids and titles that a run answers somebody who has had nothing yet, the best first.
+
+    Args:
+        folder: of the run.
+    """
+    import tensorflow as tf
+
+    serve = tf.saved_model.load(str(pathlib.Path(folder) / "servable")).signatures["serving_default"]
+    kind = serve.structured_input_signature[1]["history"].dtype
+    answer = serve(history=tf.constant([[]], kind, [1, 0]))
+    return [(_plain(item), _plain(title)) for item, title, score in _first(answer) if score > tf.float32.min]
 
 
 def _usual(folder: str) -> int:

@@ -5,23 +5,47 @@ What was tested is computed from users' data without noise. The page says so, an
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
-from tfdp_rec.movies.report import as_markdown, as_text, with_interval
+from tfdp_rec.movies import model_card, pictures
+from tfdp_rec.movies.report import as_text, label
 from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.own_log import recommend
 from tfdp_rec.own_log.budget import Budget
+from tfdp_rec.page import (
+    Block,
+    Code,
+    Facts,
+    Given,
+    Page,
+    Pictures,
+    Piece,
+    Section,
+    Strong,
+    Table,
+    Text,
+    Verbatim,
+    Words,
+)  # fmt: skip
 from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.spectral import SpectralRecommender
 
 SHOWN = ("recall@10", "recall@20", "nDCG@10")
-_LABELS = {
-    "popularity": "popularity (exact counts)",
-    "dp-popularity": "DP popularity",
-    "spectral": "SpectralRecommender",
-}
 _WARNING = (
-    "> The recalls and nDCG below were computed from users' data without noise. They are for who may see the log;\n"
-    "> the ε of the table covers what is released, not this page.\n"
+    Strong("Not private."), " The recalls and nDCG below were computed from users' data without noise. They are for "
+    "who may see the log; the ε of the table covers what is released, not this page.",
+)  # fmt: skip
+_SHOWN_FILES = 3
+_KNOWN = "It knows the items of its list alone: others are ignored in a history, and never answered."
+_FILES: tuple[tuple[Words, Words, str], ...] = (
+    (Code("servable/"), "the SavedModel, which takes and gives your own ids", "yes"),
+    (Code("statement.txt"), "what is promised, as below", "yes"),
+    (Code("ledger.jsonl"), ("what was paid: ", Code("tfdp-rec ledger show"), "; public numbers alone"), "yes"),
+    (Code("released.npz"), "the sums as they were released, for days that follow", "yes"),
+    (Code("config.json"), "what was asked for, how many users and items", "yes"),
+    (("this page, ", Code("report.md"), ", its picture, ", Code("results.json")), "what was tested", "no"),
 )
 
 
@@ -51,8 +75,8 @@ def statement(budget: Budget, spent: float, recommender: SpectralRecommender, us
         ("Public", f"the number of users{' of each day' * (budget.days > 1)}, {users}, and which of them were held "
          "back, by a hash of their ids"),
         ("Covers", "servable/ and all that it answers, the list of items in it, config.json, this statement"),
-        ("Does not cover", "report.md and results.json, whose tests look at users' data; another run on the same "
-         "users, which costs as much again; people with several user ids; what is asked of the served model"),
+        ("Does not cover", "report.html, report.md and results.json, whose tests look at users' data; another run on "
+         "the same users, which costs as much again; people with several user ids; what is asked of the served model"),
     )  # fmt: skip
     return "".join(f"{name + ':':<16}{text}.\n" for name, text in lines)
 
@@ -71,7 +95,8 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
     rows = [["recommender", *SHOWN, "ε (user-level)"]]
     for result in results:
         epsilon = "∞" if result["epsilon"] is None else f"{rounded_up(result['epsilon']):g}"
-        rows.append([_LABELS[result["recommender"]], *(with_interval(result, metric) for metric in SHOWN), epsilon])
+        means = [model_card.with_interval(result, metric) for metric in SHOWN]
+        rows.append([label(result["recommender"]), *means, epsilon])
     return rows
 
 
@@ -82,33 +107,94 @@ def text(results: list[dict[str, Any]]) -> str:
     for result in results:
         means = [f"{result['recalls'][m]:.4f} ± {1.96 * result['errors'][m]:.4f}" for m in shown]
         epsilon = "∞" if result["epsilon"] is None else f"{rounded_up(result['epsilon']):g}"
-        rows.append([_LABELS[result["recommender"]], *means, epsilon])
+        rows.append([label(result["recommender"]), *means, epsilon])
     return as_text(rows)
 
 
-def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any]], said: str) -> None:
-    """Writes report.md.
+def write(
+    folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any]], said: str, spent: float
+) -> None:
+    """Writes the page, `report.html` and `report.md`.
 
     Args:
         folder: the run's.
         config: what was done.
         results: a record for each recommender; none if nobody could be asked.
         said: the statement.
+        spent: ε of all days so far.
     """
-    tested = (
-        f"{as_markdown(table(results))}\n\n{_tested(results[0]['test_users'])}" if results
-        else "Nobody was held back who has two different items: nothing was tested."
-    )  # fmt: skip
-    items = "from a public list" if config["items"] else "found privately"
-    folder.write_text(
-        "report.md",
-        f"# Run of {config['when']}{_day(config)}\n\n{_WARNING}\n{tested}\n\n{config['users']:,} users, of whom "
-        f"{config['train_users']:,} are counted and the others held back. {config['num_items']:,} items, {items}. "
-        f"Rows {'in order of time' if config['time'] else 'without order'}.\n\n## What is released\n\n"
-        f"`servable/`, a SavedModel that takes histories of your ids and answers in them: `tfdp-rec recommend RUN "
-        f"--history ID ...`, `tfdp-rec serve RUN`. `ledger.jsonl` says what was paid for it.\n\n## What is promised\n\n"
-        f"```\n{said.strip()}\n```\n",
+    by_name = {result["recommender"]: result for result in results}
+    released = by_name.get("spectral")
+    popular = by_name["popularity"]["recalls"]["recall@10"] if results else 0.0
+    folder.write_page(
+        Page(
+            f"Run of {config['when'].replace('T', ', ')}{_day(config)}",
+            _WARNING,
+            [
+                model_card.figures(spent, config["delta"], config["train_users"], released, popular),
+                *_tests(by_name),
+                Text(_made_of(config)),
+            ],
+            [
+                Section("Model card", [Facts(_card(config, said))]),
+                model_card.files(_FILES),
+                _asking(folder),
+                model_card.limits([_KNOWN]),
+                Section("What is promised", [Verbatim(said)]),
+            ],
+        )
     )
+
+
+def _tests(results: dict[str, dict[str, Any]]) -> list[Block]:
+    if not results:
+        return [Text("Nobody was held back who has two different items: nothing was tested.")]
+    heading, *rows = table(list(results.values()))
+    return [
+        Table("What was tested", heading, rows, list(results).index("spectral"), figures=True),
+        Text(_tested(results["spectral"]["test_users"])),
+        Pictures([pictures.recalls(results)]),
+    ]
+
+
+def _made_of(config: dict[str, Any]) -> str:
+    items = "from a public list" if config["items"] else "found privately"
+    return (
+        f"{config['users']:,} users, of whom {config['train_users']:,} are counted and the others held back. "
+        f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['time'] else 'without order'}."
+    )
+
+
+def _card(config: dict[str, Any], said: str) -> list[tuple[str, Words]]:
+    columns: tuple[Piece, ...] = tuple(
+        piece for name in ("user", "item", "time") if config[name] for piece in (f", {name}s in ", Code(config[name]))
+    )
+    items: Words = (
+        (f"{config['num_items']:,}, the public list ", Code(os.path.basename(config["items"]))) if config["items"] else
+        f"{config['num_items']:,}, those that many users have, found privately"
+    )  # fmt: skip
+    return [
+        ("Recommender", (Strong("SpectralRecommender"), " in ", Code("servable/"), ": counts of items and of pairs of "
+                         "them, summed over users with noise; nothing is trained")),
+        ("Made from", (*_names(config["data"]), *columns)),
+        ("Items", items),
+        *model_card.promised(said),
+        model_card.made_by(),
+    ]  # fmt: skip
+
+
+def _names(paths: Sequence[str]) -> tuple[Piece, ...]:
+    """The first few of many files, without the folders that they are in."""
+    names: list[Piece] = [Code(os.path.basename(os.path.normpath(path))) for path in paths]
+    shown = [piece for name in names[:_SHOWN_FILES] for piece in (", ", name)][1:]
+    left = len(names) - _SHOWN_FILES
+    return (*shown, f" and {left:,} more") if left > 0 else tuple(shown)
+
+
+def _asking(folder: RunFolder) -> Section:
+    answered = recommend.first_answers(folder.path)[:5]
+    shown = [(Given(str(item)), Given(title)) for item, title in answered]
+    return model_card.asking(folder.path.resolve().name, [item for item, _ in answered], shown)
 
 
 def _day(config: dict[str, Any]) -> str:

@@ -111,6 +111,26 @@ def rounded_up(epsilon: float) -> float:
     return math.ceil(round(epsilon * 10.0**digits, 6)) / 10.0**digits
 
 
+def entries(text: str) -> dict[str, str]:
+    r"""What a statement says, by the names that its own lines begin with.
+
+    Args:
+        text: of a statement.
+
+    Example:
+        >>> entries("Guarantee:      none: it\n                is a test.\nCovers:         nothing.\n\nMore: words.")
+        {'Guarantee': 'none: it is a test.', 'Covers': 'nothing.'}
+    """
+    found: dict[str, list[str]] = {}
+    for line in text.strip().split("\n\n")[0].splitlines():
+        name, said = line[:16].strip(), line[16:].strip()
+        if name:
+            found[name.removesuffix(":")] = [said]
+        else:
+            found[list(found)[-1]].append(said)
+    return {name: " ".join(words) for name, words in found.items()}
+
+
 def _covers(accountant: Accountant, steps: int) -> str:
     if math.isinf(accountant.epsilon(steps)):
         return ""
