@@ -102,6 +102,9 @@ WORKS = {
     ),
     "float64 tables": (lambda: [table(dtype="float64")], bag, IDS),
     "a custom layer that holds a table": (lambda: [Holds(), layers.Dense(2)], chain, IDS),
+    "embeddings_regularizer=keras.regularizers.L2(...)": (  # what it does: tests/training/test_regularizers.py
+        lambda: [table(embeddings_regularizer=keras.regularizers.L2(0.1))], bag, IDS
+    ),
 }  # fmt: skip
 
 
@@ -174,16 +177,16 @@ def test_it_is_refused(name):
     assert len(str(refused.value)) < 700  # Keras adds what the layer was called with
 
 
-def test_embeddings_regularizer_is_refused_with_what_does_the_same():
+def test_embeddings_regularizer_other_than_l2_is_refused_with_what_does_the_same():
     ids = keras.Input([LENGTH], dtype="int32")
-    model = tfdp_rec.PrivateModel(ids, table(embeddings_regularizer="l2")(ids))
+    model = tfdp_rec.PrivateModel(ids, table(embeddings_regularizer="l1")(ids))
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=SIZE), "mse")
     (refusal,) = tfdp_rec.validate(model, (IDS, X)).refusals
-    assert "use the optimizer's weight_decay" in refusal
+    assert "use keras.regularizers.L2, which is a decay, or the optimizer's weight_decay" in refusal
 
 
 def test_the_page_tells_of_all_of_it():
     lines = re.findall(r"^\| (.*?) \| (works|refused)\b", PAGE.read_text(encoding="utf-8"), re.M)
     told = {line.replace("`", ""): verdict for line, verdict in lines}
-    refused = dict.fromkeys([*REFUSED, "embeddings_regularizer"], "refused")
+    refused = dict.fromkeys([*REFUSED, "embeddings_regularizer other than L2"], "refused")
     assert told == {**dict.fromkeys(WORKS, "works"), **refused}

@@ -35,10 +35,11 @@ ROWS, UNITS, BATCH = 300, 64, 16
 SIZES = (16, 9, 0, 20, 16, 1, 16, 30, 12, 16, 5, 16)
 
 
-def ordinary_model():
+def ordinary_model(l2=0.0):
     draw = functools.partial(keras.initializers.RandomUniform, -0.5, 0.5)
     ids = keras.Input([3], dtype="int32")
-    many = keras.layers.Embedding(ROWS, 8, name="many", embeddings_initializer=draw(seed=1))(ids)
+    penalty = keras.regularizers.L2(l2) if l2 else None
+    many = keras.layers.Embedding(ROWS, 8, draw(seed=1), penalty, name="many")(ids)
     few = keras.layers.Embedding(5, 4, name="few", embeddings_initializer=draw(seed=2))(ids % 5)
     both = keras.layers.Concatenate()([keras.layers.Flatten()(many), keras.layers.Flatten()(few)])
     hidden = keras.layers.Dense(8, "relu", name="hidden", kernel_initializer=draw(seed=3))(both)
@@ -59,10 +60,12 @@ MECHANISMS = {
     "lazy, momentum": ("LazyDPSGD", {"momentum": 0.9}),
     "lazy, Nesterov": ("LazyDPSGD", {"momentum": 0.8, "nesterov": True}),
     "lazy, decay": ("LazyDPSGD", {"weight_decay": 0.1}),
+    "lazy, regularized": ("LazyDPSGD", {"weight_decay": 0.1, "l2": 0.2}),
     "lazy, schedule and Adam": ("LazyDPSGD", {"dense_optimizer": "adam", "schedule": True}),
     "eager": ("DPSGD", {}),
     "eager, momentum": ("DPSGD", {"momentum": 0.9}),
     "eager, decay": ("DPSGD", {"weight_decay": 0.1}),
+    "eager, regularized": ("DPSGD", {"l2": 0.2}),
     "eana": ("EANA", {}),
     "eana, momentum": ("EANA", {"momentum": 0.9}),
 }
@@ -70,10 +73,15 @@ MECHANISMS = {
 
 def optimizer_of(name):
     kind, options = MECHANISMS[name][0], dict(MECHANISMS[name][1])
+    options.pop("l2", None)  # the model's
     rate = keras.optimizers.schedules.ExponentialDecay(0.3, 3, 0.7) if options.pop("schedule", False) else 0.3
     return getattr(tfdp_rec, kind)(
         rate, l2_norm_clip=1.0, noise_multiplier=0.7, expected_batch_size=BATCH, noise=KeyedNoise(7), **options
     )
+
+
+def model_for(name):
+    return ordinary_model(MECHANISMS[name][1].get("l2", 0.0))
 
 
 def trainer_of(cluster, name, directory=None, skip=0):
@@ -84,13 +92,13 @@ def trainer_of(cluster, name, directory=None, skip=0):
         return fixed_batches().skip(skip)
 
     return ParameterServerTrainer(
-        ordinary_model, lambda: optimizer_of(name), batches, cluster.resolver(), loss="mse", sampling=sampling,
+        lambda: model_for(name), lambda: optimizer_of(name), batches, cluster.resolver(), loss="mse", sampling=sampling,
         min_shard_bytes=1000, seconds_without_progress=30, checkpoint_directory=directory,
     )  # fmt: skip
 
 
 def on_one_machine(name, weights):
-    model = ordinary_model()
+    model = model_for(name)
     model.compile(optimizer_of(name), loss="mse")
     model.set_weights(weights)
     model.fit(fixed_batches(), verbose=0)
@@ -537,6 +545,7 @@ def refusals(cluster, dear=False):
         "deserted": alone,
         "AdaFEST": lambda: trainer(optimizer=survey),
         "Adam": lambda: trainer(optimizer=keras.optimizers.Adam),
+        "regularizer": lambda: trainer(lambda: ordinary_model(0.1), lambda: tfdp_rec.EANA(0.1, **basics)),
         "random layer": lambda: trainer(model=dropping),
         "secure": lambda: trainer(optimizer=lambda: plain(secure=True)),
         "no sampling": lambda: trainer(sampling=None),
@@ -581,7 +590,7 @@ def one_worker(directory):
     """All that a cluster of one worker shows."""
     noted = noted_sections()
     with LocalCluster(1, 2) as cluster:
-        found = {"equal": equal(cluster, ["eager, decay"])}
+        found = {"equal": equal(cluster, ["lazy, regularized"])}
         found["resumed"] = resumed(cluster, os.path.join(directory, "resumed"))
         found["sections"], found["strays"] = len(noted), strays(noted)
         return found | {"released twice": released_twice(cluster, os.path.join(directory, "released"))}

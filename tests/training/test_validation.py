@@ -98,7 +98,7 @@ def test_one_fault_is_told_as_training_tells_it(name):
 
 def test_all_faults_are_told_at_once():
     parts = [
-        layers.Embedding(9, 3, embeddings_regularizer="l2", name="table"),
+        layers.Embedding(9, 3, embeddings_regularizer="l1", name="table"),
         layers.GRU(3, recurrent_dropout=0.5, return_sequences=True, name="gru"),
         layers.Conv1D(3, 2, groups=3, name="conv"),
         layers.Flatten(),

@@ -34,6 +34,7 @@ import tensorflow as tf
 from tfdp_rec.files import hold, row_chunks, writing
 from tfdp_rec.keras_internals import begin_at_epoch, resource
 from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.privacy import Accountant
 from tfdp_rec.privacy.history import History
@@ -182,6 +183,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "format": "tfdp_rec training checkpoint, not a model to release: rows may still owe noise",
             "version": 1,
             **_identity(self.model, optimizer),
+            "regularizers": _decays(optimizer),
             "variables": [[name, _shape(v), v.dtype.name] for name, v in _variables(self.model)],
             "step": self._steps(),
             "epoch": self._epoch,
@@ -273,10 +275,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if not optimizer.built:
             model.build_tables(header["table_numbers"])
         _refuse_difference("table_numbers", header["table_numbers"], model.table_numbers())
+        _refuse_difference("regularizers of tables", header.get("regularizers", {}), _decays(optimizer))
         mine_now = {name: [_shape(v), v.dtype.name] for name, v in _variables(model)}
         theirs = {name: [shape, kind] for name, shape, kind in header["variables"]}
         for variables in (mine_now, theirs):
-            variables.pop("ledger/totals", None)  # these grow with the steps
+            for name in variables:
+                if name.split("/")[:2] == ["ledger", "totals"]:
+                    variables[name] = ["grows with the steps"]
         _refuse_difference("variables", theirs, mine_now)
         for holder, key in ((self.accountant, "accountant"), (self.sampling, "sampling")):
             if (holder is None) != (header[key] is None):
@@ -301,6 +306,12 @@ def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
         "tables": {f"weights {i}": list(v.shape) for i, v in enumerate(weights) if len(v.shape) == 2},
         "table_numbers": model.table_numbers(),
     }
+
+
+def _decays(optimizer: PrivateOptimizer) -> dict[str, float]:
+    """The decay of each table that has one of its own, by its number."""
+    found = {f"weights {table.number}": regularizer_decay(table.variable) for table in optimizer.tables.values()}
+    return {name: decay for name, decay in found.items() if decay}
 
 
 def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:

@@ -30,6 +30,7 @@ from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
+from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import Arrivals
 from tfdp_rec.optimizers.lazy.pending import History
 
@@ -140,12 +141,16 @@ class ParameterServer:
         mechanism = mechanisms.of(optimizer)
         if mechanism is None or mechanism.rows != "owed":
             return {}
-        return {"history": ServedHistory(optimizer.pending.columns), "arrivals": LateArrivals()}
+        return {"history": ServedHistory, "arrivals": LateArrivals()}
 
     @property
     def layout(self) -> list[list[Any]]:
-        """What it holds, as JSON: path, first row, shape."""
-        return [[v.path, first, list(v.shape)] for v, _, (_, first) in self._variables]
+        """What it holds, as JSON: path, first row, shape, and the decay of a table that has one of its own."""
+        held = [(v, first, self._own_decay(v) if table else 0.0) for v, table, (_, first) in self._variables]
+        return [[v.path, first, list(v.shape), *([decay] if decay else [])] for v, first, decay in held]
+
+    def _own_decay(self, table: keras.Variable) -> float:
+        return regularizer_decay(table)
 
     def state(self) -> ServerState:
         """All that training depends on, for checkpoints; the key of the noise is not among it."""
@@ -198,6 +203,9 @@ class PlainServer(ParameterServer):
         self.land = on_server(self.device, self._land)
         self._rows_of = on_server(self.device, self._read)
         self.settle = lambda: None  # nothing is ever owed
+
+    def _own_decay(self, table: keras.Variable) -> float:
+        return 0.0  # it trains by the loss of the examples alone
 
     def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {path: tf.gather(resource(self._shards[path]), own) for path, own in rows.items()}

@@ -60,6 +60,7 @@ class ServedTable:
         for shard in self.shards:
             own = keras.Variable(shard.variable, dtype=shard.variable.dtype.name, name="shard")
             own._path = variable.path  # what the server, its optimizer and the clipped sum know it by
+            own.regularizer, own.constraint = variable.regularizer, variable.constraint  # honoured there, or refused
             shard.server.hold(own, True, number, shard.first)
 
     # Reading.

@@ -50,7 +50,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         expected_batch_size: B, what every step divides by, whatever the batch's size.
         momentum: of SGD.
         nesterov: of SGD.
-        weight_decay: decoupled, or None.
+        weight_decay: decoupled, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
         dense_optimizer: any Keras optimizer for the variables that are not tables; SGD as above if None.
         table_rule: Adagrad, Adam or a delayed rule (docs/adaptive.md) for the tables; SGD as above if None.
         noise: a `tfdp_rec.noise.NoiseSource`; for tests. Never saved: a loaded optimizer draws anew.
@@ -68,6 +68,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     table_rules: tuple[type[TableRule], ...] = (RowRule,)
     """Those that the mechanism can have."""
     why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
+    moves_every_row = False
+    """Whether all rows of a table make every step, at once or when it is due, so that a decay reaches them."""
     phase: Phase | None = None
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
@@ -221,8 +223,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().build(list(variables))
 
     def _table(self, number: int, variable: keras.Variable) -> Table:
-        rule = self.table_rule if isinstance(self.table_rule, RowRule) else self.recursion
-        name, width = "velocity" if rule is self.recursion else "state", rule.state_width(variable.shape[1])
+        recursion = checks.recursion_of_table(self, variable)
+        rule = self.table_rule if isinstance(self.table_rule, RowRule) else recursion
+        name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
         state = self._kept(name, number, (variable.shape[0], width)) if width else None
         return Table(number, variable, state, rule)
 

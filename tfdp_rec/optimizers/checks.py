@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 
 from tfdp_rec.clipping import LEAST_CLIP, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_of
+from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.rules import RowRule, TableRule
 
 _REFUSED_OPTIONS = {
@@ -115,15 +117,78 @@ def refuse_on_table(variable: keras.Variable) -> None:
 
     Raises:
         ValueError: it is no matrix.
-        NotPrivate: something would touch every row at every step.
+        NotPrivate: something would touch every row at every step, and is no decay.
     """
     if len(variable.shape) != 2:
         raise ValueError(f"Table '{variable.path}' must have shape [rows, width], got {tuple(variable.shape)}.")
-    if variable.constraint is not None or variable.regularizer is not None:
+    if variable.constraint is not None:
         raise NotPrivate(
-            f"Table '{variable.path}' has a constraint or regularizer, which would touch every row at every step; use "
-            "the optimizer's weight_decay instead."
+            f"Table '{variable.path}' has a constraint, which would touch every row at every step; use the "
+            "optimizer's weight_decay, or keras.regularizers.L2, instead."
         )
+    regularizer_decay(variable)
+
+
+def regularizer_decay(variable: keras.Variable) -> float:
+    """The weight decay that a table's own regularizer is.
+
+    The gradient of l2 ‖θ‖² is 2 l2 θ, on every row, whatever the examples are: under plain SGD a decay λ = 2 l2.
+
+    Args:
+        variable: the table.
+
+    Raises:
+        NotPrivate: for any other regularizer than L2, which is no decay.
+
+    Example:
+        >>> table = keras.Variable([[1.0]])
+        >>> table.regularizer = keras.regularizers.L2(0.5)
+        >>> regularizer_decay(table)
+        1.0
+    """
+    regularizer = variable.regularizer
+    if regularizer is None:
+        return 0.0
+    kind = type(regularizer)  # not a subclass, which may compute something else
+    if kind is keras.regularizers.L2 or (kind is keras.regularizers.L1L2 and not regularizer.l1):
+        return 2.0 * float(regularizer.l2)
+    shown = f"L1L2(l1={regularizer.l1:g})" if kind is keras.regularizers.L1L2 else kind.__name__
+    raise NotPrivate(
+        f"Table '{variable.path}' has the regularizer {shown}, which would touch every row at every step and has no "
+        "exact lazy form: use keras.regularizers.L2, which is a decay, or the optimizer's weight_decay."
+    )
+
+
+def recursion_of_table(optimizer: Any, variable: keras.Variable) -> Recursion:
+    """The step that a table's rows make: the optimizer's, with the decay of the table's own regularizer.
+
+    Args:
+        optimizer: the mechanism.
+        variable: the table, which `refuse_on_table` let pass.
+
+    Raises:
+        NotPrivate: if the mechanism cannot honour the regularizer.
+    """
+    own, recursion = regularizer_decay(variable), optimizer.recursion
+    if not own:
+        return recursion
+    name, table = type(optimizer).__name__, f"Table '{variable.path}' has a regularizer"
+    if not optimizer.moves_every_row:
+        raise NotPrivate(
+            f"{table}, and {name} moves only some rows at a step: the rows that it leaves alone would not decay. Leave "
+            "the regularizer out, or use DPSGD or LazyDPSGD."
+        )
+    if optimizer.table_rule is not None:
+        raise NotPrivate(
+            f"{table}, and {name} has table_rule={optimizer.table_rule!r}, which would scale its gradient, row by row: "
+            "only of plain SGD is it an exact decay. Leave one of them out."
+        )
+    if recursion.has_velocity:
+        raise NotPrivate(
+            f"{table}, which with momentum has no exact lazy form: leave one of them out, or give the dense variables "
+            "a dense_optimizer that has momentum."
+        )
+    return dataclasses.replace(recursion, weight_decay=recursion.weight_decay + own)
 
 
 def serialized_rate(optimizer: Any) -> Any:

@@ -36,6 +36,7 @@ class DPSGD(PrivateOptimizer):
     """
 
     table_rules: tuple[type[TableRule], ...] = (RowRule, DelayedRMSprop)
+    moves_every_row = True
 
     def step_tables(self, step: Step) -> None:
         for table in self.tables.values():

@@ -130,7 +130,7 @@ class Debts:
     """
 
     def __init__(self, variable: keras.Variable):
-        self._path = variable.path
+        self._path, self._regularized = variable.path, variable.regularizer is not None
         self._flags: dict[PrivateOptimizer, Flag | None] = {}
         self._releases: list[Release] = []
 
@@ -176,11 +176,11 @@ class Debts:
         """
         minds = lambda o: o.recursion.weight_decay or isinstance(o.table_rule, DelayedRMSprop)  # noqa: E731
         others = any(release is not known for known in self._releases)
-        if others and any(map(minds, (optimizer, *self._flags))):
+        if others and (self._regularized or any(map(minds, (optimizer, *self._flags)))):
             raise NotPrivate(
-                f"Table '{self._path}' is trained by several optimizers, one of them with weight_decay or a delayed "
-                "table_rule, for which the late noise of others is not that of DP-SGD: leave them out, or give each "
-                "model a table of its own."
+                f"Table '{self._path}' is trained by several optimizers, and has a regularizer, or one of them has "
+                "weight_decay or a delayed table_rule, for which the late noise of others is not that of DP-SGD: "
+                "leave them out, or give each model a table of its own."
             )
 
 

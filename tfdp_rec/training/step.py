@@ -88,7 +88,8 @@ class PrivateStep:
     def regularization(self) -> dict[str, tf.Tensor]:
         """Gradients of the weights' own regularisers by path: no example decides them, so they need no clip, no noise.
 
-        Tables have none: the optimizer refuses them.
+        Not those of tables, which would be read whole: the mechanism has them as a decay, or refuses them. The loss
+        that is shown is that of the examples, without any penalty.
         """
         found = {}
         for variable in self.model.trainable_variables:

@@ -24,7 +24,8 @@ from tfdp_rec.clipping.independence import refuse_padding
 from tfdp_rec.clipping.recorder import Unit, units_and_refusals
 from tfdp_rec.clipping.trial import Trial
 from tfdp_rec.keras_internals import layers_within
-from tfdp_rec.optimizers.checks import refuse_on_table
+from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.optimizers.checks import recursion_of_table, refuse_on_table
 from tfdp_rec.training.batch import hidden_spec, loose_spec, normalised
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
@@ -164,8 +165,12 @@ def _of_the_batch(batch: Any) -> list[str]:
 
 
 def _of_the_tables(model: keras.Model, tables: set[str]) -> list[str]:
-    """What a mechanism would refuse of its tables."""
-    return [said for v in model.trainable_variables if v.path in tables for said in _said(refuse_on_table, v)]
+    """What a mechanism, or the one that it is compiled with, would refuse of its tables."""
+    several = [v for v in model.trainable_variables if v.path in tables]
+    found = {v.path: _said(refuse_on_table, v) for v in several}
+    if isinstance(model.optimizer, PrivateOptimizer):
+        found |= {v.path: _said(recursion_of_table, model.optimizer, v) for v in several if not found[v.path]}
+    return [said for saids in found.values() for said in saids]
 
 
 def _said(refuse: Any, *args: Any) -> list[str]:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Seeded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +25,20 @@ TOLERANCE = 1e-5
 SHAPES = {"users": (11, 4), "items": (7, 3), "shared": (5, 1)}
 
 
-class Weights:
-    """Three tables of different width and a dense variable, the same at every start."""
+PENALTIES = {"users": 0.15, "items": 0.4}  # l2 of two of the tables
 
-    def __init__(self):
+
+class Weights:
+    """Three tables of different width and a dense variable, the same at every start; tables may be penalised."""
+
+    def __init__(self, penalties=()):
         rng = np.random.default_rng(1)
         start = {name: rng.normal(size=shape).astype("float32") for name, shape in SHAPES.items()}
         self.tables = {name: keras.Variable(value, name=name) for name, value in start.items()}
         self.dense = keras.Variable(rng.normal(size=[3]).astype("float32"), name="dense")
+        for name in penalties:
+            kind = keras.regularizers.L2 if name == "users" else keras.regularizers.L1L2
+            self.tables[name].regularizer = kind(l2=penalties[name])
         self.all = [*self.tables.values(), self.dense]
 
 
@@ -43,8 +50,8 @@ def gradient_of_rows(rows):
 class Training:
     """A mechanism that trains `Weights` on batches given as {table: ids, with repeats}."""
 
-    def __init__(self, make):
-        self.make, self.weights, self.optimizer = make, Weights(), make()
+    def __init__(self, make, penalties=()):
+        self.make, self.weights, self.optimizer = make, Weights(penalties), make()
         self._build()
 
     def _build(self):
@@ -95,7 +102,7 @@ class Training:
 class ByHand:
     """Eager DP-SGD as the papers write it, in numpy and float64."""
 
-    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,), rule=None):
+    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,), rule=None, penalties=()):
         weights = Weights()
         names = {**weights.tables, "dense": weights.dense}
         self.value = {name: np.asarray(v._value, np.float64) for name, v in names.items()}
@@ -104,6 +111,7 @@ class ByHand:
         self.settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
         self.noise, self.inverse, self.drawn = KeyedNoise(7), inverse, []
         self.rule, self.left, self.variance = rule, 0, 0.0
+        self.penalties = dict(penalties)
         self.level = {name: np.ones([SHAPES[name][0], 1]) for name in SHAPES}
         self.start = {name: self.value[name] for name in SHAPES}
 
@@ -126,6 +134,7 @@ class ByHand:
         for number, name in enumerate(update):
             several = zip(self.inverse, reversed(self.drawn))  # (C⁻¹ z)_t = Σ_i (C⁻¹)_i z_{t−i}
             noisy = update[name] / size + scale * sum(entry * z[number] for entry, z in several)
+            noisy += 2 * self.penalties.get(name, 0.0) * self.value[name]  # what no example decides
             self._move(name, self._scale(name) * noisy, rate)
         self.time += 1
 
@@ -210,21 +219,22 @@ HISTORIES = given(
     events=st.lists(EVENTS, min_size=6, max_size=16),
     announce=st.sampled_from(["right", "nothing", "wrong"]),
     lies=FAR,
+    penalties=st.sampled_from([{}, PENALTIES]),
 )
 CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
 @settings(max_examples=12, **CHECKED)
 @HISTORIES
-def test_any_history(strategy, recursion, rate, events, announce, lies):
-    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies)
+def test_any_history(strategy, recursion, rate, events, announce, lies, penalties):
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, None, {} if recursion[0] else penalties)
 
 
 @pytest.mark.slow
 @settings(max_examples=75, **CHECKED)
 @HISTORIES
-def test_many_histories(strategy, recursion, rate, events, announce, lies):
-    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies)
+def test_many_histories(strategy, recursion, rate, events, announce, lies, penalties):
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, None, {} if recursion[0] else penalties)
 
 
 def pair_of(strategy):
@@ -237,7 +247,7 @@ def pair_of(strategy):
     return tfdp_rec.LazyDPFTRL, tfdp_rec.DPFTRL, plan, np.linalg.inv(whole)[:, 0]
 
 
-def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, rule=None):
+def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, rule=None, penalties=()):
     momentum, nesterov, decay = recursion
     lazily, eagerly, plan, inverse = pair_of(strategy)
     given_rate, rate_at = rate_of(rate)
@@ -246,9 +256,9 @@ def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, rule
     def mechanism(kind, **more):
         return lambda: kind(given_rate, **BASICS, noise=KeyedNoise(7), **options, **more)
 
-    lazy = Training(mechanism(lazily, aggregate_noise=False))
-    eager = Training(mechanism(eagerly))
-    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse, rule)
+    lazy = Training(mechanism(lazily, aggregate_noise=False), penalties)
+    eager = Training(mechanism(eagerly), penalties)
+    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse, rule, penalties)
     batches = [what for event, what in events if event == "step"]
     done = 0
     for event, what in events:
@@ -287,6 +297,37 @@ ONE_OF_EACH = [
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_kind_of_noise(strategy):
     assert_lazy_is_eager(strategy, (0.6, True, None), "halving", ONE_OF_EACH, "right", {})
+
+
+@pytest.mark.parametrize("decay", [None, 0.3])
+@pytest.mark.parametrize("strategy", ["independent", "three"])
+def test_a_regularizer_is_the_gradient_of_its_penalty(strategy, decay):
+    assert_lazy_is_eager(strategy, (0.0, False, decay), "halving", ONE_OF_EACH, "right", {}, None, PENALTIES)
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL], ids=lambda kind: kind.__name__)
+def test_noise_drawn_at_once_decays_as_its_table_does(kind):
+    """Every table's own rate, where all it owes comes in one draw: rows without noise, and the spread of noise."""
+    steps, rate = 6, 0.5
+    plan = {"correlation": Correlation(BufferedToeplitz(), steps, 1)} if kind is tfdp_rec.LazyDPFTRL else {}
+    settings = {**BASICS, "expected_batch_size": 1.0, "noise_multiplier": 1.0, "weight_decay": 0.1, **plan}
+    big = {name: (4000, 5) for name in SHAPES}
+    for noise in (0.0, 1.0):
+        optimizer = kind(rate, **{**settings, "noise_multiplier": noise}, noise=Seeded(1))
+        tables = {name: keras.Variable(np.full(shape, 2.0, "float32"), name=name) for name, shape in big.items()}
+        for name, l2 in PENALTIES.items():
+            tables[name].regularizer = keras.regularizers.L2(l2)
+        optimizer.build([*tables.values()], {v.path: None for v in tables.values()})
+        for _ in range(steps):
+            optimizer.apply(ClippedSum({}, tf.zeros([0]), tf.constant(1.0), tf.zeros([0])))
+        optimizer.settle()
+        for name, table in tables.items():
+            keep = 1 - rate * (0.1 + 2 * PENALTIES.get(name, 0.0))
+            expected = np.full(big[name], 2.0 * keep**steps)
+            off = np.asarray(table._value) - expected
+            spread = noise * rate * np.sqrt(np.sum(keep ** (2 * np.arange(steps))))
+            assert abs(off.std() - spread) <= 6 * spread / np.sqrt(2 * off.size) + 1e-6, name
+            assert abs(off.mean()) <= 6 * spread / np.sqrt(off.size) + 1e-6, name
 
 
 @pytest.mark.parametrize("recursion", [(0.0, False, None), (0.0, False, 0.3), (0.6, True, None)])

@@ -24,8 +24,9 @@ import tensorflow as tf
 from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
-from tfdp_rec.optimizers.lazy.pending import Payer, Replayed, Rows
+from tfdp_rec.optimizers.lazy.pending import Payer, Pending, Replayed, Rows
 from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table
 from tfdp_rec.privacy.correlated import Correlation
@@ -59,8 +60,10 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
                 "of one. Use LazyDPSGD there."
             )
         super().__init__(learning_rate, correlation=correlation, **settings)
+
+    def pending_of(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.aggregate_noise else Replayed
-        self.pending = kind(self.recursion, self.correlation.strategy)
+        return kind(recursion, self.correlation.strategy)
 
     def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
         with self.course.whole():

@@ -26,23 +26,32 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
+from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Replayed, Rows, pending
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Pending, Rows, pending
 from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
+
+
+class Account(NamedTuple):
+    """How the tables that decay alike pay, and the totals that they pay by."""
+
+    pending: Pending
+    history: History
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -53,7 +62,7 @@ class LazyDPSGD(PrivateOptimizer):
         learning_rate: float or Keras schedule.
         aggregate_noise: draw what a row owes as one Gaussian; False draws every owed step by itself (the paper's
             "without ANS"; slow, for comparison and tests).
-        history: where the running totals are kept; for a parameter server. Never saved.
+        history: makes what running totals are kept in, of so many columns; for a parameter server. Never saved.
         arrivals: what must hold of a gradient and its rows when they meet; for a parameter server. Never saved.
         **settings: as `PrivateOptimizer`.
 
@@ -67,6 +76,7 @@ class LazyDPSGD(PrivateOptimizer):
 
     table_rules: tuple[type[TableRule], ...] = (DelayedRMSprop,)
     why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop()"
+    moves_every_row = True
 
     @takes_plan
     def __init__(
@@ -74,21 +84,28 @@ class LazyDPSGD(PrivateOptimizer):
         learning_rate: Any,
         *,
         aggregate_noise: bool = True,
-        history: History | None = None,
+        history: Callable[[int], History] | None = None,
         arrivals: Arrivals | None = None,
         **settings: Any,
     ):
         super().__init__(learning_rate, **settings)
         self.aggregate_noise = aggregate_noise
-        rate = learning_rate if isinstance(learning_rate, (int, float)) else 0.0
-        if rate * self.recursion.weight_decay >= 1:
-            raise ValueError(
-                f"learning_rate * weight_decay must be below 1, got {rate} * {self.recursion.weight_decay}: a step "
-                "would leave nothing of a weight, and lazy decay divides by what is left."
-            )
-        self.pending = pending(self.recursion, aggregate_noise)
-        self._history, self._arrivals = history, arrivals or Arrivals()
+        self._refuse_too_much_decay(self.recursion)
+        self._make_history, self._arrivals = history, arrivals or Arrivals()
         self._settle_function = _Untracked()
+
+    def _refuse_too_much_decay(self, recursion: Recursion, of: str = "") -> None:
+        rate = learning_rate_of(self)
+        if isinstance(rate, keras.Variable) and float(rate.numpy()) * recursion.weight_decay >= 1:
+            raise ValueError(
+                f"learning_rate * weight_decay must be below 1, got {float(rate.numpy()):g} * "
+                f"{recursion.weight_decay:g}{of}: a step would leave nothing of a weight, and lazy decay divides by "
+                "what is left."
+            )
+
+    def pending_of(self, recursion: Recursion) -> Pending:
+        """How rows that make these steps owe and pay."""
+        return pending(recursion, self.aggregate_noise)
 
     def build_tables(self) -> None:
         for table in self.tables.values():
@@ -97,34 +114,40 @@ class LazyDPSGD(PrivateOptimizer):
                     f"Table '{table.path}' is {table.variable.dtype}: rounding a gradient before its noise is added "
                     "breaks the bound on its effect. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD."
                 )
+            self._refuse_too_much_decay(_steps_of(table), f" with the regularizer of '{table.path}'")
+        ways = {steps: self.pending_of(steps) for steps in map(_steps_of, self.tables.values())}
+        new = lambda way: self._make_history(way.columns) if self._make_history else way.new_history()  # noqa: E731
+        self.accounts = {recursion: Account(way, new(way)) for recursion, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
-        history = self._history or self.pending.new_history()
-        self.ledger = Ledger(history, rows, start=int(self.iterations.numpy()))
+        histories = [account.history for account in self.accounts.values()]
+        self.ledger = Ledger(histories, rows, start=int(self.iterations.numpy()))
 
     # Paying.
 
     def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
-        """Pays what rows owe up to step `now`, with one draw for all tables; a row that owes nothing stays as it is.
+        """Pays what rows owe up to step `now`, with one draw for all tables that decay alike; a row that owes nothing
+        stays as it is.
 
         Args:
             rows: table path -> distinct rows, int64.
             now: the clock.
             payer: what pays; the mechanism's own way if left out.
         """
-        if not rows:
-            return
-        debts = []
+        debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
             table = self.tables[path]
             scale = None if table.scales is None else table.scales.of(ids)
             since = self.ledger.since(path, ids)
-            debts.append(Debt(table.number, ids, self.read_rows(table, ids), since, now, scale))
-        paid = (payer or self.pending).pay(debts, self.ledger.history, self.noise.draw)
-        for (path, ids), values in zip(rows.items(), paid):
-            # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still, which
-            # adds noise. The other way round it would have paid nothing and owe nothing.
-            with after(self.write_rows(self.tables[path], ids, values)):
-                self.ledger.mark(path, ids, now)
+            debt = Debt(table.number, ids, self.read_rows(table, ids), since, now, scale)
+            debts.setdefault(_steps_of(table), {})[path] = debt
+        for recursion, several in debts.items():
+            way, history = self.accounts[recursion]
+            paid = (payer or way).pay(list(several.values()), history, self.noise.draw)
+            for (path, debt), values in zip(several.items(), paid):
+                # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still,
+                # which adds noise. The other way round it would have paid nothing and owe nothing.
+                with after(self.write_rows(self.tables[path], debt.ids, values)):
+                    self.ledger.mark(path, debt.ids, now)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
         """All of some rows that a payment brings up to date."""
@@ -158,8 +181,9 @@ class LazyDPSGD(PrivateOptimizer):
         before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
         self._arrivals.make_room(self, step, before)
         now = before + 1
-        ticked = self.ledger.tick(now, self.pending.next_totals(self.ledger.history.at(before), rate, step.stddev))
-        with after(ticked):
+        accounts = self.accounts.values()
+        totals = [way.next_totals(history.at(before), rate, step.stddev) for way, history in accounts]
+        with after(self.ledger.tick(now, totals)):
             self._step_touched(step, before)
         upcoming = step.upcoming.items()
         self.pay({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
@@ -172,7 +196,7 @@ class LazyDPSGD(PrivateOptimizer):
             table, scale = self.tables[path], self.touched_scale(step, move.indices)
             requests.append(Request(table.number, move.indices, table.width, scale))
         # A source that is a function of the step must not give again what a payment was made of.
-        number = before if isinstance(self.pending, Replayed) else -1 - before
+        number = -1 - before if self.aggregate_noise else before
         for (path, move), drawn in zip(moves.items(), self.noise.draw(requests, number)):
             with after(self.step_rows(self.tables[path], move, drawn[:, 0], step)):
                 self.ledger.mark(path, move.indices, before + 1)
@@ -201,9 +225,10 @@ class LazyDPSGD(PrivateOptimizer):
         return self._checks(step, self.ledger.now(), tf.cast(step.learning_rate, tf.float64))
 
     def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
-        if self.recursion.weight_decay:
-            left = tf.cast(self.recursion.keep(rate), tf.float64)
-            yield from demand(left > 0, _TOO_MUCH_DECAY)
+        for recursion in self.accounts:
+            if recursion.weight_decay:
+                left = tf.cast(recursion.keep(rate), tf.float64)
+                yield from demand(left > 0, _TOO_MUCH_DECAY)
         yield from self._arrivals.checks(self, step, now)
 
     # Release.
@@ -227,18 +252,21 @@ class LazyDPSGD(PrivateOptimizer):
 
     def settle_all(self) -> None:
         now = self.ledger.now()
-        payer = self.pending.for_all_rows(now, self.ledger.history)
+        payers = {which: way.for_all_rows(now, history) for which, (way, history) in self.accounts.items()}
         for path, table in self.tables.items():
-            table.sweep(lambda ids, path=path: self.pay({path: ids}, now, payer))  # type: ignore[misc]
+            payer = payers[_steps_of(table)]
+            table.sweep(lambda ids, path=path, payer=payer: self.pay({path: ids}, now, payer))  # type: ignore[misc]
 
     def owing(self) -> Flag | None:
         return self.ledger.owing()
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
-        """The clock, the totals and every table's marks."""
+        """The clock, the totals, those of regularized tables under their decay, and every table's marks."""
         marks = {f"marks/{path}": variable for path, variable in self.ledger.marks.items()}
-        return {"clock": self.ledger.clock, "totals": self.ledger.history.table, **marks}
+        named = {r: "totals" if r == self.recursion else f"totals/{r.weight_decay!r}" for r in self.accounts}
+        totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
+        return {"clock": self.ledger.clock, **totals, **marks}
 
     def ledger_restored(self) -> None:
         """Rows may owe noise now: their marks tell."""
@@ -261,6 +289,12 @@ class LazyDPSGD(PrivateOptimizer):
     def get_config(self) -> dict[str, Any]:
         own = {"aggregate_noise": self.aggregate_noise, "history": None, "arrivals": None}
         return {**super().get_config(), **own}
+
+
+def _steps_of(table: Table) -> Recursion:
+    """What tables have in common that have one account."""
+    assert isinstance(table.rule, Recursion), "no lazy mechanism takes another rule"
+    return table.rule
 
 
 class _Untracked:
@@ -286,4 +320,6 @@ _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
     "with tfdp_rec.clipping.clipped_sum just before optimizer.apply"
 )
-_TOO_MUCH_DECAY = "learning_rate * weight_decay must stay below 1 for lazy decay"
+_TOO_MUCH_DECAY = (
+    "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2"
+)

@@ -9,7 +9,7 @@ marks equal the clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -19,23 +19,23 @@ from tfdp_rec.optimizers.tables import Operations, after, scatter
 
 
 class Ledger:
-    """The clock, the history and the marks of a lazy optimizer.
+    """The clock, the histories and the marks of a lazy optimizer.
 
     Args:
-        history: where the totals of every step are kept.
+        histories: where the totals of every step are kept, one for each way in which tables decay.
         rows: table path -> number of rows.
         start: what the clock shows; every row is settled then.
 
     Example:
-        >>> ledger = Ledger(History(2), {"items": 10}, start=5)
+        >>> ledger = Ledger([History(2)], {"items": 10}, start=5)
         >>> ledger.settled_at == int(ledger.clock.numpy()) == 5
         True
     """
 
-    def __init__(self, history: History, rows: Mapping[str, int], start: int):
+    def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):
         self.flag: Flag | None = None
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
-        self.history = history
+        self.histories = histories
         self.marks = {
             path: tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="marks")
             for path, count in rows.items()
@@ -44,7 +44,8 @@ class Ledger:
 
     def restart(self, now: int) -> None:
         """Nothing is owed at step `now`; totals up to there do not matter, so they are zero."""
-        self.history.restart(now)
+        for history in self.histories:
+            history.restart(now)
         self.clock.assign(now)
         for marks in self.marks.values():
             marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
@@ -88,10 +89,12 @@ class Ledger:
         """The steps that rows were settled at, int64."""
         return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
 
-    def tick(self, now: tf.Tensor, totals: tf.Tensor) -> Operations:
-        """Puts a step on the clock, its totals and the flag first."""
-        hoisted = [] if self.flag is None else self.flag.hoist()
-        with after(hoisted + self.history.append(now, totals)):
+    def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor]) -> Operations:
+        """Puts a step on the clock, the totals of each history and the flag first."""
+        first = [] if self.flag is None else self.flag.hoist()
+        for history, those in zip(self.histories, totals, strict=True):
+            first += history.append(now, those)
+        with after(first):
             done = tf.raw_ops.AssignVariableOp(resource=self.clock.handle, value=now)
         return [] if done is None else [done]
 

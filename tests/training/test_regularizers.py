@@ -1,0 +1,206 @@
+"""An L2 regularizer of a table is a decay of all its rows: trained, saved, resumed and shown, or refused in words."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import tensors_of_shape
+from keras.regularizers import L1, L1L2, L2, OrthogonalRegularizer
+
+import tfdp_rec
+from tfdp_rec.callbacks import TrainingCheckpoint
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.optimizers import Adagrad, DelayedRMSprop, Preselection
+from tfdp_rec.privacy import BufferedToeplitz, Correlation
+
+ROWS, WIDTH, SIZE = 53, 5, 4
+RNG = np.random.default_rng(4)
+IDS = RNG.integers(0, ROWS, [12, 3]).astype("int32")
+LABELS = RNG.normal(size=[12, 1]).astype("float32")
+BASICS = {"l2_norm_clip": 1.0, "noise_multiplier": 0.7, "expected_batch_size": SIZE}
+WITHOUT_PRIVACY = {**BASICS, "l2_norm_clip": 1e6, "noise_multiplier": 0.0}
+VOTE = {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0}
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(SIZE)
+
+
+class Halved(L2):
+    """What looks like L2 and is not."""
+
+    def __call__(self, x):
+        return 0.5 * super().__call__(x)
+
+
+STRONG, WEAK = L2(0.2), L2(0.03)
+
+
+def model_of(optimizer, regularizer=STRONG, other=WEAK, **options):
+    keras.utils.set_random_seed(0)
+    ids = keras.Input([3], dtype="int32")
+    some = keras.layers.Embedding(ROWS, WIDTH, embeddings_regularizer=regularizer, name="some")(ids)
+    others = keras.layers.Embedding(ROWS, 2, embeddings_regularizer=other, name="others")(ids)
+    free = keras.layers.Embedding(ROWS, 3, name="free")(ids)
+    hidden = keras.layers.Flatten()(keras.layers.Concatenate()([some, others, free]))
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1, kernel_regularizer=L2(0.1))(hidden))
+    model.compile(optimizer, loss="mse", **options)
+    return model
+
+
+def assert_alike(some, others, rtol=2e-5):
+    for one, other in zip(some, others, strict=True):
+        assert np.max(np.abs(one - other)) <= rtol * np.max(np.abs(other))
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD], ids=lambda kind: kind.__name__)
+def test_without_clip_and_noise_it_is_what_keras_trains(kind):
+    """Keras adds the penalty to the loss, and its SGD reads all of the table for it."""
+    rates = lambda: keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)  # noqa: E731
+    keras_own, private = model_of(keras.optimizers.SGD(rates())), model_of(kind(rates(), **WITHOUT_PRIVACY))
+    for model in (keras_own, private):
+        model.fit(batches(), epochs=3, verbose=0, shuffle=False)
+    assert_alike(private.get_weights(), keras_own.get_weights())
+
+
+def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path):
+    make = lambda: tfdp_rec.LazyDPSGD(0.4, **{**BASICS, "noise_multiplier": 0.0})  # noqa: E731
+    whole, first = model_of(make()), model_of(make())
+    whole.fit(batches(), epochs=4, verbose=0)
+    first.fit(batches(), epochs=2, verbose=0)
+    first.save(tmp_path / "model.keras")
+    second = keras.models.load_model(tmp_path / "model.keras")
+    second.fit(batches(), epochs=2, verbose=0)
+    assert_alike(second.get_weights(), whole.get_weights())
+
+
+def resumed(directory, **options):
+    model = model_of(tfdp_rec.LazyDPSGD(0.4, **BASICS, noise=KeyedNoise(2), aggregate_noise=False), **options)
+    checkpoint = TrainingCheckpoint(directory, every=1)
+    model.prepare((IDS[:1], LABELS[:1]))
+    checkpoint.resume(model)
+    return model, checkpoint
+
+
+def test_a_checkpoint_keeps_what_regularized_rows_owe(tmp_path):
+    eager = model_of(tfdp_rec.DPSGD(0.4, **BASICS, noise=KeyedNoise(2)))
+    eager.fit(batches(), epochs=2, verbose=0)
+    for _ in range(2):
+        model, checkpoint = resumed(tmp_path)
+        model.fit(batches(), initial_epoch=0, epochs=2, verbose=0, callbacks=[checkpoint, _StopAfter(3)])
+    model, _ = resumed(tmp_path)
+    assert int(model.optimizer.iterations) == 6
+    assert_alike(model.get_weights(), eager.get_weights())
+
+
+class _StopAfter(keras.callbacks.Callback):
+    keeps_off_weights = True
+
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        self.model.stop_training = self.left == 0
+
+
+def test_a_checkpoint_of_another_regularizer_is_refused(tmp_path):
+    model, checkpoint = resumed(tmp_path)
+    model.fit(batches(), verbose=0, callbacks=[checkpoint])
+    with pytest.raises(ValueError, match="regularizers of tables.*0.4.*0.6"):
+        resumed(tmp_path, regularizer=L2(0.3))
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}])
+def test_no_step_reads_a_table_for_its_penalty_and_the_loss_shown_is_the_examples(options):
+    model = model_of(tfdp_rec.LazyDPSGD(0.1, **BASICS), **options)
+    model.prepare((IDS[:1], LABELS[:1]))
+    step = tf.function(lambda *batch: model.train_step(batch), autograph=False)
+    graph = step.get_concrete_function(*batches().element_spec).graph
+    assert tensors_of_shape(graph, [ROWS, WIDTH]) == []
+    expected = np.mean((model(IDS[:SIZE]).numpy() - LABELS[:SIZE]) ** 2)
+    found = model.train_on_batch(IDS[:SIZE], LABELS[:SIZE], return_dict=True)["loss"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+LAZY = tfdp_rec.LazyDPSGD
+REFUSED = {
+    "L1": (L1(0.1), lambda: LAZY(0.1, **BASICS), "L1, which would touch every row.*use keras.regularizers.L2"),
+    "L1 and L2": (L1L2(0.1, 0.1), lambda: LAZY(0.1, **BASICS), r"L1L2\(l1=0.1\)"),
+    "one of one's own": (Halved(0.1), lambda: LAZY(0.1, **BASICS), "Halved"),
+    "another of Keras": (OrthogonalRegularizer(), lambda: LAZY(0.1, **BASICS), "OrthogonalRegularizer"),
+    "EANA": (L2(0.1), lambda: tfdp_rec.EANA(0.1, **BASICS), "EANA moves only some rows"),
+    "AdaFEST": (L2(0.1), lambda: tfdp_rec.AdaFEST(0.1, **BASICS, **VOTE), "AdaFEST moves only some rows"),
+    "FEST": (
+        L2(0.1), lambda: tfdp_rec.FEST(0.1, **BASICS, preselection=Preselection({"some/embeddings": [1]})),
+        "FEST moves only some rows",
+    ),
+    "exponential": (
+        L2(0.1), lambda: tfdp_rec.optimizers.ExponentialSelectionSGD(
+            0.1, **BASICS, num_survivors=3, selection_epsilon=1.0
+        ), "moves only some rows",
+    ),
+    "momentum": (L2(0.1), lambda: LAZY(0.1, **BASICS, momentum=0.5), "momentum has no exact lazy form"),
+    "Nesterov": (L2(0.1), lambda: tfdp_rec.DPSGD(0.1, **BASICS, momentum=0.5, nesterov=True), "momentum has no exact"),
+    "correlated momentum": (
+        L2(0.1), lambda: tfdp_rec.LazyDPFTRL(
+            0.1, **BASICS, momentum=0.5, correlation=Correlation(BufferedToeplitz(), steps=9, separation=3)
+        ), "momentum has no exact lazy form",
+    ),
+    "a rule": (L2(0.1), lambda: tfdp_rec.DPSGD(0.1, **BASICS, table_rule=Adagrad()), r"table_rule=Adagrad"),
+    "a delayed rule": (L2(0.1), lambda: LAZY(0.1, **BASICS, table_rule=DelayedRMSprop(3)), "table_rule=Delayed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_exact_decay_is_refused_in_training_and_told_before(name):
+    regularizer, optimizer, match = REFUSED[name]
+    model = model_of(optimizer(), regularizer, None)
+    report = tfdp_rec.validate(model, (IDS, LABELS))
+    with pytest.raises(NotPrivate, match=match) as refused:
+        model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+    assert [str(refused.value)] == list(report.refusals)
+    assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
+
+
+def test_a_step_that_would_leave_nothing_of_a_weight_is_refused_when_it_is_known():
+    model = model_of(LAZY(2.5, **BASICS))
+    with pytest.raises(ValueError, match="2.5 . 0.4 with the regularizer of 'some/embeddings'"):
+        model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+    model = model_of(LAZY(2.0, **BASICS))
+    model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+    before = model.get_weights()
+    model.optimizer.learning_rate = 2.5
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must stay below 1 for lazy decay"):
+        model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+    assert_alike(model.get_weights(), before, rtol=0)
+
+
+def test_a_constraint_is_refused():
+    model = model_of(LAZY(0.1, **BASICS))
+    model.get_layer("some").embeddings.constraint = keras.constraints.NonNeg()
+    with pytest.raises(NotPrivate, match="has a constraint"):
+        model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+
+
+def test_a_regularized_table_that_two_models_share_is_refused():
+    table = keras.layers.Embedding(ROWS, WIDTH, embeddings_regularizer=L2(0.1), name="items")
+
+    def sharing():
+        ids = keras.Input([3], dtype="int32")
+        model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+        model.compile(LAZY(0.1, **BASICS), loss="mse")
+        return model
+
+    sharing().train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+    with pytest.raises(NotPrivate, match="has a regularizer"):
+        sharing().train_on_batch(IDS[:SIZE], LABELS[:SIZE])
+
+
+def test_compiled_anew_it_goes_on():
+    model = model_of(LAZY(0.1, **BASICS))
+    model.fit(batches(), verbose=0)
+    model.compile(LAZY(0.2, **BASICS), loss="mse")
+    model.fit(batches(), verbose=0)
