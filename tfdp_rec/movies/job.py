@@ -32,6 +32,7 @@ from tfdp_rec.data import Timelines
 from tfdp_rec.datasets.histories import Catalogue, Histories
 from tfdp_rec.movies import contestants, private_sums, report
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
+from tfdp_rec.movies.larger import step_times
 from tfdp_rec.movies.problem import Problem, Run, prepare
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import Settings
@@ -207,9 +208,14 @@ def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
             statements[mechanism] = done["statement"]
     run.folder.write_json("results.json", results)
     _release(run.folder, run.problem, run.settings, released, model)
-    report.write(run.folder, {**config, "released": released}, results, statements)
+    seconds = step_times(run.settings, run.problem.timelines.num_movies, run.verbose)
+    if seconds:
+        run.folder.write_json("step_times.json", seconds)
+    report.write(run.folder, {**config, "released": released}, results, statements, seconds)
     if run.verbose:
         print("\n" + report.as_text(report.table(results)))
+        if seconds:
+            print("\n" + report.as_text(report.times(seconds)))
         warning = "" if contestants.named(released).claims_epsilon else ": not private, no epsilon holds for it"
         path = run.folder.path
         print(f"\n{path}/report.html   {report.label(released)} in {path}/servable{warning}")

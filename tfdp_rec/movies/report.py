@@ -31,18 +31,28 @@ def label(name: str) -> str:
 
 def table(results: list[dict[str, Any]]) -> list[list[str]]:
     """The rows of the final table, the heading first."""
-    rows = [["recommender", *_SHOWN, "ε (user-level)", "steps/s", "steps"]]
+    rows = [["recommender", *_SHOWN, "ε (user-level)", "steps"]]
     for r in results:
         rows.append(
             [
                 ("two-tower, " if contestants.is_two_tower(r["mechanism"]) else "") + label(r["mechanism"]),
                 *(model_card.with_interval(r, metric) for metric in _SHOWN),
                 _epsilon(r["epsilon"]),
-                f"{r['steps_per_second']:.1f}" if r["steps_per_second"] else "–",
                 str(r["steps"] or "–"),
             ]
         )
     return rows
+
+
+def times(seconds: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """The rows of the table of steps, the heading first.
+
+    Args:
+        seconds: number of movies -> mechanism -> of one step.
+    """
+    names = list(next(iter(seconds.values())))
+    rows = [[f"{int(movies):,}", *(f"{of[name]:.2f} s" for name in names)] for movies, of in seconds.items()]
+    return [["movies", *(f"a step of {label(name)}" for name in names)], *rows]
 
 
 def _epsilon(value: float | None) -> str:
@@ -57,7 +67,13 @@ def as_text(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any]], statements: dict[str, str]) -> None:
+def write(
+    folder: RunFolder,
+    config: dict[str, Any],
+    results: list[dict[str, Any]],
+    statements: dict[str, str],
+    seconds: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
     """Writes the page, `report.html` and `report.md`, from a run's metrics.
 
     Args:
@@ -65,6 +81,7 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
         config: what the run was asked to do, and what it `released`.
         results: one record a contestant: recalls, errors, ε, steps, steps_per_second.
         statements: contestant -> its privacy statement.
+        seconds: of a step as the catalogue grows, if they were taken; see `times`.
     """
     by_name, name = {result["mechanism"]: result for result in results}, config["released"]
     said = statements.get(name, "")
@@ -90,10 +107,23 @@ def write(folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any
                 model_card.files(_files(name)),
                 _asking(folder),
                 model_card.limits(_limits(config)),
+                *_growth(config, seconds or {}),
                 Section("What is promised", [], [Section(label(who), [Verbatim(t)]) for who, t in statements.items()]),
             ],
         )
     )
+
+
+def _growth(config: dict[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[Section]:
+    if not seconds:
+        return []
+    heading, *rows = times(seconds)
+    said = (
+        f"The two-tower of this run, {config['batch_size']} users a step, on ids that were drawn at random. Who is "
+        "compared took turns, and a time is the median of three. DP-SGD draws noise for every movie at every step, a "
+        "lazy step for those that are about to be read."
+    )
+    return [Section("A step, as the catalogue grows", [Table("Seconds a step", heading, rows), Text(said)])]
 
 
 def _pictures(folder: RunFolder, results: Mapping[str, dict[str, Any]]) -> list[Picture]:
