@@ -22,6 +22,8 @@ def import_tensorflow() -> None:
         import tensorflow as tf
 
         tf.config.list_physical_devices()
+    if not loud:  # it would warn of every model after the fifth that it must be traced
+        tf.get_logger().setLevel("ERROR")
 
 
 @contextlib.contextmanager
