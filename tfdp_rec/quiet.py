@@ -5,6 +5,7 @@ Large temporaries, allocated anew at every step, cost more in the system than th
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -24,6 +25,20 @@ def import_tensorflow() -> None:
         tf.config.list_physical_devices()
     if not loud:  # it would warn of every model after the fifth that it must be traced
         tf.get_logger().setLevel("ERROR")
+
+
+def when_all_is_said() -> None:
+    """Has the end of this process close standard error: TensorFlow's context tells every server of a cluster then, for
+    every function that it compiled, that it is gone, and fills pages if they went first. TFDP_REC_DEBUG=1 leaves it
+    open.
+    """
+    if not os.environ.get("TFDP_REC_DEBUG"):
+        atexit.register(_to_nowhere)
+
+
+def _to_nowhere() -> None:
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,11 @@ def test_the_figures_of_the_main_job():
     assert accountant(GaussianDpEvent(0.8)).epsilon(2000) == pytest.approx(5.1, abs=0.05)
 
 
+def test_orders_whose_series_do_not_end_are_left_out_without_a_word(caplog):
+    noisy = Accountant(GaussianDpEvent(1.0321), PoissonSampling(3200, 512), 1e-6, "rdp")  # where few of them do
+    assert 5 < noisy.epsilon(20) < 10 and not caplog.records
+
+
 @pytest.mark.parametrize("by", ["rdp", "pld"])
 def test_two_gaussians_on_one_batch_are_one(by):
     pair = accountant(ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)]), by=by)

@@ -145,6 +145,7 @@ def _training(place: Place) -> Iterator[Train]:
     if not place.cluster and not place.local:
         yield job.train_one
         return
+    quiet.when_all_is_said()
     from tfdp_rec.distribute import Cluster, LocalCluster
     from tfdp_rec.movies.on_cluster import ClusterTraining
 
