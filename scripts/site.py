@@ -1,7 +1,8 @@
 """Pages of the site that nobody writes: the README as its front, the notebooks, and the reference of each room.
 
 MkDocs calls `on_files`, and mkdocstrings' reader of the source calls `Dialect` (see mkdocs.yml). Nothing is imported or
-run: names are read from the source, and notebooks are shown as they stand in git.
+run: names are read from the source, and notebooks are shown as they stand in git, with the outputs that
+`scripts/tutorials` kept in them.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ def notebook(path: Path) -> str:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         parts += filter(None, map(output, cell.get("outputs", [])))
+    parts.append(
+        f"*This page is the notebook `tutorials/{path.name}`, with what one run of it printed and drew. Noise is drawn "
+        "anew in every run: your figures will differ.*"
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +62,7 @@ def output(found: dict[str, Any]) -> str:
     """One output of a cell."""
     data = found.get("data", {})
     if "image/png" in data:
-        return f"![](data:image/png;base64,{''.join(data['image/png']).strip()})"
+        return f"![plot](data:image/png;base64,{''.join(data['image/png']).strip()})"
     text = "".join(found.get("text") or data.get("text/plain", ""))
     return f"```text\n{text.rstrip()}\n```" if text else ""
 
