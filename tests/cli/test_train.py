@@ -154,6 +154,15 @@ def test_a_folder_is_not_written_twice(run, capsys):
     assert "holds another run" in capsys.readouterr().err
 
 
+def test_recommend_takes_the_newest_run_if_none_is_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recommend", "--history", "1"]) == 2 and "There is no run in runs/" in capsys.readouterr().err
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    (tmp_path / "runs" / "2").symlink_to(run, target_is_directory=True)
+    assert main(["recommend"]) == 0
+    assert "of runs/2:" in capsys.readouterr().err
+
+
 def test_recommend_from_nowhere(tmp_path, capsys):
     assert main(["recommend", str(tmp_path)]) == 2
     assert "no exported model" in capsys.readouterr().err

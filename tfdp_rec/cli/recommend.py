@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 
 from tfdp_rec import quiet
 from tfdp_rec.settings import whole
 
 HELP = """\
-  tfdp-rec recommend runs/20260101-120000 --history 318 296 593
+  tfdp-rec recommend --history 318 296 593                             of the newest run in runs/
   tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5      of a log of your own
   tfdp-rec recommend runs/spring                                       nothing had yet: the most popular
 
@@ -20,7 +21,7 @@ know are named and ignored; the answer leaves out what the history holds.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `recommend`."""
-    parser.add_argument("folder", metavar="RUN", help="a run folder")
+    parser.add_argument("folder", metavar="RUN", nargs="?", help="a run folder; default: the newest in runs/")
     parser.add_argument("--history", nargs="*", default=[], metavar="ID", help="ids, the last one last")
     parser.add_argument("--top-k", type=whole, metavar="K", help="items to answer (default: what the run was given)")
     parser.add_argument("--among", nargs="+", metavar="ID", help="answer these items alone; of a log of your own")
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
     if args.top_k is not None and args.top_k < 1:
         raise ValueError(f"--top-k must be positive, got {args.top_k}.")
+    if args.folder is None:
+        args.folder = _newest()
     servable = pathlib.Path(args.folder) / "servable"
     if not (servable / "saved_model.pb").is_file():
         raise FileNotFoundError(f"{args.folder} holds no exported model (expected {servable}).")
@@ -42,3 +45,13 @@ def run(args: argparse.Namespace) -> int:
     from tfdp_rec.movies import recommend as movies
 
     return movies.run(args)
+
+
+def _newest() -> str:
+    """The run that was finished last, of those in `runs`; says which."""
+    servables = list(pathlib.Path("runs").glob("*/servable"))
+    if not servables:
+        raise FileNotFoundError("There is no run in runs/ here: name a run folder, or make one with tfdp-rec train.")
+    newest = max(servables, key=lambda servable: servable.stat().st_mtime).parent
+    print(f"of {newest}:", file=sys.stderr)
+    return str(newest)
