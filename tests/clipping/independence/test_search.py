@@ -349,7 +349,10 @@ def backward_of(program):
         with tf.GradientTape() as tape:
             tape.watch([x, s])
             made = [o for o in program(x, s, ids, weights, row) if o.dtype.is_floating]
-        found = tape.gradient(made, [x, s], [tf.cos(o) for o in made]) if made else []
+        try:
+            found = tape.gradient(made, [x, s], [tf.cos(o) for o in made]) if made else []
+        except (ValueError, LookupError):
+            found = []  # TensorFlow has no such gradient, or none of that shape
         return [tf.convert_to_tensor(g) for g in found if g is not None] or [tf.sin(x)]
 
     return gradients
