@@ -20,6 +20,7 @@ _HOMES = {
     "PrivateModel": "training",
     "PrivateTraining": "training",
     "validate": "training",
+    "RecallAtK": "training",
     "PrivatePlan": "private_plan",
     "make_private": "private_fit",
     **{mechanism.class_name: "optimizers" for mechanism in MECHANISMS},

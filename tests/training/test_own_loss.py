@@ -131,10 +131,26 @@ def test_metrics_of_its_own_are_shown():
     np.testing.assert_allclose(history["val_rmse"], [np.sqrt(np.mean((np.array(model(X)) - Y) ** 2))], rtol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["private", "sgd"])
+def test_where_the_loss_does_without_a_call_evaluation_calls_for_the_metrics(optimizer):
+    model = compiled(PastCall(), private() if optimizer == "private" else "sgd", metrics=["mae"])
+    history = model.fit(X, Y, batch_size=8, validation_data=(X, Y), epochs=2, verbose=0).history
+    assert set(history) == {"loss", "val_loss", "val_mae"}  # a step of training predicts nothing
+    error = np.mean(np.abs(np.array(model(X)) - Y))
+    np.testing.assert_allclose(history["val_mae"][-1], error, rtol=1e-5)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0, return_dict=True)["mae"], error, rtol=1e-5)
+
+
 @pytest.mark.parametrize("step", ["train_on_batch", "test_on_batch"])
-def test_metrics_without_predictions_are_refused(step):
-    with pytest.raises(ValueError, match=r"call it once .*self\(x, training=training\)") as refused:
-        getattr(compiled(PastCall(), metrics=["mae"]), step)(X, Y)
+def test_metrics_without_any_predictions_are_refused(step):
+    class Silent(tfdp_rec.PrivateTraining, keras.Model):
+        def per_example_loss(self, data, training=True):
+            return tf.abs(self.score(data[0]) - data[1])[:, 0]
+
+    model = Silent()
+    model.score = keras.layers.Dense(1)
+    with pytest.raises(ValueError, match=r"it predicts nothing: def call") as refused:
+        getattr(compiled(model, metrics=["mae"]), step)(X, Y)
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 
 

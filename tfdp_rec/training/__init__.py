@@ -2,6 +2,7 @@
 
 from tfdp_rec.training.lookahead import lookahead
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
+from tfdp_rec.training.recall import RecallAtK
 from tfdp_rec.training.validation import validate
 
-__all__ = ["PrivateModel", "PrivateTraining", "lookahead", "validate"]
+__all__ = ["PrivateModel", "PrivateTraining", "RecallAtK", "lookahead", "validate"]

@@ -109,3 +109,21 @@ def hidden_spec(leaf: Any, spec: Any, shared: Sequence[str]) -> Any:
     if not isinstance(leaf, tf.TensorSpec) or not any(leaf is e for e in examples) or not leaf.shape.rank:
         return leaf
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+
+def predictions_of(examples: Any, outputs: list[Any]) -> Any:
+    """(x, y, y_pred, sample_weight), if the model was called once for the loss; None otherwise.
+
+    Args:
+        examples: the batch; what it has beside inputs is in a tuple.
+        outputs: what the model's calls gave.
+    """
+    if len(outputs) != 1:
+        return None
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts_of(examples))
+    return x, y, outputs[0], sample_weight
+
+
+def parts_of(examples: Any) -> tuple[Any, ...]:
+    """Inputs, and what a batch has beside them in a tuple."""
+    return examples if isinstance(examples, tuple) and len(examples) <= 3 else (examples,)

@@ -272,7 +272,7 @@ class PrivateTraining(Doors):
 
     def _logs(self, clipped: ClippedSum) -> dict[str, Any]:
         step = self.private_step
-        logs = logs_of(self, finite_losses(clipped), whole=step.microbatch_size is None)
+        logs = logs_of(self, finite_losses(clipped), step.take_predictions(), whole=step.microbatch_size is None)
         return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     # Preparing: layers, tables, optimizer.

@@ -8,7 +8,8 @@ overrides `compute_loss` alone is trained privately by the losses that it averag
 (`clipping/independence/forms.py`).
 
 Metrics come from two places. Those given to `compile` compare the batch's targets with what the model's call gave while
-the loss was computed. Those that a model holds itself, it updates itself, in its loss.
+the loss was computed. A loss that does without a call (a retrieval model predicts ids, and learns by scores) has them
+in evaluation alone, which calls the model for them. Those that a model holds itself, it updates itself, in its loss.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples
 from tfdp_rec.clipping.independence import StepReading, by_example
 from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
-from tfdp_rec.training.batch import Batch
+from tfdp_rec.training.batch import Batch, parts_of
 
 _LIBRARIES = ("keras", "tensorflow_recommenders")
 _DEFAULT = "tfdp_rec.training.model"  # whose per_example_loss is that of a compiled loss
@@ -122,7 +123,11 @@ def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
         examples: the batch.
     """
     losses = model.private_step.losses(Batch(examples), training=False)
-    return logs_of(model, losses)
+    found = model.private_step.take_predictions()
+    if found is None and compiled_metrics(model) is not None and _has_call(model):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts_of(examples))
+        found = x, y, None if y is None else model(x, training=False), sample_weight
+    return logs_of(model, losses, found)
 
 
 def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
         total = model.optimizer.scale_loss(total)
     weights = model.trainable_weights
     model.optimizer.apply_gradients(zip(tape.gradient(total, weights), weights))
-    return logs_of(model, losses)
+    return logs_of(model, losses, model.private_step.take_predictions())
 
 
 def mean_of(losses: tf.Tensor) -> tf.Tensor:
@@ -150,19 +155,19 @@ def mean_of(losses: tf.Tensor) -> tf.Tensor:
 # What is shown.
 
 
-def logs_of(model: Any, losses: tf.Tensor, whole: bool = True) -> dict[str, Any]:
+def logs_of(model: Any, losses: tf.Tensor, found: Any, whole: bool = True) -> dict[str, Any]:
     """Loss and metrics so far, this step's included.
 
     Args:
         model: with `PrivateTraining`.
         losses: of the examples that count, `[n]`.
+        found: (x, y, y_pred, sample_weight); None where the loss predicted nothing.
         whole: whether the loss had the batch at once, so that metrics can be told what was predicted.
 
     Raises:
         ValueError: for compiled metrics that the loss gives no predictions for.
     """
     loss_tracker(model).update_state(mean_of(losses), sample_weight=tf.cast(tf.size(losses), tf.float32))
-    found = model.private_step.take_predictions()
     if whole and compiled_metrics(model) is not None:
         _refuse_nothing_to_compare(model, found)
     if found is None:
@@ -174,13 +179,12 @@ def logs_of(model: Any, losses: tf.Tensor, whole: bool = True) -> dict[str, Any]
 
 def _refuse_nothing_to_compare(model: Any, found: Any) -> None:
     kind = type(model).__name__
-    if found is None:
+    if found is None and not _has_call(model):
         raise ValueError(
-            f"compile(metrics=...) compares targets with what {kind} predicts: let its per_example_loss call it once "
-            "for them, y_pred = self(x, training=training); or leave metrics out, and update some of the model's own "
-            "in per_example_loss."
+            f"compile(metrics=...) compares targets with what {kind} predicts, and it predicts nothing: def call(self, "
+            "inputs) says what; or leave metrics out, and update some of the model's own in per_example_loss."
         )
-    if found[1] is None:
+    if found is not None and found[1] is None:
         raise ValueError(
             f"compile(metrics=...) compares predictions with targets, and the batches have none: give {kind} data as "
             "(x, y); or leave metrics out, and update some of the model's own in per_example_loss."
@@ -190,8 +194,12 @@ def _refuse_nothing_to_compare(model: Any, found: Any) -> None:
 def refuse_no_call(model: Any) -> None:
     """A model may train without predicting anything; asked for predictions, it says what they take."""
     kind = type(model)
-    if kind.call is keras.Model.call:
+    if not _has_call(model):
         raise NotImplementedError(
             f"{kind.__name__} predicts nothing yet: def call(self, inputs) says what, for calling it, predict and "
             "export; training and evaluate go by per_example_loss alone."
         )
+
+
+def _has_call(model: Any) -> bool:
+    return type(model).call is not keras.Model.call

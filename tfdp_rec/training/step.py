@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
 from tfdp_rec.clipping.engine import Graph
 from tfdp_rec.keras_internals import resource
-from tfdp_rec.training.batch import Batch
+from tfdp_rec.training.batch import Batch, predictions_of
 
 
 @dataclasses.dataclass
@@ -105,20 +104,6 @@ class PrivateStep:
         """(x, y, y_pred, sample_weight) of the whole batch, if the loss had them at once; None otherwise."""
         found, self._predictions = self._predictions, None
         return found
-
-
-def predictions_of(examples: Any, outputs: list[Any]) -> Any:
-    """(x, y, y_pred, sample_weight), if the model was called once for the loss; None otherwise.
-
-    Args:
-        examples: the batch; what it has beside inputs is in a tuple.
-        outputs: what the model's calls gave.
-    """
-    if len(outputs) != 1:
-        return None
-    parts = examples if isinstance(examples, tuple) and len(examples) <= 3 else (examples,)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts)
-    return x, y, outputs[0], sample_weight
 
 
 def finite(clipped: ClippedSum) -> tf.Tensor:

@@ -42,14 +42,14 @@ class Program:
         length: how many operations are tried.
     """
 
-    def __init__(self, seed, length=7):
+    def __init__(self, seed, length=5):
         self.seed, self.length = seed, length
 
     def __call__(self, x, s, ids, weights, row):
         self.rng, self.said = np.random.default_rng(self.seed), []
         self.b = tf.shape(x)[0]
-        self.floats, self.whole = [x, s, weights, row], [ids, tf.range(self.b)]
-        made, starts = [], len(self.floats) + len(self.whole)
+        self.floats, self.whole = [row, weights, x, s, x], [tf.range(self.b), ids, ids[:, 0]]
+        made = []
         for _ in range(self.length):
             kind = self.rng.choice(KINDS)
             try:
@@ -60,7 +60,6 @@ class Program:
             for tensor in several:
                 (self.floats if tensor.dtype.is_floating else self.whole).append(tensor)
                 made.append(tensor)
-        assert starts
         return made or [tf.sin(x)]
 
     # What operations are given. Late tensors are likelier, so that programs get deep.
@@ -69,7 +68,7 @@ class Program:
         return things[self.rng.choice(len(things))]
 
     def late(self, tensors):
-        weights = 1.5 ** np.arange(len(tensors))
+        weights = 1.8 ** np.arange(len(tensors))
         return tensors[self.rng.choice(len(tensors), p=weights / weights.sum())]
 
     @property
@@ -87,8 +86,11 @@ class Program:
     def axis(self, tensor):
         return int(self.rng.integers(-1, len(tensor.shape)))
 
-    def places(self):
-        """Whole numbers from 0 to 3."""
+    def places(self, of=None):
+        """Whole numbers from 0 to 3; one for each row of a tensor, if there is one."""
+        if of is not None and self.rng.integers(4):
+            flat = tf.reshape(of, [tf.shape(of)[0], -1])[:, 0]
+            return self.one_of((tf.range(tf.shape(of)[0]), tf.math.floormod(tf.cast(flat, tf.int32), N)))
         kind = self.rng.integers(4)
         if kind == 0:
             return tf.constant(self.rng.integers(0, N, self.rng.integers(1, 5)), tf.int32)
@@ -156,7 +158,8 @@ def looked_up_by_example(p):
 
 
 def looked_up_by_number(p):
-    return tf.gather_nd(p.any, tf.stack([tf.range(p.b), p.places()], 1))
+    a = p.any
+    return tf.gather_nd(a, tf.stack([tf.range(p.b), p.places(a)], 1))
 
 
 def looked_up_anywhere(p):
@@ -165,15 +168,17 @@ def looked_up_anywhere(p):
 
 def scattered(p):
     a = p.float
-    return tf.scatter_nd(p.places()[..., None], a, [p.one_of((N, p.b)), *a.shape[1:]])
+    return tf.scatter_nd(p.places(a)[..., None], a, [p.one_of((N, p.b)), *a.shape[1:]])
 
 
 def written_over(p):
-    return tf.tensor_scatter_nd_update(p.float, p.places()[..., None], p.float)
+    a = p.float
+    return tf.tensor_scatter_nd_update(p.float, p.places(a)[..., None], a)
 
 
 def added_to(p):
-    return tf.tensor_scatter_nd_add(p.float, tf.stack([tf.range(p.b), p.places()], 1), p.float)
+    a = p.float
+    return tf.tensor_scatter_nd_add(a, tf.stack([tf.range(p.b), p.places(a)], 1), tf.reduce_sum(a, 1))
 
 
 def put_together(p):
@@ -258,7 +263,7 @@ def arg(p):
 
 
 def multiplied(p):
-    return tf.matmul(p.float, p.float, transpose_a=bool(p.rng.integers(2)), transpose_b=bool(p.rng.integers(2)))
+    return tf.matmul(p.float, p.one_of((p.float, p.floats[1])), transpose_a=bool(p.rng.integers(2)), transpose_b=bool(p.rng.integers(2)))
 
 
 def contracted(p):
@@ -280,7 +285,8 @@ def one_hot(p):
 
 
 def segments(p):
-    return p.one_of(SEGMENTS)(p.float, p.places(), p.one_of((N, p.b)))
+    a = p.float
+    return p.one_of(SEGMENTS)(a, p.places(a), p.one_of((N, p.b)))
 
 
 def diagonals(p):
