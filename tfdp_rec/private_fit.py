@@ -29,12 +29,14 @@ import tensorflow as tf
 from tfdp_rec import optimizers
 from tfdp_rec.keras_internals import functional_class
 from tfdp_rec.mechanisms import MECHANISMS
+from tfdp_rec.optimizers.noise_walk import first_rate
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.training import PrivateModel, PrivateTraining
 
 # The same model made private again is the same private model: it goes on with the history of the weights they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
+_SMALL = 1e-3  # a rate that nothing refuses, until the model's tables are known
 _LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
@@ -78,7 +80,7 @@ def make_private(
     epsilon: float,
     batch_size: int,
     epochs: int,
-    learning_rate: Any,
+    learning_rate: Any = None,
     delta: float | None = None,
     unit: Any = None,
     mechanism: str = "LazyDPSGD",
@@ -99,7 +101,8 @@ def make_private(
         epsilon: what the whole training may cost.
         batch_size: expected, of the batches.
         epochs: each draws every unit once, on average.
-        learning_rate: float or Keras schedule.
+        learning_rate: float or Keras schedule. Left out, one to begin with (`first_rate`): noise alone will give a row
+            half a unit of length at most, and no step goes further. Better ones are found by trying.
         delta: δ; a tenth of 1 / units, rounded down to a power of ten, if left out.
         unit: whose privacy: an array with the id of the user of each row. Without it each row is a unit, as if nobody
             had two.
@@ -136,8 +139,13 @@ def make_private(
     kind = _mechanism(mechanism)
     private, compiled = _private_form(model, data), _compiled_with(model)
     _warn_of_earlier_steps(model)
-    private.compile(kind(learning_rate, plan=plan, **settings), **compiled)
+    if learning_rate is None and settings.get("table_rule") is not None:
+        raise ValueError("table_rule= needs learning_rate=: a first one is known for plain SGD alone.")
+    private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **settings), **compiled)
     batches = plan.batches(lambda drawn: tf.nest.map_structure(lambda array: array[pick(drawn)], data))
+    if learning_rate is None:
+        private.prepare(batches.element_spec)
+        private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs)
 
 

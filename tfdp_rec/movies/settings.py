@@ -98,7 +98,10 @@ class Settings:
     batch_size: int = option(4096, "users in a batch, on average", POSITIVE, group=_TRAINING)
     width: int = option(32, "of the embedding tables", POSITIVE, group=_TRAINING)
     hidden: int = option(32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING)
-    learning_rate: float = option(25.0, "of the private mechanisms", POSITIVE, group=_TRAINING)
+    learning_rate: float | None = option(
+        None, "of the private mechanisms; default: 25 at clip 1, less where their noise would drown a row", POSITIVE,
+        group=_TRAINING,
+    )  # fmt: skip
     adam_learning_rate: float = option(0.005, "of Adam without privacy", POSITIVE, group=_TRAINING)
     sgd_learning_rate: float = option(
         16.0, "of the SGD without privacy, which does not clip", POSITIVE, group=_TRAINING

@@ -65,11 +65,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
 
     counts_steps = True  # or whoever makes them on a cluster does
-    table_rules: tuple[type[TableRule], ...] = (RowRule,)
-    """Those that the mechanism can have."""
+    table_rules: tuple[type[TableRule], ...] = (RowRule,)  # those that the mechanism can have
     why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
-    moves_every_row = False
-    """Whether all rows of a table make every step, at once or when it is due, so that a decay reaches them."""
+    moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
     phase: Phase | None = None
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:

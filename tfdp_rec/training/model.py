@@ -24,6 +24,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
+from tfdp_rec.training.divergence import ForeseeNoise, StopWithoutNumbers
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
 from tfdp_rec.training.own_loss import (
@@ -39,7 +40,7 @@ from tfdp_rec.training.own_loss import (
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.release import settle_for
-from tfdp_rec.training.step import PrivateStep, diagnostics, finite_losses
+from tfdp_rec.training.step import PrivateStep, diagnostics, shown_losses
 from tfdp_rec.training.table_reader import TableReader, trace_reader
 from tfdp_rec.training.uncounted import SayUncounted
 
@@ -272,7 +273,7 @@ class PrivateTraining(Doors):
 
     def _logs(self, clipped: ClippedSum) -> dict[str, Any]:
         step = self.private_step
-        logs = logs_of(self, finite_losses(clipped), step.take_predictions(), whole=step.microbatch_size is None)
+        logs = logs_of(self, shown_losses(clipped), step.take_predictions(), whole=step.microbatch_size is None)
         return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     # Preparing: layers, tables, optimizer.
@@ -347,7 +348,7 @@ class PrivateTraining(Doors):
                     "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
                     "with each row's weight by its class."
                 )
-            callbacks = [*settle_for(callbacks), SayUncounted()]
+            callbacks = [*settle_for(callbacks), SayUncounted(), ForeseeNoise(), StopWithoutNumbers()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():

@@ -116,6 +116,16 @@ def finite_losses(clipped: ClippedSum) -> tf.Tensor:
     return tf.boolean_mask(clipped.losses, finite(clipped))
 
 
+def shown_losses(clipped: ClippedSum) -> tf.Tensor:
+    """Those that training shows the mean of: of the examples that count; not a number where there are none but others.
+
+    A model that has diverged drops all its examples and trains on noise: the mean of those before would hide it.
+    """
+    none = tf.reduce_any(~finite(clipped)) & ~tf.reduce_any(finite(clipped))
+    lost = tf.fill([tf.cast(none, tf.int32)], tf.constant(float("nan"), clipped.losses.dtype))
+    return tf.concat([finite_losses(clipped), lost], axis=0)
+
+
 def diagnostics(clipped: ClippedSum) -> dict[str, tf.Tensor]:
     """Share of examples clipped, median norm, examples dropped. Private: nothing protects them."""
     counted = finite(clipped)

@@ -1,0 +1,163 @@
+"""What noise alone does to a weight, by formula and by eager steps; rates that are made from it; and the warning."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Seeded
+
+import tfdp_rec
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.movies.settings import Settings
+from tfdp_rec.movies.two_towers import learning_rate_for
+from tfdp_rec.optimizers import DelayedRMSprop, PrivateOptimizer
+from tfdp_rec.optimizers.noise_walk import first_rate, noise_in_rows, noise_walk
+from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.privacy import BufferedToeplitz, Correlation
+
+ROWS, WIDTH, STEPS = 4000, 4, 7
+SETTINGS = {"l2_norm_clip": 0.5, "noise_multiplier": 2.0, "expected_batch_size": 10.0}
+BUFFERS = Correlation(BufferedToeplitz([0.4, 0.2], [0.9, 0.5]), steps=STEPS, separation=3)
+WAYS = {
+    "plain": (tfdp_rec.DPSGD, {}),
+    "decay": (tfdp_rec.DPSGD, {"weight_decay": 0.6}),
+    "momentum": (tfdp_rec.DPSGD, {"momentum": 0.8}),
+    "Nesterov": (tfdp_rec.DPSGD, {"momentum": 0.6, "nesterov": True}),
+    "correlated": (tfdp_rec.DPFTRL, {"correlation": BUFFERS}),
+    "correlated, with momentum": (tfdp_rec.DPFTRL, {"correlation": BUFFERS, "momentum": 0.7}),
+}
+
+
+def built(kind, rate, **options):
+    table = keras.Variable(np.zeros([ROWS, WIDTH], "float32"), name="items")
+    optimizer = kind(rate, **{**SETTINGS, **options}, noise=Seeded(3))
+    optimizer.build([table], {table.path: None})
+    return optimizer, table
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_length_told_before_is_the_length_found_after(name, scheduled):
+    kind, options = WAYS[name]
+    rate = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.6) if scheduled else 0.5
+    optimizer, table = built(kind, rate, **options)
+    (told,) = noise_in_rows(optimizer, STEPS).values()
+    for _ in range(STEPS):
+        optimizer.apply(ClippedSum({}, tf.zeros([0]), tf.constant(0.5), tf.zeros([0])))
+    found = np.sqrt(np.mean(np.sum(np.asarray(table._value) ** 2, axis=1)))
+    assert abs(found / told - 1) < 6 / np.sqrt(2 * ROWS * WIDTH)
+
+
+def test_a_regularizer_holds_the_noise_back():
+    optimizer, table = built(tfdp_rec.LazyDPSGD, 0.5)
+    held = keras.Variable(np.zeros([ROWS, WIDTH], "float32"), name="held")
+    held.regularizer = keras.regularizers.L2(0.3)
+    optimizer = tfdp_rec.LazyDPSGD(0.5, **SETTINGS)
+    optimizer.build([table, held], {table.path: None, held.path: None})
+    lengths = noise_in_rows(optimizer, 1000)
+    assert lengths["items"] == pytest.approx(0.5 * 0.1 * (1000 * WIDTH) ** 0.5)
+    assert lengths["held"] == pytest.approx(0.5 * 0.1 * (WIDTH / (1 - 0.7**2)) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("noise", "clip", "momentum"), [(2.0, 0.5, 0.0), (200.0, 0.5, 0.0), (200.0, 0.1, 0.9), (0.0, 1.0, 0.0)]
+)
+def test_a_first_rate_keeps_within_noise_and_clip(noise, clip, momentum):
+    options = {"noise_multiplier": noise, "l2_norm_clip": clip, "momentum": momentum}
+    optimizer, _ = built(tfdp_rec.DPSGD, 0.1, **options)
+    optimizer.learning_rate = first_rate(optimizer, 100)
+    rate, (length,) = float(optimizer.learning_rate.numpy()), noise_in_rows(optimizer, 100).values()
+    assert length <= 0.5001 and rate * clip / (1 - momentum) <= 0.5001
+    assert max(length, rate * clip / (1 - momentum)) >= 0.4999
+
+
+# The warning, and the end.
+
+
+def model_of(rate, optimizer=tfdp_rec.LazyDPSGD, **options):
+    keras.utils.set_random_seed(0)
+    ids = keras.Input([], dtype="int32")
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Embedding(9, 16, name="items")(ids)))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4, **options}
+    model.compile(optimizer(rate, **settings), loss="mse")
+    return model
+
+
+IDS, Y = np.arange(8) % 9, np.ones([8, 1], "float32")
+
+
+def said(model, **options):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.fit(IDS, Y, batch_size=4, verbose=0, **{"epochs": 8, **options})
+    words = [str(each.message) for each in found]
+    return [each for each in words if "noise alone" in each or "not a number" in each]
+
+
+def test_noise_that_will_drown_a_table_is_foreseen_once_with_the_rate_that_would_do():
+    model = model_of(1.0)  # sd 1/4 a step, 16 steps, width 16: a length of 4
+    (words,) = said(model)
+    assert "rows of 'items/embeddings' a length of 4.0" in words and "take 0.25 of the learning rate" in words
+    assert len(words) < 500 and words.endswith(".")
+    assert said(model) == []
+    assert said(model_of(0.25)) == [] and said(model_of(0.74)) == []
+    assert said(model_of(1.0), epochs=4) == []
+
+
+@pytest.mark.parametrize("options", [{"table_rule": DelayedRMSprop(3)}, {"optimizer": tfdp_rec.EANA}])
+def test_where_the_walk_is_another_nothing_is_foreseen(options):
+    assert said(model_of(1.0, **options)) == []
+
+
+def test_training_without_numbers_ends_and_says_what_to_change():
+    model = model_of(0.1)
+    model.layers[-1].kernel.assign(np.full([16, 1], 1e30))
+    (words,) = said(model)
+    assert "smaller learning_rate" in words and words.endswith("are spent.")
+    assert int(model.optimizer.iterations) == 1  # made, and counted
+    assert np.isnan(model.train_on_batch(IDS, Y))
+
+
+def test_one_example_without_a_number_among_others_ends_nothing():
+    model, y = model_of(0.1), Y.copy()
+    y[::4] = np.nan
+    assert said(model) == []
+    model.fit(IDS, y, batch_size=4, verbose=0)
+    assert int(model.optimizer.iterations) == 18 and np.isfinite(model.train_on_batch(IDS, y))
+
+
+def test_an_empty_batch_is_no_end():
+    model = model_of(0.1)
+    loss = model.train_on_batch(np.zeros([0], "int32"), np.zeros([0, 1], "float32"))
+    assert np.isfinite(loss)
+
+
+# Rates that nobody gave.
+
+
+def test_the_main_job_takes_less_rate_from_smaller_batches_and_more_noise():
+    usual = Settings()
+    assert learning_rate_for(usual, 0.923) == 25.0
+    small = Settings(batch_size=512)
+    rate = learning_rate_for(small, 0.8)
+    stddev = rate * 0.8 / 512
+    assert noise_walk(Recursion(), np.ones(600), stddev) * 32**0.5 == pytest.approx(0.8)
+    assert 3 < rate < 4
+    assert learning_rate_for(Settings(clip=0.1), 0.923) == 250.0
+    assert learning_rate_for(Settings(batch_size=512, learning_rate=25.0), 0.8) == 25.0
+    assert learning_rate_for(Settings(steps=2400, epsilon=1.0), 4.0) < 25 / 4
+
+
+def test_make_private_begins_with_a_rate_of_its_own():
+    ids = np.arange(1000) % 50
+    model = keras.Sequential([keras.layers.Embedding(50, 4), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    options = {"epsilon": 3.0, "batch_size": 100, "epochs": 2, "accountant": "rdp"}
+    private = tfdp_rec.make_private(model, (ids, ids[:, None] / 50.0), **options)
+    optimizer = private.model.optimizer
+    assert isinstance(optimizer, PrivateOptimizer) and optimizer.learning_rate.numpy() == pytest.approx(0.5)
+    assert private.fit(verbose=0).history["epsilon"][-1] <= 3.0
+    with pytest.raises(ValueError, match="needs learning_rate="):
+        tfdp_rec.make_private(model, (ids, ids[:, None] / 50.0), table_rule=DelayedRMSprop(3), **options)
