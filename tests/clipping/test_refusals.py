@@ -46,7 +46,7 @@ def chain(parts, x):
         ([layers.LSTM(2, recurrent_dropout=0.5, name="lstm")], SEQUENCES, "'lstm' has dropout inside"),
         ([layers.Bidirectional(layers.GRU(2, dropout=0.1), name="b")], SEQUENCES, "has dropout inside"),
         ([layers.Dense(2, activation=layers.PReLU(), name="d")], X, "'d' gives no gradient for.*alpha"),
-        ([layers.Conv1D(3, 2, groups=3, name="c")], SEQUENCES, "'c'"),
+        ([layers.Conv1D(3, 2, data_format="channels_first", name="c")], SEQUENCES, "'c'"),
         ([layers.EinsumDense("ab,bc->ca", output_shape=(4,), name="e")], X, "'e'|place of an example"),
         ([layers.ReversibleEmbedding(4, 2, tie_weights=False)], IDS, "reverse_embeddings"),
     ],

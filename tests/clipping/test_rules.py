@@ -164,12 +164,14 @@ def test_layer_normalization_with_rms_scaling(axis):
     size=st.integers(1, 3),
     step=st.sampled_from([(1, 1), (2, 1), (3, 1), (1, 2)]),
     padding=st.sampled_from(["valid", "same", "causal"]),
+    groups=st.sampled_from([1, 1, 2, 4]),
     seed=seeds,
 )
-def test_conv1d(batch, length, size, step, padding, seed):
-    stride, dilation = step
-    layer = layers.Conv1D(3, size, strides=stride, dilation_rate=dilation, padding=padding, activation="tanh")
-    agrees([layer], plain, {"x": normal(seed, batch, length, 2)}, seed)
+def test_conv1d(batch, length, size, step, padding, groups, seed):
+    (stride, dilation), channels = step, 2 if groups == 1 else 4
+    filters, more = 3 * groups, {"strides": stride, "dilation_rate": dilation, "padding": padding}
+    layer = layers.Conv1D(filters, size, groups=groups, activation="tanh", **more)
+    agrees([layer], plain, {"x": normal(seed, batch, length, channels)}, seed)
 
 
 # The universal rule.

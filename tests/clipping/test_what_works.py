@@ -100,6 +100,7 @@ WORKS = {
     "a deep candidate tower, by TowerScores": (
         deep_kit, lambda p, b: tf.nn.log_softmax(p[1](p[0](b["x"][:, 0]), b["x"][:, 1])), IDS
     ),
+    "Conv1D(groups=)": (lambda: [layers.Dense(4), layers.Conv1D(6, 2, groups=2)], chain, X),
     "float64 tables": (lambda: [table(dtype="float64")], bag, IDS),
     "a custom layer that holds a table": (lambda: [Holds(), layers.Dense(2)], chain, IDS),
     "embeddings_regularizer=keras.regularizers.L2(...)": (  # what it does: tests/training/test_regularizers.py
@@ -133,7 +134,6 @@ REFUSED = {
     ),
     "sparse ids": (lambda: [table()], lambda p, b: p[0](tf.sparse.from_dense(b["x"])), IDS, "Sparse|sparse"),
     "activity_regularizer": (lambda: [layers.Dense(2, activity_regularizer="l2")], chain, X, "activity_regularizer"),
-    "Conv1D(groups=)": (lambda: [layers.Conv1D(4, 2, groups=2)], chain, X, "groups=1"),
     "a deep candidate tower on shared negatives": (
         lambda: [table(), table(), layers.Dense(4, activation="relu")], deep, IDS, "that all examples share"
     ),

@@ -255,8 +255,8 @@ class Conv1DRule(ActivatedRule):
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         (g,), layer, x = gradients, call.layer, call.input
-        if layer.data_format != "channels_last" or layer.groups != 1:
-            raise NotPrivate(f"Layer '{layer.name}': Conv1D is supported channels_last and with groups=1.")
+        if layer.data_format != "channels_last":
+            raise NotPrivate(f"Layer '{layer.name}': Conv1D is supported channels_last.")
         (size,), (stride,), (dilation,) = layer.kernel_size, layer.strides, layer.dilation_rate
         steps, length, reach = tf.shape(g)[1], tf.shape(x)[1], (size - 1) * dilation
         missing = tf.maximum((steps - 1) * stride + reach + 1 - length, 0)
@@ -265,9 +265,16 @@ class Conv1DRule(ActivatedRule):
         padded = tf.pad(x, [[0, 0], [before, after], [0, 0]])
         places = tf.range(steps)[:, None] * stride + tf.range(size)[None, :] * dilation
         windows = tf.gather(padded, places, axis=1)
-        flat = tf.reshape(windows, [tf.shape(x)[0], steps, size * x.shape[2]])
         kernel_shape = tuple(kernel_of(layer).shape)
-        yield kernel_of(layer), factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
+        if layer.groups == 1:
+            flat = tf.reshape(windows, [tf.shape(x)[0], steps, size * x.shape[2]])
+            yield kernel_of(layer), factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
+        else:
+            # Each group is a convolution of its own channels: no one outer product, so that the gradient is formed.
+            apart = tf.reshape(windows, [tf.shape(x)[0], steps, size, layer.groups, kernel_shape[1]])
+            own = tf.reshape(g, [tf.shape(x)[0], steps, layer.groups, layer.filters // layer.groups])
+            formed = tf.einsum("btsgi,btgo->bsigo", factors.wide(apart), factors.wide(own))
+            yield kernel_of(layer), factors.PerExample(tf.reshape(formed, [-1, *kernel_shape]))
         if layer.bias is not None:
             yield layer.bias, _bias(g, tuple(layer.bias.shape))
 
