@@ -74,7 +74,10 @@ def test_a_model_that_can_be_trained_is_described():
 FAULTY = {
     "a layer": ([layers.BatchNormalization(name="bn"), layers.Dense(1)], None, X, "'bn'"),
     "dropout within": ([layers.GRU(2, dropout=0.5, name="gru"), layers.Dense(1)], None, SEQUENCES, "'gru' has dropout"),
-    "a rule": ([layers.Conv1D(3, 2, data_format="channels_first", name="c"), layers.Flatten()], None, SEQUENCES, "'c'.*channels_last"),
+    "a rule": (
+        [layers.Conv1D(3, 2, data_format="channels_first", name="c"), layers.Flatten()], None, SEQUENCES,
+        "'c'.*channels_last",
+    ),
     "a regularizer": ([layers.Dense(1, activity_regularizer="l2", name="r")], None, X, "'r'.*activity_regularizer"),
     "negatives": ([layers.Dense(2)], in_batch_negatives, X, r"MatMul in .*\(in_batch_negatives\)"),
     "a mean": ([layers.Dense(2)], over_the_batch, X, r"Mean in .*\(over_the_batch\)"),

@@ -1,4 +1,4 @@
-"""Training that leads nowhere: foreseen by its noise, which takes no data, and noticed when its loss is no number."""
+"""Training that leads nowhere: foreseen by its noise, which takes no data, and said when its loss is no number."""
 
 from __future__ import annotations
 
@@ -41,19 +41,21 @@ def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int)
     )
 
 
-class StopWithoutNumbers(keras.callbacks.Callback):
-    """Ends a fit whose loss is not a number any more. The steps that were made count as ever."""
+class SayNoNumber(keras.callbacks.Callback):
+    """Says that a loss is not a number any more, and lets training go on: to end it there would be to let the data
+    decide how many steps a model made, which no ε covers.
+    """
 
     keeps_off_weights = True
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the loss that Keras shows: private, and what is said of it goes to the terminal alone."""
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Looks at the loss that Keras shows, which is private, as what is said of it is."""
         loss = (logs or {}).get("loss")
-        if loss is None or math.isfinite(float(loss)) or self.model.stop_training:
+        if loss is None or math.isfinite(float(loss)):
             return
-        self.model.stop_training = True
         warnings.warn(
-            "The loss is not a number any more, and training ends here: begin anew with a smaller learning_rate (a "
-            "tenth, say), a smaller l2_norm_clip or larger batches. The steps that were made are spent.",
+            "The loss is not a number any more: begin anew with a smaller learning_rate (a tenth, say), a smaller "
+            "l2_norm_clip or larger batches. Training goes on, on noise alone; its steps are spent. Where it is ended "
+            "for this, release nothing of it: the number of its steps tells of the data, and no epsilon covers that.",
             stacklevel=2,
         )

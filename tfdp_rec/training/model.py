@@ -24,7 +24,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
-from tfdp_rec.training.divergence import ForeseeNoise, StopWithoutNumbers
+from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
 from tfdp_rec.training.own_loss import (
@@ -348,7 +348,7 @@ class PrivateTraining(Doors):
                     "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
                     "with each row's weight by its class."
                 )
-            callbacks = [*settle_for(callbacks), SayUncounted(), ForeseeNoise(), StopWithoutNumbers()]
+            callbacks = [*settle_for(callbacks), SayUncounted(), ForeseeNoise(), SayNoNumber()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():

@@ -48,7 +48,8 @@ class Program:
     def __call__(self, x, s, ids, weights, row):
         self.rng, self.said = np.random.default_rng(self.seed), []
         self.b = tf.shape(x)[0]
-        self.floats, self.whole = [row, weights, x, s, x], [tf.range(self.b), ids, ids[:, 0]]
+        self.floats = [row, weights, tf.transpose(s, [1, 0, 2]), tf.transpose(x), x[:, 1], s, x]
+        self.whole = [tf.range(self.b), ids, ids[:, 0]]
         made = []
         for _ in range(self.length):
             kind = self.rng.choice(KINDS)
@@ -68,7 +69,7 @@ class Program:
         return things[self.rng.choice(len(things))]
 
     def late(self, tensors):
-        weights = 1.8 ** np.arange(len(tensors))
+        weights = 1.5 ** np.arange(len(tensors))
         return tensors[self.rng.choice(len(tensors), p=weights / weights.sum())]
 
     @property
@@ -263,7 +264,8 @@ def arg(p):
 
 
 def multiplied(p):
-    return tf.matmul(p.float, p.one_of((p.float, p.floats[1])), transpose_a=bool(p.rng.integers(2)), transpose_b=bool(p.rng.integers(2)))
+    turned, other = map(bool, p.rng.integers(0, 2, 2))
+    return tf.matmul(p.float, p.one_of((p.float, p.floats[1])), transpose_a=turned, transpose_b=other)
 
 
 def contracted(p):
