@@ -84,7 +84,7 @@ FAULTY = {
     "one loss": ([layers.Dense(2)], tf.reduce_mean, X, "one loss an example"),
     "one name": ([layers.Dense(2, name="d"), layers.Dense(2, name="d")], None, X, "distinct names"),
     "uncovered": ([layers.Dense(2, activation=layers.PReLU(), name="d")], None, X, "'d' gives no gradient for.*alpha"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTY)

@@ -363,6 +363,8 @@ def _refuse_difference(what: str, theirs: Any, mine: Any) -> None:
         return
     if isinstance(theirs, dict) and isinstance(mine, dict):
         keys = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
+        if not keys:
+            return  # an older version had no such setting, and here it is left out
         difference = "; ".join(f"{k}: {theirs.get(k)} in the checkpoint, {mine.get(k)} here" for k in keys)
     else:
         difference = f"{theirs} in the checkpoint, {mine} here"

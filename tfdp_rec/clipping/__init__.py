@@ -88,7 +88,8 @@ def clipped_sum(
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
     loss = lambda data: model.per_example_loss(data, training=training)  # noqa: E731
-    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), _guard(model))
+    scales = getattr(getattr(model, "optimizer", None), "row_scales", {})
+    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), _guard(model), scales)
 
     def run(batch: Any) -> ClippedSum:
         batch = hide_batch_axis(batch, shared_inputs(model))

@@ -7,6 +7,7 @@ from tfdp_rec.optimizers.dp_sgd import DPSGD as DPSGD
 from tfdp_rec.optimizers.eana import EANA as EANA
 from tfdp_rec.optimizers.lazy.lazy_dp_ftrl import LazyDPFTRL as LazyDPFTRL
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD as LazyDPSGD
+from tfdp_rec.optimizers.row_scale import scale_by_counts as scale_by_counts
 from tfdp_rec.optimizers.rules import Adagrad as Adagrad
 from tfdp_rec.optimizers.rules import Adam as Adam
 from tfdp_rec.optimizers.sparse.ada_fest import AdaFEST as AdaFEST

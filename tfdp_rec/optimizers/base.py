@@ -13,7 +13,7 @@ Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²)
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
@@ -27,9 +27,11 @@ from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.delayed import DelayedRMSprop, Phase
+from tfdp_rec.optimizers.dense import step_dense
 from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.row_scale import RowScale
 from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
@@ -53,6 +55,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         weight_decay: decoupled, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
         dense_optimizer: any Keras optimizer for the variables that are not tables; SGD as above if None.
         table_rule: Adagrad, Adam or a delayed rule (docs/adaptive.md) for the tables; SGD as above if None.
+        row_scale: table path or layer's name -> s, a positive number for each row, which gradients are multiplied by
+            before the clip (`row_scale.py`): public, or released and paid for. Never saved: a loaded optimizer asks.
         noise: a `tfdp_rec.noise.NoiseSource`; for tests. Never saved: a loaded optimizer draws anew.
         secure: draw noise from `SecureNoise`.
         name: of the optimizer.
@@ -96,6 +100,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         weight_decay: float | None = None,
         dense_optimizer: keras.optimizers.Optimizer | str | None = None,
         table_rule: TableRule | None = None,
+        row_scale: Mapping[str, Any] | Sequence[str] | None = None,
         noise: noise_sources.NoiseSource | None = None,
         secure: bool = False,
         name: str | None = None,
@@ -114,6 +119,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.noise = noise or (noise_sources.SecureNoise() if secure else noise_sources.EntropyNoise())
         self.dense_optimizer = checks.checked_dense(dense_optimizer)
         self.table_rule = checks.checked_rule(self, table_rule)
+        self._row_scale = RowScale(row_scale)
         self.privacy_history = StepHistory(self)
         self.constructed_with: dict[str, float] = {}
         self._l2_norm_clip = self._setting("l2_norm_clip", checks.checked_clip(l2_norm_clip))
@@ -176,6 +182,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         for name, value in settings.items():
             resource(getattr(self, f"_{name}")).assign(value)
 
+    @property
+    def row_scales(self) -> dict[str, tf.Tensor]:
+        """Table path -> s, for the step that clips."""
+        return self._row_scale.by_path
+
+    @property
+    def row_scale(self) -> list[str]:
+        """The tables that have scales; a loaded optimizer, which lacks the numbers, may be given them once."""
+        return self._row_scale.names
+
+    @row_scale.setter
+    def row_scale(self, given: Mapping[str, Any]) -> None:
+        self._row_scale = self._row_scale.given_again(given, self.tables.values() if self.built else None)
+
     def dp_event(self) -> dp_accounting.DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
         if self.noise_multiplier == 0:
@@ -216,6 +236,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             self.phase = Phase(self.table_rule, self.momentum, self.tables.values(), self.add_variable)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
+        self._row_scale.find(self.tables.values())
         self.build_tables()
         self.privacy_history.trains(variables)
         super().build(list(variables))
@@ -305,36 +326,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             step: the step.
             regularization: see `apply`.
         """
-        self._step_dense(step, regularization)
+        step_dense(self, step, regularization, self.dense_noise())
         with after([] if self.phase is None else self.phase.count(step, self.settle_all)):
             self.step_tables(step)
         self.iterations.assign_add(1)
-
-    def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        noise = self.dense_noise()
-        noisy: list[tuple[tf.Tensor, keras.Variable]] = []
-        for path, dense in self.dense.items():
-            variable, velocity = dense.variable, dense.velocity
-            gradient = tf.cast(step.stddev, tf.float32) * noise[path]
-            if path in step.clipped.gradients:
-                gradient += tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
-            if path in regularization:
-                gradient += tf.cast(regularization[path], tf.float32)
-            if self.dense_optimizer is not None:
-                noisy.append((tf.cast(gradient, variable.dtype), variable))
-                continue
-            before = tf.cast(resource(variable), tf.float32)
-            state = None if velocity is None else tf.convert_to_tensor(resource(velocity))
-            weight, moved = self.recursion.step(before, state, -step.learning_rate * gradient, step.learning_rate)
-            resource(variable).assign(tf.cast(weight, variable.dtype))
-            if velocity is not None:
-                resource(velocity).assign(moved)
-        if self.dense_optimizer is not None and noisy:
-            self.dense_optimizer.apply_gradients(noisy)
-        elif self.dense_optimizer is None:
-            for dense in self.dense.values():
-                if dense.variable.constraint is not None:
-                    dense.variable.assign(dense.variable.constraint(dense.variable))
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
         """Unit Gaussians for every dense variable at this step, in its shape."""
@@ -429,6 +424,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "weight_decay": self.decoupled_weight_decay,
             "dense_optimizer": None if dense is None else keras.optimizers.serialize(dense),
             "table_rule": None if self.table_rule is None else keras.saving.serialize_keras_object(self.table_rule),
+            "row_scale": self._row_scale.names or None,  # whose they are; not the numbers
             "noise": None,
             "secure": self.secure,
             "plan": None,  # its settings are those above
