@@ -160,6 +160,64 @@ def test_twice_from_one_checkpoint_pays_twice_whatever_the_first_was_seen_to_do(
     third.accountant.close()
 
 
+def test_a_part_that_another_has_gone_on_from_pays_again_if_it_goes_on_itself(tmp_path):
+    first = Process(tmp_path)
+    first.fit(4)
+    first.accountant.close()
+    second = Process(tmp_path)
+    second.fit(3)
+    second.accountant.close()
+    first.accountant = Accountant(first.event, first.order, DELTA, "rdp", ledger=first.path)
+    first.accountant.follow(first.model)
+    first.checkpoint, first.target = keras.callbacks.Callback(), 1.5 * epsilon(1)
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        first.fit(3)
+    assert paid(first) == pytest.approx(epsilon(1)), "nothing was looked at"
+    first.target = 100.0
+    first.fit(3)
+    assert paid(first) == pytest.approx(first.accountant.epsilon()) == pytest.approx(epsilon(2))
+    first.accountant.close()
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_what_was_trained_without_a_checkpoint_after_the_last_one_is_no_crash(tmp_path, cut_off):
+    """It may have been released: who goes on from the checkpoint before it makes other noise for the same steps."""
+    first = Process(tmp_path)
+    if cut_off:
+        with pytest.raises(ZeroDivisionError):
+            first.model.fit(
+                first.order.batches(rows), steps_per_epoch=5, epochs=9, verbose=0,
+                callbacks=[PrivacyBudget(first.accountant, 100.0), first.checkpoint, Fails(4)],
+            )  # fmt: skip
+    else:
+        first.fit(4)
+    first.checkpoint = keras.callbacks.Callback()
+    first.fit(STEPS)
+    assert first.model.optimizer.position == STEPS
+    first.model.get_weights()
+    first.accountant.close()
+    second = Process(tmp_path, target=1.5 * epsilon(1))
+    assert second.resumed.step == 4
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        second.fit(3)
+    second.target = 100.0
+    second.fit(3)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(2))
+    second.accountant.close()
+
+
+class Fails(keras.callbacks.Callback):
+    keeps_off_weights = True
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.at:
+            raise ZeroDivisionError
+
+
 def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_was_told_last(tmp_path):
     Process(tmp_path).fit(STEPS, killed_at=6)
     second = Process(tmp_path)

@@ -66,6 +66,7 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
         self.accountant.follow(self.model)
+        self.accountant.settle()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
         self._spend_before_training()
         self.accountant.restarts_ahead = self._iterations_ahead()

@@ -4,8 +4,10 @@
 
 A part is a stretch of a plan that one process makes (`optimizers.correlated`). A checkpoint *keeps* the plan, by a note
 in the ledger. Steps that a crash cuts off after that were seen by nobody: whoever releases a model that checkpoints
-keep writes one first. A part that begins elsewhere, as from the copy of an older checkpoint, or where another has begun
-already, is a fork, and pays again: what was released of the first may contain other noise for the same steps.
+keep writes one first. A note says so of the fit that it was written in, and of no fit that was paid for later. A part
+that begins elsewhere, as from the copy of an older checkpoint, or where another has begun already, is a fork, and pays
+again: what was released of the first may contain other noise for the same steps. So does a part that another has gone
+on from, and that goes on itself.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ def price_of(event: PlannedDpEvent, payments: Payments, ledger: Ledger) -> tuple
     first = event.start + sum(own)
     came_from, last = (event.after, event.start), parts[-1] if parts else None
     # The last to begin, or nobody: another that began since may have been released, by a program that notes nothing.
-    left = last is not None and last.event.part == event.after and came_from in (  # type: ignore[attr-defined]
-        _end(last, parts), _kept(event.plan, ledger),
+    latest = last.event.part if last else None  # type: ignore[attr-defined]
+    left = last is not None and latest == event.after and came_from in (
+        _end(last, parts), _kept(event.plan, ledger, _paid_last(event.plan, payments)),
     )  # fmt: skip
-    goes_on = own or left
+    goes_on = latest == event.part or left
     return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
 
 
@@ -82,7 +85,7 @@ def cut(payments: Payments, ledger: Ledger) -> Payments:
         last[plan] = place
     for plan, place in last.items():
         paid, entry = found[place]
-        kept = _kept(plan, ledger)
+        kept = _kept(plan, ledger, paid.number)
         if kept and paid.session != ledger.session and kept[0] == entry.event.part:  # type: ignore[union-attr]
             found[place] = _up_to(kept[1], paid, entry)
     return found
@@ -106,7 +109,12 @@ def _end(last: Entry, parts: Sequence[Entry]) -> tuple[str, int]:
     return event.part, event.start + sum(e.steps for e in parts if e.event.part == event.part)  # type: ignore[attr-defined]
 
 
-def _kept(plan: str, ledger: Ledger) -> tuple[str, int] | None:
-    notes = [line["settings"] for line in ledger.chain.lines if line.get("label") == KEPT and line["kind"] == "note"]
-    own = [note for note in notes if note["plan"] == plan]
+def _paid_last(plan: str, payments: Payments) -> int:
+    return max(paid.number for paid, entry in payments if entry is not None and _plan(entry) == plan)
+
+
+def _kept(plan: str, ledger: Ledger, since: int) -> tuple[str, int] | None:
+    """The part and step that a checkpoint has kept since a payment: steps of a later one need not be in checkpoints."""
+    notes = [line for line in ledger.chain.lines if line.get("label") == KEPT and line["kind"] == "note"]
+    own = [note["settings"] for note in notes if note["settings"]["plan"] == plan and note["number"] > since]
     return (own[-1]["part"], own[-1]["step"]) if own else None
