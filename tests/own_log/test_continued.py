@@ -308,17 +308,63 @@ def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(da
     assert further(root, days, 1) == 2
 
 
-def test_the_first_days_checkpoint_does_not_put_an_older_ledger_back(days, tmp_path, capsys):
+def finished(days, tmp_path):
+    """The first day, and its checkpoint, elsewhere."""
     shutil.copytree(days / "run", tmp_path / "run")
     shutil.copytree(days / "kept", tmp_path / "kept")
     written = json.loads((tmp_path / "kept" / "run.json").read_text())
     (tmp_path / "kept" / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
+
+
+def test_the_first_days_checkpoint_does_not_put_an_older_ledger_back(days, tmp_path, capsys):
+    finished(days, tmp_path)
     assert further(tmp_path, days, 1) == 0
     after = (tmp_path / "run" / "ledger.jsonl").read_bytes()
     capsys.readouterr()
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     assert "has gone on since this was begun" in capsys.readouterr().err
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == after
+
+
+def test_no_day_is_added_while_the_first_days_checkpoint_writes_its_folder_anew(days, tmp_path, monkeypatch, capsys):
+    finished(days, tmp_path)
+    export, between = job.export, []
+
+    def and_another(*args, **kwargs):
+        if not between:
+            between.append(None)
+            between[0] = further(tmp_path, days, 1)
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(job, "export", and_another)
+    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
+    assert between == [2] and "is in use: another pays into it" in capsys.readouterr().err
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_the_ledger_of_another_run_is_not_written_over(days, tmp_path, monkeypatch, capsys, when):
+    """Begun in the same folder with another checkpoint, and done first."""
+    finished(days, tmp_path)
+    path, at_first = tmp_path / "run" / "ledger.jsonl", job.popularity
+    shutil.rmtree(tmp_path / "run")
+
+    def another(*args):
+        path.parent.mkdir()
+        with Ledger(path, "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
+            ledger.pay(GaussianDpEvent(9.0))
+        return at_first(*args) if args else None
+
+    if when == "before":
+        another()
+    else:
+        monkeypatch.setattr(job, "popularity", another)
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert "is the ledger of another run" in said and said.count("\n") == 1
+    assert [paid.event for paid in read(path).paid] == [GaussianDpEvent(9.0)]
+    assert [each.name for each in path.parent.iterdir()] == ["ledger.jsonl"]
 
 
 def test_two_days_are_not_added_at_once(days, root, capsys):

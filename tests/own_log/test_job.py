@@ -23,6 +23,7 @@ from tfdp_rec.own_log import job, recommend, report
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
 from tfdp_rec.own_log.earlier import Earlier
+from tfdp_rec.own_log.folders import sweep
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.tested import HISTORY, NewItems
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
@@ -213,6 +214,41 @@ def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, 
     said = capsys.readouterr().err
     assert "has paid for the private sums of a run that ended before it kept it" in said and said.count("\n") == 1
     assert 7.99 < total(read(tmp_path / "kept" / "ledger.jsonl"), DELTA) <= 8.0
+
+
+def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path, monkeypatch, capsys):
+    def ends(where, error):
+        with monkeypatch.context() as patch:
+            whole = getattr(*where)
+            patch.setattr(*where, lambda *a, **o: (whole(*a, **o), _raised(error)))
+            return train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet")
+
+    assert ends((job, "private_items"), KeyboardInterrupt) == 130
+    assert list(tmp_path.iterdir()) == [], "given back: nobody saw any of it"
+    with pytest.raises(MemoryError):
+        ends((SpectralRecommender, "fit"), MemoryError)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "ledger.jsonl"]
+    assert 7.99 < total(read(tmp_path / "run" / "ledger.jsonl"), DELTA) <= 8.0
+    capsys.readouterr()
+    assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet") == 2
+    assert "cut off after it had paid" in capsys.readouterr().err
+
+
+def _raised(error):
+    raise error
+
+
+@pytest.mark.parametrize("cut_short", [0, 5])
+def test_what_a_killed_run_has_paid_stays_in_its_folder(run, tmp_path, cut_short):
+    left = tmp_path / ".run.private"
+    shutil.copytree(run.parent / "kept", left)
+    written = json.loads((left / "run.json").read_text())
+    (left / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
+    text = (left / "ledger.jsonl").read_bytes()
+    (left / "ledger.jsonl").write_bytes(text[: len(text) - cut_short])
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "ledger.jsonl"]
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == text[: len(text) - cut_short]
 
 
 def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(run, tmp_path, capsys):

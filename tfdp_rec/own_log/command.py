@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             job.run(kept.asked, kept, verbose)
         except KeyboardInterrupt:
             how = f"Go on with: tfdp-rec train --checkpoint {args.checkpoint} --resume"
-            nothing = "Nothing of it was kept; with --checkpoint DIR it could be gone on with."
+            nothing = "Nothing of it was kept; what was made stays paid. With --checkpoint DIR one can go on."
             print(how if args.checkpoint else nothing, file=sys.stderr)
             raise
         finally:

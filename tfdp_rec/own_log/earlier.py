@@ -21,14 +21,14 @@ import pyarrow.parquet
 
 from tfdp_rec.data import Items
 from tfdp_rec.files import Path, writing
-from tfdp_rec.own_log.folders import JOB
+from tfdp_rec.own_log.folders import JOB, LEDGER
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.privacy.ledger import read
 from tfdp_rec.privacy.ledger_lines import Mark
 from tfdp_rec.spectral import Release
 
-LEDGER, RELEASED = "ledger.jsonl", "released.npz"
+RELEASED = "released.npz"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

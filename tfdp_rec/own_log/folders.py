@@ -8,9 +8,9 @@ import json
 import pathlib
 import shutil
 
-from tfdp_rec.files import Path
+from tfdp_rec.files import Path, replacing
 
-JOB, RUN = "log", "run.json"
+JOB, RUN, LEDGER = "log", "run.json", "ledger.jsonl"
 
 
 def is_kept(directory: Path) -> bool:
@@ -21,8 +21,40 @@ def is_kept(directory: Path) -> bool:
     return False
 
 
+def leave_ledger(kept: pathlib.Path) -> None:
+    """Puts what a first day has paid, in a folder that is about to be removed, into its run folder: it stays paid.
+
+    Args:
+        kept: the folder.
+    """
+    from tfdp_rec.privacy.ledger import BrokenLedger, read
+
+    ledger = kept / LEDGER
+    if not ledger.exists():
+        return
+    out = pathlib.Path(json.loads((kept / RUN).read_text(encoding="utf-8"))["out"])
+    if (out / LEDGER).exists():
+        return
+    with contextlib.suppress(BrokenLedger):  # a line cut short: as it stands, for somebody to look at
+        if not read(ledger).paid:
+            return
+    copy_ledger(kept, out)
+
+
+def copy_ledger(kept: pathlib.Path, out: pathlib.Path) -> None:
+    """Puts the ledger of one folder into another, whole or not at all.
+
+    Args:
+        kept: with a ledger.
+        out: made if missing.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / LEDGER) as temporary:
+        shutil.copyfile(kept / LEDGER, temporary)
+
+
 def sweep(runs: pathlib.Path) -> None:
-    """Removes what killed processes left of runs that nobody asked to be kept.
+    """Removes what killed processes left of runs that nobody asked to be kept, but for what they have paid.
 
     Args:
         runs: the folder that run folders are in.
@@ -31,4 +63,5 @@ def sweep(runs: pathlib.Path) -> None:
         if is_kept(lock.parent):
             with contextlib.suppress(OSError), open(lock, "a", encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as its owner lives
+                leave_ledger(lock.parent)
                 shutil.rmtree(lock.parent)

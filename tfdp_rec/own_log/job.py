@@ -33,7 +33,7 @@ from tfdp_rec.movies.tested import Scores, Tests, everybody_the_same
 from tfdp_rec.movies.trained import measured_record
 from tfdp_rec.own_log import report, titles
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
-from tfdp_rec.own_log.earlier import LEDGER, Earlier
+from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.own_log.kept import Kept, Payer
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
@@ -255,9 +255,9 @@ class _Run:
         named = titles.read(columns.titles, log.items, columns.item) if columns.titles else {}
         said = report.statement(self.budget, self.spent, recommender, len(log))
         # First: a servable is never there without what was paid for it.
-        folder.write_text("statement.txt", said)
         if not self.before:
-            shutil.copyfile(self.kept.directory / LEDGER, folder / LEDGER)
+            self.kept.hand_over()
+        folder.write_text("statement.txt", said)
         with replacing(folder / "servable") as temporary:
             export(temporary, recommender, log.items, named, min(terms.top_k, log.num_items))
         config = {

@@ -12,7 +12,8 @@ its payment back: what had been drawn is gone with the process, and until it is 
 written hangs on it. After a crash nobody can say that, so that it stays paid, and the run cannot be gone on with.
 
 **One ledger.** A run's is in its run folder once it is done, and grows there. A day that continues it holds it from
-before the first payment to the end, so that no two days are added to the same sums.
+before the first payment to the end, so that no two days are added to the same sums; so does a first day that is written
+anew. Another run's is never written over. Where nobody asked for DIR to be kept, what was paid goes to the run folder.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from dp_accounting import DpEvent
 
 from tfdp_rec.data import Interactions, Items
 from tfdp_rec.files import Path, hold, writing
-from tfdp_rec.own_log.earlier import LEDGER, Earlier
-from tfdp_rec.own_log.folders import JOB, RUN
+from tfdp_rec.own_log.earlier import Earlier
+from tfdp_rec.own_log.folders import JOB, LEDGER, RUN, copy_ledger, leave_ledger
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.privacy import Ledger, Snapshot, set_union
 from tfdp_rec.privacy.ledger import ZERO_OUT, read
@@ -90,6 +91,7 @@ class Kept:
         self._continues, self._since = continues, 0
         self._data, self._mark = "", dict[str, Any]()
         self._ledger: Ledger | None = None
+        self._handed_over: Ledger | None = None
         hold(self.directory)
 
     @classmethod
@@ -167,10 +169,37 @@ class Kept:
 
     def _first(self, data: Snapshot) -> Ledger:
         path, copy = self.directory / LEDGER, pathlib.Path(self.out) / LEDGER
-        lines = len(read(path).lines) if path.exists() else self._mark.get("lines", 0)
-        if copy.exists() and len(read(copy).lines) > lines:
-            raise self._gone_on()
+        if copy.exists():
+            self._refuse_other(copy)
+            # Nobody adds a day while this is written anew; looked at again, now that nobody can.
+            self._handed_over = Ledger(copy, "user", data, ZERO_OUT, data_changed=True)
+            self._refuse_other(copy)
         return Ledger(path, "user", data, ZERO_OUT)
+
+    def _refuse_other(self, copy: pathlib.Path) -> None:
+        """Raises unless a run folder's ledger is this run's, as it was handed over."""
+        path = self.directory / LEDGER
+        mine, there = read(path).lines if path.exists() else [], read(copy).lines
+        if len(there) > (len(mine) or self._mark.get("lines", 0)) and there[: len(mine)] == mine:
+            raise self._gone_on()
+        if not mine or there == mine:
+            return
+        raise ValueError(
+            f"{copy} is the ledger of another run, which was begun after this one in {self.directory}: to write there "
+            "would lose what it has spent. Move that folder away first, to go on with this one."
+        )
+
+    def hand_over(self) -> None:
+        """Puts the ledger of a first day into the run folder, where the days that follow pay; nobody else's is lost.
+
+        Raises:
+            ValueError: another run's is there, or this one's that has grown.
+        """
+        copy = pathlib.Path(self.out) / LEDGER
+        if copy.exists():
+            self._refuse_other(copy)
+        else:
+            copy_ledger(self.directory, copy.parent)
 
     def _one_that_grows(self, data: Snapshot) -> Ledger:
         """That of the run folder; what was released by then is read while nobody else can add to it."""
@@ -211,8 +240,9 @@ class Kept:
 
     def close(self) -> None:
         """Lets another own the ledger."""
-        if self._ledger is not None:
-            self._ledger.close()
+        for ledger in (self._ledger, self._handed_over):
+            if ledger is not None:
+                ledger.close()
 
     # Releases.
 
@@ -280,8 +310,9 @@ class Kept:
             json.dump({**run, "since": self._since, "data": self._data, "ledger": self._mark}, file, indent=1)
 
     def remove(self) -> None:
-        """Removes all of it, where nobody asked for it to be kept."""
+        """Removes all of it, where nobody asked for it to be kept; what a first day has paid is in its run folder."""
         self.close()
+        leave_ledger(self.directory)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
