@@ -113,7 +113,7 @@ class Settings:
         None, "shared uniform negatives a batch; default: 4,000, or all movies", POSITIVE, group=_TRAINING
     )
     step_at: tuple[int, ...] = option(
-        (), "also time a step with so many movies, private and not; tables of 1.2 GB for every million", POSITIVE,
+        (), "also time a step with so many movies, private and not; 1.8 GB of memory for every million", POSITIVE,
         metavar="MOVIES", group=_TRAINING,
     )  # fmt: skip
     history: int = 20
