@@ -13,7 +13,7 @@ def test_every_size_is_timed_for_every_mechanism_and_the_runs_own_comes_first(ca
     found = step_times(TINY, own=40, verbose=1)
     assert list(found) == ["40", "400"]  # with 40 movies there are no 300 negatives
     for seconds in found.values():
-        assert set(seconds) == {each.name for each in COMPARED} and all(0 < each < 60 for each in seconds.values())
+        assert set(seconds) == {each.name for each in COMPARED} and all(each > 0 for each in seconds.values())
     assert "Timing a step with 400 movies: SGD" in capsys.readouterr().out
     heading, own, larger = report.times(found)
     assert heading[0] == "movies" and own[0] == "40" and larger[0] == "400" and larger[1].endswith(" s")

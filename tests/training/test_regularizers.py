@@ -200,7 +200,11 @@ def test_a_regularized_table_that_two_models_share_is_refused():
 
 
 def test_compiled_anew_it_goes_on():
-    model = model_of(LAZY(0.1, **BASICS))
+    model, steps, unread = model_of(LAZY(0.1, **WITHOUT_PRIVACY)), len(batches()), np.setdiff1d(np.arange(ROWS), IDS)
+    before = np.array(model.get_layer("some").embeddings)[unread]
     model.fit(batches(), verbose=0)
-    model.compile(LAZY(0.2, **BASICS), loss="mse")
+    model.compile(LAZY(0.2, **WITHOUT_PRIVACY), loss="mse")
     model.fit(batches(), verbose=0)
+    after = np.array(model.get_layer("some").embeddings)[unread]
+    assert len(unread) and steps > 1
+    np.testing.assert_allclose(after, before * ((1 - 0.1 * 0.4) * (1 - 0.2 * 0.4)) ** steps, rtol=1e-5)

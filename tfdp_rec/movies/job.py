@@ -208,10 +208,12 @@ def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
             statements[mechanism] = done["statement"]
     run.folder.write_json("results.json", results)
     _release(run.folder, run.problem, run.settings, released, model)
+    config = {**config, "released": released}
+    report.write(run.folder, config, results, statements)
     seconds = step_times(run.settings, run.problem.timelines.num_movies, run.verbose)
-    if seconds:
+    if seconds:  # after the page is there: large tables may take more memory than there is
         run.folder.write_json("step_times.json", seconds)
-    report.write(run.folder, {**config, "released": released}, results, statements, seconds)
+        report.write(run.folder, config, results, statements, seconds)
     if run.verbose:
         print("\n" + report.as_text(report.table(results)))
         if seconds:
