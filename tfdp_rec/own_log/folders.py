@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import pathlib
 import shutil
@@ -33,23 +34,30 @@ def leave_ledger(kept: pathlib.Path) -> None:
     if not ledger.exists():
         return
     out = pathlib.Path(json.loads((kept / RUN).read_text(encoding="utf-8"))["out"])
-    if (out / LEDGER).exists():
-        return
+    names = itertools.chain([LEDGER], (f"ledger-{number}.jsonl" for number in itertools.count(2)))
+    name = next(each for each in names if not (out / each).exists() or _holds(out / each, ledger))
+    if (out / name).exists():
+        return  # handed over; days that were added since are behind it
     with contextlib.suppress(BrokenLedger):  # a line cut short: as it stands, for somebody to look at
         if not read(ledger).paid:
             return
-    copy_ledger(kept, out)
+    copy_ledger(kept, out, name)
 
 
-def copy_ledger(kept: pathlib.Path, out: pathlib.Path) -> None:
+def _holds(whole: pathlib.Path, part: pathlib.Path) -> bool:
+    return whole.read_bytes().startswith(part.read_bytes())
+
+
+def copy_ledger(kept: pathlib.Path, out: pathlib.Path, name: str = LEDGER) -> None:
     """Puts the ledger of one folder into another, whole or not at all.
 
     Args:
         kept: with a ledger.
         out: made if missing.
+        name: of the file there: another where two runs wrote to one folder.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / LEDGER) as temporary:
+    with replacing(out / name) as temporary:
         shutil.copyfile(kept / LEDGER, temporary)
 
 
