@@ -101,9 +101,3 @@ def test_the_folders_at_the_top_are_links_into_the_package(name):
     link = ROOT / name
     assert link.is_symlink() and link.readlink() == Path("tfdp_rec") / name
     assert link.is_dir()
-
-
-def test_no_file_is_too_long_to_read():
-    files = [*PACKAGE.rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
-    lengths = {path: path.read_text().count("\n") for path in files}
-    assert not [f"{path}: {length} lines" for path, length in lengths.items() if length > 450]
