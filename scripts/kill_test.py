@@ -40,7 +40,7 @@ import tensorflow  # noqa: E402, F401  (imported before forking, started after)
 import tfdp_rec  # noqa: E402
 from tfdp_rec.callbacks import TrainingCheckpoint  # noqa: E402
 from tfdp_rec.noise import KeyedNoise  # noqa: E402
-from tfdp_rec.privacy.history import History  # noqa: E402
+from tfdp_rec.spending.entries import Entries  # noqa: E402
 
 UNITS, ROWS, WIDTH, STEPS = 200, 120, 4, 150
 RELEASE_EVERY, CHECKPOINT_EVERY = 4, 3
@@ -181,7 +181,7 @@ def look(folder: Path, oracle: np.ndarray, seen: set[str]) -> int:
             if archive.testzip() is not None:
                 raise AssertionError(f"{checkpoints[-1]} is damaged")
             header = json.loads(archive.read("training_checkpoint.json"))
-        counted = History.loads(header["history"]).steps
+        counted = Entries.loads(header["history"]).steps
         if counted != header["step"]:
             raise AssertionError(f"{checkpoints[-1]}: {counted} steps counted, {header['step']} made")
         if ahead > header["step"]:

@@ -22,6 +22,7 @@ FLOORS = (
     {"noise"},
     {"clipping", "audit", "datasets"},
     {"privacy"},
+    {"spending"},
     {"optimizers"},
     {"training"},
     {"data", "models", "callbacks", "spectral"},

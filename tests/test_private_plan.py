@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent
 import tfdp_rec
 from tfdp_rec.optimizers import Preselection
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
 
 USERS, BATCH, STEPS = 2_000, 50, 30
 

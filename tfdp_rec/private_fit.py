@@ -33,6 +33,7 @@ from tfdp_rec.optimizers.noise_walk import first_rate
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.training import PrivateModel, PrivateTraining
+from tfdp_rec.training.ordinary import watch
 
 # The same model made private again is the same private model: it goes on with the history of the weights they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
@@ -194,6 +195,7 @@ def _private_form(model: Any, data: Any) -> Any:
         return model
     if model not in _MADE:
         _MADE[model] = _made_of(model, kind, data)
+        watch(model)  # its own optimizer would train the same weights without privacy
     return _MADE[model]
 
 

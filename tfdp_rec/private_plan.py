@@ -26,10 +26,12 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from tfdp_rec.callbacks.privacy_budget import PrivacyBudget
 from tfdp_rec.files import Path
 from tfdp_rec.privacy import Accountant, Correlation, Ledger, Sampling, calibrate_noise, events
-from tfdp_rec.privacy.accounting import checked_epsilon
+from tfdp_rec.privacy.composing import checked_epsilon
 from tfdp_rec.privacy.events import PlannedDpEvent
-from tfdp_rec.privacy.ledger_lines import canonical, finite
 from tfdp_rec.privacy.sampling import fold_gaussians
+from tfdp_rec.spending.entries import Changes
+from tfdp_rec.spending.ledger_lines import canonical, finite
+from tfdp_rec.spending.meter import StepLimit
 
 _NOTE = "plan"
 
@@ -108,22 +110,26 @@ class PrivatePlan:
                 self._payer.close()
             raise
         self._before = self._payer.steps
+        self._limit, self._limited = StepLimit(0), -1
         for other, label in self.spent:
             self._payer.spend(other, label)
+
+    def __deepcopy__(self, memo: Any) -> PrivatePlan:
+        return self  # a copied optimizer trains under the same plan
 
     @functools.cached_property
     def noise_multiplier(self) -> float:
         """σ: as given, as noted in the ledger, or the least that keeps `steps` steps within `epsilon`."""
         if self._target is None:
             return float(self._given_noise or 0.0)
-        book = self._payer.book
-        spent = [(self._payer.ledger(), "what the ledger holds")] if book else self.spent
+        paid = self._payer.payments
+        spent = [(self._payer.ledger(), "what the ledger holds")] if paid else self.spent
         noise = self._noted() or calibrate_noise(
             self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=spent,
             **self._options,
         )  # fmt: skip
-        if book and not self._noted():
-            book.ledger.note(_NOTE, self._note(noise))
+        if paid and not self._noted():
+            paid.ledger.note(_NOTE, self._note(noise))
         return noise
 
     def _note(self, noise: float) -> dict[str, Any]:
@@ -133,14 +139,14 @@ class PrivatePlan:
 
     def _noted(self) -> float | None:
         """The σ that this plan was made with before; None if the ledger knows of no such plan."""
-        lines = self._payer.book.ledger.chain.lines if self._payer.book else []
+        lines = self._payer.payments.ledger.chain.lines if self._payer.payments else []
         for note in (line["settings"] for line in reversed(lines) if line.get("label") == _NOTE):
             if canonical(finite(self._note(note["sigma"]))) == canonical(note):
                 return float(note["sigma"])
         return None
 
     def _refuse_gone(self) -> None:
-        if self._target is None or self._payer.book is None:
+        if self._target is None or self._payer.payments is None:
             return
         checked_epsilon(self._target)
         noted, spent = self._noted(), self._payer.epsilon()
@@ -150,8 +156,9 @@ class PrivatePlan:
             self._payer.record(self.make_event(noted), 0)
         if spent >= self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             raise ValueError(
-                f"The budget is gone: {self._payer.book.ledger.path} holds epsilon {spent:.4g} of {self._target:g}, "
-                "and no step more fits. Release what was trained; to train on with these data, plan a larger epsilon."
+                f"The budget is gone: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
+                f"{self._target:g}, and no step more fits. Release what was trained; to train on with these data, plan a "
+                "larger epsilon."
             )
 
     @functools.cached_property
@@ -221,6 +228,18 @@ class PrivatePlan:
                 "know of: give PrivatePlan(spent=[(event, label), ...]) what preselection.events() gives."
             )
         self.accountant.follow(optimizer)
+        if events.is_private(optimizer.dp_event()):  # or there is no ε to keep
+            optimizer.plan, optimizer.step_limit = self, self._limit
+            self.limit_steps()
+
+    def limit_steps(self) -> None:
+        """Lets the optimizers of this plan make what is left of its steps outside a `fit` with `budget()`, together.
+
+        Under a ledger nothing is left outside: the budget pays for steps before they are made.
+        """
+        if self._limited != Changes.made:
+            self._limit.set_left(0 if self._payer.payments else max(0, self._before + self.steps - self._payer.steps))
+            self._limited = Changes.made
 
     def _refuse_dearer(self, name: str, event: DpEvent) -> None:
         planned = self.make_event(self.noise_multiplier)

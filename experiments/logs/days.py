@@ -150,8 +150,8 @@ class _Added:
     def take(self, day: _Day) -> None:
         """Pays for a day, and adds it."""
         from tfdp_rec.privacy import Ledger, Snapshot
-        from tfdp_rec.privacy.ledger import ZERO_OUT
         from tfdp_rec.spectral import SpectralRecommender
+        from tfdp_rec.spending.ledger import ZERO_OUT
 
         data = Snapshot(len(day.log), "user, item, time")
         with Ledger(self.path, "user", data, ZERO_OUT, data_changed=True) as ledger:
@@ -171,7 +171,7 @@ class _Added:
 
     def spent(self) -> float:
         """ε by the ledger."""
-        from tfdp_rec.privacy.ledger import read, total
+        from tfdp_rec.spending.ledger import read, total
 
         return total(read(self.path), 1e-6)
 

@@ -13,7 +13,7 @@ from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted, epsilon_of
 from tfdp_rec.privacy.drawn import Source
-from tfdp_rec.privacy.history import History
+from tfdp_rec.spending.entries import Entries
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -268,7 +268,7 @@ def test_a_copied_optimizer_counts_steps_of_its_own():
     setup = Setup()
     setup.fit(100.0, epochs=1, steps_per_epoch=3)
     original = setup.model.optimizer
-    merged, copied = History(), copy.deepcopy(original)
+    merged, copied = Entries(), copy.deepcopy(original)
     for optimizer in (original, copied):
         optimizer.privacy_history.add(optimizer, Source(setup.sampling), 4)
         merged.merge(optimizer.privacy_history.snapshot())

@@ -20,7 +20,7 @@ from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.problem import prior_noise
 from tfdp_rec.privacy import Accountant, PoissonSampling
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6

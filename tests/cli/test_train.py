@@ -11,8 +11,8 @@ from tfdp_rec.cli import main
 from tfdp_rec.movies import report
 from tfdp_rec.movies.problem import prior_noise
 from tfdp_rec.privacy import epsilon_of
-from tfdp_rec.privacy.statement import entries, rounded_up
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.statement import entries, rounded_up
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()

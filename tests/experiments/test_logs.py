@@ -4,7 +4,7 @@ import pytest
 
 from experiments.logs.__main__ import main
 from experiments.logs.stream import Stream
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tfdp_rec.federated.participant import DATA, UNIT
 from tfdp_rec.federated.settings import Nodes, Settings
 from tfdp_rec.privacy import Ledger
 from tfdp_rec.privacy.events import PureDpEvent
-from tfdp_rec.privacy.ledger import REPLACE
+from tfdp_rec.spending.ledger import REPLACE
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tfdp_rec.datasets.mind.generated import SyntheticNews  # noqa: E402
 from tfdp_rec.federated import build  # noqa: E402
 from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
 from tfdp_rec.federated.settings import Nodes, Settings  # noqa: E402
-from tfdp_rec.privacy import ledger  # noqa: E402
+from tfdp_rec.spending import ledger  # noqa: E402
 
 TAU = 1e-5
 NO_LIMIT = {"ledger": "nowhere.jsonl", "budget-epsilon": math.inf}

@@ -15,7 +15,7 @@ from tfdp_rec.federated.participant import BudgetSpent, Participant, Refused, Te
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
 from tfdp_rec.privacy.events import PureDpEvent
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
 
 TWO = (((1, 2, 3, 4, 5, 6), 0), ((7, 8, 9, 10, 11, 12), 1))
 

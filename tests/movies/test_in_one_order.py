@@ -10,10 +10,9 @@ from tfdp_rec.cli import main
 from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.problem import prepare, prior_noise
 from tfdp_rec.movies.settings import SHUFFLED, Settings
-from tfdp_rec.privacy import FixedOrder, epsilon_of, optimised_correlation
-from tfdp_rec.privacy.book import Book
+from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
 from tfdp_rec.privacy.gaussian import noise_of_one_release
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6
@@ -92,7 +91,7 @@ def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch,
 
 def cut(monkeypatch, step, dead):
     """Ctrl-C after so many steps; or an end of which nobody gets to know, so that nothing more is written."""
-    checkpoint, book = two_towers.TrainingCheckpoint, Book.settle
+    checkpoint, settle = two_towers.TrainingCheckpoint, Accountant.settle
     whole, written = checkpoint.on_train_batch_end, checkpoint.save
     ended = []
 
@@ -104,7 +103,7 @@ def cut(monkeypatch, step, dead):
 
     monkeypatch.setattr(checkpoint, "on_train_batch_end", end)
     monkeypatch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
-    monkeypatch.setattr(Book, "settle", lambda self, history: None if any(ended) else book(self, history))
+    monkeypatch.setattr(Accountant, "settle", lambda self: None if any(ended) else settle(self))
 
 
 def two_towers_data():

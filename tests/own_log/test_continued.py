@@ -20,9 +20,9 @@ from tfdp_rec.own_log import job
 from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.privacy import Ledger, Snapshot
-from tfdp_rec.privacy.ledger import ADD_OR_REMOVE, ZERO_OUT, read, total
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.ledger import ADD_OR_REMOVE, ZERO_OUT, read, total
 
 DELTA = 1e-6
 LABELS = ["private vocabulary", "private sums"]

@@ -27,9 +27,9 @@ from tfdp_rec.own_log.folders import sweep
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.tested import HISTORY, NewItems
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
-from tfdp_rec.privacy.ledger import ZERO_OUT, read, total
-from tfdp_rec.privacy.statement import entries
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.ledger import ZERO_OUT, read, total
+from tfdp_rec.spending.statement import entries
 
 DELTA = 1e-6
 

@@ -22,8 +22,8 @@ from tfdp_rec.noise.words import os_entropy, seeded
 from tfdp_rec.privacy import Accountant, epsilon_of, private_counts, private_items, private_terms, set_union
 from tfdp_rec.privacy.events import FailingDpEvent, from_json, in_words, is_private, to_json
 from tfdp_rec.privacy.fixed_point import ONE
-from tfdp_rec.privacy.ledger import read
 from tfdp_rec.privacy.set_union import threshold, weights
+from tfdp_rec.spending.ledger import read
 
 
 def crowd(counts):

@@ -4,9 +4,9 @@
   (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
 - Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback, or of another price:
   on other batches, by another optimizer, after a change of settings, by another model on shared weights.
-- With a ledger, steps are paid for in it before they run, in blocks (`privacy.book`).
-- The count is the model's own history (`privacy.step_history`): what was interrupted, restored or made elsewhere is in it.
-- The accountant is asked when something else was done than a step more of this fit (`privacy.tally`), not at every step.
+- With a ledger, steps are paid for in it before they run, in blocks (`spending.payments`).
+- The count is the model's own meter (`spending.meter`): what was interrupted, restored or made elsewhere is in it.
+- The accountant is asked when something else than a step of this fit has happened, not at every step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import keras
 
 from tfdp_rec.privacy import Accountant
 from tfdp_rec.privacy.drawn import Source
-from tfdp_rec.privacy.step_history import void_of
-from tfdp_rec.privacy.tally import Tally
+from tfdp_rec.spending.entries import Changes
+from tfdp_rec.spending.meter import Meter, void_of
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -47,6 +47,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         1322
     """
 
+    keeps_budget = True  # a fit whose callbacks have one is not given that of the optimizer's plan
+
     def __init__(self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True):
         super().__init__()
         if not isinstance(accountant, Accountant):
@@ -71,8 +73,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._spend_before_training()
         self.accountant.restarts_ahead = self._iterations_ahead()
         self._basis: Any = None
-        self._tally: Tally | None = None
-        self._target_seen = self.target_epsilon
+        self._priced: Any = None
+        self._optimizer, self._others = self.model.optimizer, list[Meter]()
+        if self._optimizer.step_limit is not None:
+            self._optimizer.step_limit.set_left(None)  # while this budget is kept instead
         self._refuse_overspending()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -97,6 +101,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.restarts_ahead = 0
         self.accountant.settle()
         self.model.optimizer.privacy_history.allow(None)
+        if self.model.optimizer.plan is not None:
+            self.model.optimizer.plan.limit_steps()
 
     def _check_source(self) -> None:
         """Before the first step: what the data and the optimizer are known to be."""
@@ -125,34 +131,50 @@ class PrivacyBudget(keras.callbacks.Callback):
     def _spend_before_training(self) -> None:
         """Counts what the optimizer's own choices, such as a pre-selection of rows, cost before the first step."""
         for event, label in getattr(self.model.optimizer, "events_before_training", list)():
-            if (event, label) not in self.accountant.spent:
+            if (event, label) not in self.accountant.spent_besides:
                 self.accountant.spend(event, label)
 
     def _left(self) -> int:
-        """Steps that still fit: by a few reads, where nothing else was done since everything was looked at."""
-        known = self._tally is not None and self._tally.optimizer is self.model.optimizer
-        more = self._tally.more() if self._tally and known else None
-        if more is None or self.target_epsilon != self._target_seen:
-            self.accountant.refuse()
-            self._look_up_limit()
-            self._tally = Tally(self.accountant, self.model.optimizer)
-            self._seen, self._target_seen, more = self.accountant.steps, self.target_epsilon, 0
-        return self._limit - self._seen - more
+        """Steps that still fit: one read, unless something else than a step was done since everything was priced."""
+        meter = self._optimizer.privacy_history
+        if self._optimizer is not self.model.optimizer or self._priced != self._state(meter):
+            self._price()
+        return self._most - self._optimizer.privacy_history.made
 
-    def _look_up_limit(self) -> None:
-        """The most steps in all, under the optimizer's present noise."""
-        event, runs = self.model.optimizer.dp_event(), self.accountant.runs()
-        self.accountant.record(event, 0)
+    def _state(self, meter: Meter) -> Any:
+        """What a step of this fit does not change: the target, iterations begun anew, steps of other models."""
+        return Changes.made, self.target_epsilon, meter.begun, [other.made for other in self._others]
+
+    def _price(self) -> None:
+        """The most steps that may be made, under the optimizer's present noise."""
+        accountant, self._optimizer = self.accountant, self.model.optimizer
+        self._others = [each for each in accountant.meters if each is not self._optimizer.privacy_history]
+        accountant.refuse()
+        event, runs = self._optimizer.dp_event(), accountant.runs()
+        if event != accountant.event:
+            accountant.record(event, 0)
         before = runs[:-1] if runs and runs[-1][0] == event else runs
-        basis = (event, before, self.accountant.spent_besides, self.accountant.void, self.target_epsilon)
+        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
         if basis != self._basis:  # otherwise more of the same was made
-            self._basis, self._limit, self._paid = basis, self.accountant.max_steps(self.target_epsilon), 0
-        self._allow(max(0, (self._paid if self.accountant.book else self._limit) - self.accountant.steps))
+            self._basis, self._limit = basis, accountant.max_steps(self.target_epsilon)
+        meter = self._optimizer.privacy_history
+        left = self._limit - accountant.steps
+        self._most = self._paid = meter.made + left
+        if accountant.payments:
+            self._paid = meter.made + accountant.ahead_for(self._optimizer, self._origin)
+        self._allow()
+        self._priced = self._state(meter)
 
-    def _allow(self, steps: int) -> None:
-        """Of the kind that was priced."""
-        origins = [self.accountant.sampling.get_state()] + [None] * bool(self.accountant.asserted)
-        self.model.optimizer.privacy_history.allow(steps, self.model.optimizer, origins)
+    def _allow(self) -> None:
+        """Lets the step itself refuse to be one too many, one of another price, or one that is not paid for."""
+        meter = self._optimizer.privacy_history
+        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
+
+    @property
+    def _origin(self) -> dict[str, Any] | None:
+        """State of the sampling that this fit's batches come from; None for batches without a proof."""
+        source = getattr(self.model, "feeding", None) or Source()
+        return None if source.sampling is None else self.accountant.sampling.get_state()
 
     def _fits(self) -> bool:
         return self._left() >= int(self.model.steps_per_execution)
@@ -173,8 +195,8 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "(tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism without a "
                 "guarantee, such as EANA, fits no target."
             )
-        steps = self._limit - left
-        if self.accountant.book and steps + ahead > self._paid:
-            paid = self.accountant.pay_ahead(ahead, left)
-            self._paid = steps + paid
-            self._allow(paid)  # the step refuses to be one that nobody has paid for
+        meter = self._optimizer.privacy_history
+        if meter.made + ahead > self._paid:
+            self._paid = meter.made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin)
+            self._allow()
+            self._priced = self._state(meter)

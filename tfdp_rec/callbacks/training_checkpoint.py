@@ -37,7 +37,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.privacy import Accountant
-from tfdp_rec.privacy.history import History
+from tfdp_rec.spending.entries import Entries
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"
@@ -242,13 +242,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         with zipfile.ZipFile(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
-            optimizer.privacy_history.close(optimizer)
             variables = dict(_variables(model))
-            for name, shape, _ in header["variables"]:
-                with archive.open(name) as file:
-                    _fill(variables[name], shape, file)
-        optimizer.ledger_restored()
-        optimizer.privacy_history.take(History.loads(header["history"]))
+            with optimizer.privacy_history.repricing(optimizer):
+                for name, shape, _ in header["variables"]:
+                    with archive.open(name) as file:
+                        _fill(variables[name], shape, file)
+                optimizer.ledger_restored()
+        optimizer.privacy_history.take(Entries.loads(header["history"]))
         for holder, key in ((self.accountant, "accountant"), (self.sampling, "sampling")):
             if holder is not None:
                 holder.set_state(header[key])

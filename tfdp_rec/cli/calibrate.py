@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import _accounting
 from tfdp_rec.privacy import Accountant, calibrate_noise
-from tfdp_rec.privacy.statement import rounded_up
+from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6

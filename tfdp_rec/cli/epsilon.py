@@ -8,7 +8,7 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
 from tfdp_rec.cli import _accounting
 from tfdp_rec.privacy import Accountant
-from tfdp_rec.privacy.statement import rounded_up
+from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6

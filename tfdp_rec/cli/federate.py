@@ -14,9 +14,9 @@ from typing import Any
 
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated.settings import Nodes, Settings, refuse_more_than
-from tfdp_rec.privacy import ledger
-from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.spending import ledger
+from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec federate --simulate 8 --data FOLDER     all clients in Flower's simulation engine

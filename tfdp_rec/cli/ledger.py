@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from tfdp_rec.privacy import events, ledger
-from tfdp_rec.privacy.ledger_lines import Chain, Paid
-from tfdp_rec.privacy.statement import rounded_up
+from tfdp_rec.privacy import events
+from tfdp_rec.spending import ledger
+from tfdp_rec.spending.ledger_lines import Chain, Paid
+from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec ledger show FILE                 every entry in words

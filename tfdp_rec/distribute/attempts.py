@@ -16,10 +16,10 @@ import dp_accounting
 
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.privacy.book import Book
-from tfdp_rec.privacy.history import Entry
-from tfdp_rec.privacy.ledger import Ledger
-from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.entries import Entries
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.payments import Payments
 
 LEDGER = "ledger.jsonl"
 
@@ -27,8 +27,11 @@ LEDGER = "ledger.jsonl"
 class Attempts:
     """A count of attempts, in a ledger if there is one.
 
+    Attributes:
+        receipt: Id of the entry that attempts are paid for under; empty without a ledger.
+
     Args:
-        book: what the steps of this training are paid in; None to keep the count in memory alone.
+        payments: Payments for the steps of this training; None to keep the count in memory alone.
 
     Example:
         >>> attempts = Attempts()
@@ -39,10 +42,12 @@ class Attempts:
         2
     """
 
-    def __init__(self, book: Book | None = None):
-        self._book, self._lock = book, threading.Lock()
-        self._reserved = book.ledger.steps if book else 0
-        self._left, self._block, self._payment = 0, 0, 0
+    def __init__(self, payments: Payments | None = None):
+        self._payments, self._lock = payments, threading.Lock()
+        self._reserved = payments.ledger.steps if payments else 0
+        self._left, self._block = 0, 0
+        self._paid_for: dp_accounting.DpEvent | None = None
+        self.receipt = ""
 
     @property
     def count(self) -> int:
@@ -52,11 +57,11 @@ class Attempts:
     @property
     def mark(self) -> Mark | None:
         """Where the ledger stands, for a checkpoint to keep."""
-        return self._book.ledger.mark if self._book else None
+        return self._payments.ledger.mark if self._payments else None
 
-    def paid(self) -> list[Entry]:
+    def paid(self) -> Entries:
         """What was paid for, each stretch at its own price."""
-        return self._book.entries() if self._book else []
+        return self._payments.entries() if self._payments else Entries()
 
     def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
         """Pays for attempts that are about to be made, and returns the number of their block.
@@ -65,8 +70,9 @@ class Attempts:
         """
         with self._lock:
             self._give_back()
-            if self._book:
-                self._payment = self._book.pay_steps(event, number)
+            if self._payments:  # one entry for all attempts of one price: it is this training's, and no other's
+                self.receipt = self._payments.pay_steps(event, number, self.receipt if event == self._paid_for else "")
+                self._paid_for = event
             self._reserved += number
             self._left = number
             self._block += 1
@@ -85,8 +91,8 @@ class Attempts:
             self._give_back()
 
     def _give_back(self) -> None:
-        if self._left and self._book:
-            self._book.ledger.give_back(self._payment, self._left, self._left)
+        if self._left and self._payments:
+            self._payments.give_back(self.receipt, self._left)
         self._reserved -= self._left
         self._left = 0
 
@@ -100,14 +106,14 @@ class Attempts:
             BrokenLedger: the ledger was deleted, or put back from an older backup.
         """
         found = checkpoints.stand() if checkpoints else None
-        if found is not None and self._book:
-            self._book.ledger.refuse_behind(*found)
+        if found is not None and self._payments:
+            self._payments.ledger.refuse_behind(*found)
 
     def close(self) -> None:
         """Lets another trainer have the ledger."""
         self.end()
-        if self._book:
-            self._book.ledger.close()
+        if self._payments:
+            self._payments.ledger.close()
 
 
 def opened(directory: str | None, sampling: PoissonSampling, data_changed: bool) -> Attempts:
@@ -127,4 +133,4 @@ def opened(directory: str | None, sampling: PoissonSampling, data_changed: bool)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     data = Snapshot(sampling.num_units, sampling.unit)
     ledger = Ledger(os.path.join(directory, LEDGER), sampling.unit, data, sampling.adjacency, data_changed)
-    return Attempts(Book(ledger, sampling))
+    return Attempts(Payments(ledger, sampling))

@@ -22,7 +22,7 @@ from typing import Any
 
 from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.files import replacing
-from tfdp_rec.privacy.ledger_lines import Mark, finite, parsed, written
+from tfdp_rec.spending.ledger_lines import Mark, finite, parsed, written
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")

@@ -32,7 +32,7 @@ from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.privacy.drawn import NO_SAMPLING, SeenDraws, in_words, source_of
-from tfdp_rec.privacy.step_history import void_of
+from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import normalised
 from tfdp_rec.training.model import PrivateTraining
 
@@ -239,8 +239,8 @@ class ParameterServerTrainer:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             accountant.follow(self._optimizer)
         self._watch.during(self._checkpoints.restore)
-        for entry in self._attempts.paid():
-            self._optimizer.privacy_history.add_entry(entry)
+        for id, entry in self._attempts.paid().items():
+            self._optimizer.privacy_history.add_entry(entry, id)
         self._optimizer.iterations.assign(self._attempts.count)
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
@@ -351,7 +351,10 @@ class ParameterServerTrainer:
         """Enters what a round has made; where a draw was used twice, which shows afterwards, nothing is proven."""
         repeated = self._progress.repeated
         if self._private:
-            self._optimizer.privacy_history.add(self._optimizer, NO_SAMPLING if repeated else self._source, made)
+            source, meter = NO_SAMPLING if repeated else self._source, self._optimizer.privacy_history
+            if self._attempts.receipt and source.sampling is not None:
+                meter.use_receipt(self._optimizer, source.sampling.get_state(), self._attempts.receipt)
+            meter.add(self._optimizer, source, made)
         self._optimizer.iterations.assign_add(made)
         if repeated:
             self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))

@@ -35,9 +35,9 @@ from numpy.typing import ArrayLike, NDArray
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.ledger import REPLACE, Ledger
-from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
 from tfdp_rec.privacy.profiles import composed_epsilon, releases_of
+from tfdp_rec.spending.ledger import REPLACE, Ledger
+from tfdp_rec.spending.ledger_lines import Mark, Snapshot
 
 UNIT, DATA = "click", Snapshot(None, "clicks that one person is served by")
 

@@ -29,9 +29,9 @@ from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.local import LocalUpdate
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.ledger import REPLACE, Ledger
-from tfdp_rec.privacy.ledger_lines import Payment, Snapshot
 from tfdp_rec.privacy.profiles import composed_epsilon, releases_of
+from tfdp_rec.spending.ledger import REPLACE, Ledger
+from tfdp_rec.spending.ledger_lines import Payment, Snapshot
 
 UNIT, DATA = "click", Snapshot(None, "clicks that one person trains with")
 

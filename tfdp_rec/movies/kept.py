@@ -258,7 +258,7 @@ class RunCheckpoint:
         if not _claims(mechanism):
             return None
         with self._opened(mechanism, sampling) as ledger:
-            from tfdp_rec.privacy.ledger_lines import Mark
+            from tfdp_rec.spending.ledger_lines import Mark
 
             ledger.refuse_behind(0, Mark(**self._marks[mechanism]))
         return os.path.join(self.folder(mechanism), LEDGER)
@@ -274,7 +274,7 @@ class RunCheckpoint:
 
     def _opened(self, mechanism: str, sampling: Sampling) -> Ledger:
         from tfdp_rec.privacy import Ledger, Snapshot
-        from tfdp_rec.privacy.ledger import ZERO_OUT
+        from tfdp_rec.spending.ledger import ZERO_OUT
 
         data = Snapshot(sampling.num_units, sampling.unit)
         # The rules of the sums use how many users there are: their neighbours have as many.

@@ -14,7 +14,7 @@ from typing import Any
 import tfdp_rec
 from tfdp_rec.metrics import Mean
 from tfdp_rec.page import Block, Figures, Items, Section, Table, Text, Verbatim, Words
-from tfdp_rec.privacy.statement import entries, rounded_up
+from tfdp_rec.spending.statement import entries, rounded_up
 
 _OF_THE_STATEMENT = ("Guarantee", "Days", "Protected unit", "Adjacency", "Public", "Covers", "Does not cover")
 _LIMITS: tuple[Words, ...] = (

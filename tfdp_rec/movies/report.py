@@ -15,7 +15,7 @@ from typing import Any
 from tfdp_rec.movies import contestants, model_card, pictures, recommend
 from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.page import Code, Facts, Given, Page, Picture, Pictures, Section, Strong, Table, Text, Verbatim, Words
-from tfdp_rec.privacy.statement import rounded_up
+from tfdp_rec.spending.statement import rounded_up
 
 _SHOWN = ("recall@10", "nDCG@10")
 _WARNING = (

@@ -18,7 +18,6 @@ from typing import Any
 
 import dp_accounting
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
@@ -36,10 +35,8 @@ from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
-from tfdp_rec.privacy.history import History
-from tfdp_rec.privacy.step_history import StepHistory
-
-_HISTORY = "privacy_history"  # among the saved variables
+from tfdp_rec.spending.entries import SAVED_AS, Entries
+from tfdp_rec.spending.meter import Meter, StepLimit
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
@@ -68,6 +65,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     observers: tuple[Callable[[ClippedSum], None], ...] = ()
     """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
 
+    plan: Any = None  # the `PrivatePlan` that the optimizer was made with
+    step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
     counts_steps = True  # or whoever makes them on a cluster does
     table_rules: tuple[type[TableRule], ...] = (RowRule,)  # those that the mechanism can have
     why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
@@ -120,20 +119,29 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.dense_optimizer = checks.checked_dense(dense_optimizer)
         self.table_rule = checks.checked_rule(self, table_rule)
         self._row_scale = RowScale(row_scale)
-        self.privacy_history = StepHistory(self)
         self.constructed_with: dict[str, float] = {}
+        self._priced: tuple[str, ...] = ()
         self._l2_norm_clip = self._setting("l2_norm_clip", checks.checked_clip(l2_norm_clip))
-        self._noise_multiplier = self._setting("noise_multiplier", noise_multiplier, zero=True)
+        self._noise_multiplier = self._setting("noise_multiplier", noise_multiplier, zero=True, priced=True)
         self._expected_batch_size = self._setting("expected_batch_size", expected_batch_size)
+        self.privacy_history = Meter(self)
 
     # Settings: variables, so that a change in mid-training reaches the compiled step, and so that they are saved.
 
-    def _setting(self, name: str, value: float, zero: bool = False) -> keras.Variable:
+    def _setting(self, name: str, value: float, zero: bool = False, priced: bool = False) -> keras.Variable:
+        """A setting as a variable; `priced` if it decides what a step costs."""
         checked = checks.positive(name, value, zero)
         self.constructed_with[name] = checked
         variable = self.add_variable((), "zeros", dtype="float64", name=name)
         variable.assign(checked)  # an initializer would round it to float32 on the way
+        if priced:
+            self._priced += (f"_{name}",)
         return variable
+
+    @property
+    def price_settings(self) -> list[tf.Variable]:
+        """The settings that decide what a step costs: a step that was priced by others is refused."""
+        return [resource(getattr(self, name)) for name in self._priced]
 
     @property
     def l2_norm_clip(self) -> float:
@@ -151,8 +159,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @noise_multiplier.setter
     def noise_multiplier(self, value: float) -> None:
-        self.privacy_history.close(self)
-        self._noise_multiplier.assign(checks.positive("noise_multiplier", value, zero=True))
+        checked = checks.positive("noise_multiplier", value, zero=True)
+        with self.privacy_history.repricing(self):
+            self._noise_multiplier.assign(checked)
 
     @property
     def expected_batch_size(self) -> float:
@@ -385,24 +394,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     # Saving.
 
-    def go_on_with(self, history: StepHistory | None) -> None:
+    def go_on_with(self, history: Meter | None) -> None:
         """Takes over the history of a model that another optimizer trained before."""
         if history is not None and history is not self.privacy_history:
-            history.hand_over(self, self.privacy_history)
+            history.join(self, self.privacy_history)
             self.privacy_history = history
         self.privacy_history.goes_on_under(self)
 
-    def save_own_variables(self, store: Any) -> None:
-        """As every Keras optimizer, and the privacy history of the model."""
-        super().save_own_variables(store)
-        store[_HISTORY] = np.frombuffer(self.privacy_history.snapshot().dumps().encode(), np.uint8)
-
     def load_own_variables(self, store: Any) -> None:
-        """As every Keras optimizer, and the privacy history, which joins the present one."""
-        self.privacy_history.close(self)
-        super().load_own_variables({key: store[key] for key in store.keys() if key != _HISTORY})
-        if _HISTORY in store.keys():
-            self.privacy_history.take(History.loads(bytes(np.asarray(store[_HISTORY])).decode()))
+        """As every Keras optimizer. The history is saved with the model; before version 0.3 it was saved here."""
+        with self.privacy_history.repricing(self):
+            super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
+        if SAVED_AS in store.keys():
+            self.privacy_history.take(Entries.from_array(store[SAVED_AS]))
+        self.privacy_history.restored()
 
     @property
     def variables(self) -> list[keras.Variable]:

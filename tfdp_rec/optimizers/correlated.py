@@ -105,15 +105,17 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""
-        super().load_own_variables(store)
-        if self.built:
-            self.buffers.clear()
-        self.course.restart()
+        with self.privacy_history.repricing(self):
+            super().load_own_variables(store)
+            if self.built:
+                self.buffers.clear()
+            self.course.restart()
 
     def ledger_restored(self) -> None:
         """Whoever else goes on from the same checkpoint has noise of their own from here on."""
         super().ledger_restored()
-        self.course.go_on()
+        with self.privacy_history.repricing(self):
+            self.course.go_on()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "correlation": self.correlation.get_config()}

@@ -20,7 +20,7 @@ from tfdp_rec.settings import add_options, chosen
 
 if TYPE_CHECKING:
     from tfdp_rec.own_log.kept import Kept
-    from tfdp_rec.privacy.ledger_lines import Mark
+    from tfdp_rec.spending.ledger_lines import Mark
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,9 +24,9 @@ from tfdp_rec.files import Path, writing
 from tfdp_rec.own_log.folders import JOB, LEDGER
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
-from tfdp_rec.privacy.ledger import read
-from tfdp_rec.privacy.ledger_lines import Mark
 from tfdp_rec.spectral import Release
+from tfdp_rec.spending.ledger import read
+from tfdp_rec.spending.ledger_lines import Mark
 
 RELEASED = "released.npz"
 

@@ -28,7 +28,7 @@ def leave_ledger(kept: pathlib.Path) -> None:
     Args:
         kept: the folder.
     """
-    from tfdp_rec.privacy.ledger import BrokenLedger, read
+    from tfdp_rec.spending.ledger import BrokenLedger, read
 
     ledger = kept / LEDGER
     if not ledger.exists():

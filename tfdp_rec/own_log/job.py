@@ -39,10 +39,10 @@ from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.own_log.tested import MOST_USERS, NewItems
 from tfdp_rec.privacy import Accountant, Ledger, epsilon_of, private_items
-from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.serving.own_ids import export, refuse_line_breaks
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
+from tfdp_rec.spending.statement import rounded_up
 
 _TRAIN = 0.8  # of the users
 _RECENCY = 0.25  # where rows have times; see docs/spectral.md

@@ -36,9 +36,9 @@ from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.own_log.folders import JOB, LEDGER, RUN, copy_ledger, leave_ledger
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.privacy import Ledger, Snapshot, set_union
-from tfdp_rec.privacy.ledger import ZERO_OUT, read
-from tfdp_rec.privacy.ledger_lines import Mark
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.ledger import ZERO_OUT, read
+from tfdp_rec.spending.ledger_lines import Mark
 
 LOG = "log"
 _ITEMS, _SUMS = "items.parquet", "recommender.npz"

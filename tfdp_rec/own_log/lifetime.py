@@ -14,8 +14,8 @@ from dp_accounting import DpEvent
 
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.privacy import Ledger
-from tfdp_rec.privacy.ledger_lines import Chain, Payment
-from tfdp_rec.privacy.statement import rounded_up
+from tfdp_rec.spending.ledger_lines import Chain, Payment
+from tfdp_rec.spending.statement import rounded_up
 
 LABEL = "budget of all days"
 

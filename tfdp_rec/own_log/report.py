@@ -29,8 +29,8 @@ from tfdp_rec.page import (
     Verbatim,
     Words,
 )  # fmt: skip
-from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.statement import rounded_up
 
 SHOWN = ("recall@10", "recall@20", "nDCG@10")
 _WARNING = (

@@ -1,51 +1,37 @@
-"""What a guarantee costs, and what can be said where there is none."""
+"""What a guarantee costs, and what can be said where there is none.
 
-from tfdp_rec.privacy.accounting import Accountant, Unaccounted
-from tfdp_rec.privacy.bounded_stream import BoundedStream
-from tfdp_rec.privacy.calibration import calibrate_noise
-from tfdp_rec.privacy.composing import epsilon_of
-from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation, optimised_correlation
-from tfdp_rec.privacy.counts import private_counts
-from tfdp_rec.privacy.eana_bound import (
-    eana_epsilon,
-    eana_instance_epsilon,
-    eana_rdp,
-    eana_rdp_coordinate,
-    eana_rdp_instance,
-    eana_rdp_published,
-)
-from tfdp_rec.privacy.fixed_order import FixedOrder
-from tfdp_rec.privacy.gaussian import noise_of_one_release
-from tfdp_rec.privacy.ledger import Ledger
-from tfdp_rec.privacy.ledger_lines import BrokenLedger, Payment, Snapshot
-from tfdp_rec.privacy.sampling import PoissonSampling, Sampling, ShuffledEpochs
-from tfdp_rec.privacy.set_union import private_items, private_terms
+These are the names for users. They live in the rooms that make them: `spending` keeps the record of what was spent.
+"""
 
-__all__ = [
-    "Accountant",
-    "BrokenLedger",
-    "BoundedStream",
-    "BufferedToeplitz",
-    "Correlation",
-    "FixedOrder",
-    "Ledger",
-    "Payment",
-    "PoissonSampling",
-    "Sampling",
-    "ShuffledEpochs",
-    "Snapshot",
-    "Unaccounted",
-    "calibrate_noise",
-    "eana_epsilon",
-    "eana_instance_epsilon",
-    "eana_rdp",
-    "eana_rdp_coordinate",
-    "eana_rdp_instance",
-    "eana_rdp_published",
-    "epsilon_of",
-    "noise_of_one_release",
-    "optimised_correlation",
-    "private_counts",
-    "private_items",
-    "private_terms",
-]
+from tfdp_rec.lazily import imported_when_asked
+
+_HOMES = {
+    "Accountant": "spending.accountant",
+    "BoundedStream": "privacy.bounded_stream",
+    "BrokenLedger": "spending.ledger_lines",
+    "BufferedToeplitz": "privacy.correlated",
+    "Correlation": "privacy.correlated",
+    "FixedOrder": "privacy.fixed_order",
+    "Ledger": "spending.ledger",
+    "Payment": "spending.ledger_lines",
+    "PoissonSampling": "privacy.sampling",
+    "Sampling": "privacy.sampling",
+    "ShuffledEpochs": "privacy.sampling",
+    "Snapshot": "spending.ledger_lines",
+    "Unaccounted": "spending.accountant",
+    "calibrate_noise": "spending.calibration",
+    "eana_epsilon": "privacy.eana_bound",
+    "eana_instance_epsilon": "privacy.eana_bound",
+    "eana_rdp": "privacy.eana_bound",
+    "eana_rdp_coordinate": "privacy.eana_bound",
+    "eana_rdp_instance": "privacy.eana_bound",
+    "eana_rdp_published": "privacy.eana_bound",
+    "epsilon_of": "privacy.composing",
+    "noise_of_one_release": "privacy.gaussian",
+    "optimised_correlation": "privacy.correlated",
+    "private_counts": "privacy.counts",
+    "private_items": "privacy.set_union",
+    "private_terms": "privacy.set_union",
+}
+__all__ = list(_HOMES)  # noqa: PLE0605
+__getattr__ = imported_when_asked("tfdp_rec", _HOMES)

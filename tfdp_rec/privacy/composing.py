@@ -173,3 +173,16 @@ def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAcc
     if accountant == "rdp":
         return dp_accounting.rdp.RdpAccountant()
     return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)
+
+
+def checked_epsilon(target_epsilon: float) -> None:
+    """Raises for a budget that is not positive and finite."""
+    if not 0 < target_epsilon < math.inf:
+        raise ValueError(f"target_epsilon must be positive and finite, got {target_epsilon!r}.")
+
+
+def checked_count(name: str, value: int) -> int:
+    """A number of steps, at least 0."""
+    if int(value) != value or value < 0:
+        raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}.")
+    return int(value)

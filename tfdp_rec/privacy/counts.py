@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from tfdp_rec.datasets.histories import Catalogue, Part, histories_of
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.privacy.accounting import Accountant
 from tfdp_rec.privacy.fixed_point import checked_noise, grid_weights, released
 
 LABEL = "popularity counts"
@@ -42,7 +41,7 @@ def private_counts(
     *,
     noise_multiplier: float,
     typical: int | None = None,
-    accountant: Accountant | None = None,
+    accountant: Any = None,
     words: WordSource = os_entropy,
 ) -> Counted:
     """How many users have each item, under differential privacy.

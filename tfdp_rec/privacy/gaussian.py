@@ -14,7 +14,7 @@ import math
 
 from scipy import optimize, special
 
-from tfdp_rec.privacy.accounting import checked_epsilon
+from tfdp_rec.privacy.composing import checked_epsilon
 
 _ROUNDED_UP = 1e-4  # by how much the grid of dp_accounting's PLD may overstate ε, up to 50; in proportion beyond
 

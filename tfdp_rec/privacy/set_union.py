@@ -40,7 +40,6 @@ from tfdp_rec.datasets.histories import Catalogue, Histories, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.privacy.accounting import Accountant
 from tfdp_rec.privacy.events import FailingDpEvent
 from tfdp_rec.privacy.fixed_point import ONE, checked_noise, grid_weights, released
 from tfdp_rec.privacy.gaussian import noise_of_one_release
@@ -66,7 +65,7 @@ def private_items(
     *,
     epsilon: float,
     delta: float,
-    accountant: Accountant | None = None,
+    accountant: Any = None,
     size: int | None = None,
     max_items: int = 100,
     rounds: int = 3,

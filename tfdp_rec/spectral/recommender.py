@@ -26,11 +26,11 @@ from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.counts import private_counts
 from tfdp_rec.privacy.fixed_point import checked_noise, released_pairs
 from tfdp_rec.privacy.gaussian import noise_of_one_release
-from tfdp_rec.privacy.statement import rounded_up
 from tfdp_rec.spectral import rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.release import Release
+from tfdp_rec.spending.statement import rounded_up
 
 _USERS_AT_ONCE = 1024
 _KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "_private")

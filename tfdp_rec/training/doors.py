@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from tfdp_rec.files import replacing
+from tfdp_rec.training.ordinary import warn_of_ordinary_steps
 from tfdp_rec.training.release import Release
 
 
@@ -104,6 +105,7 @@ class Doors:
     @settled
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; an interruption leaves the older file whole."""
+        warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         with _whole(filepath, overwrite) as path:
             return super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
@@ -116,6 +118,7 @@ class Doors:
     @settled
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; an interruption leaves the older folder whole."""
+        warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         with self.release.leaving(), _as_new(self), _whole(filepath) as path:
             return super().export(path, *args, **kwargs)  # type: ignore[misc]
 

@@ -22,11 +22,13 @@ from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
-from tfdp_rec.privacy.step_history import StepHistory
+from tfdp_rec.spending.entries import SAVED_AS, Entries
+from tfdp_rec.spending.meter import Meter
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
 from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
+from tfdp_rec.training.ordinary import count_ordinary_step, count_ordinary_steps_of
 from tfdp_rec.training.own_loss import (
     averaged_losses,
     averages_its_loss,
@@ -68,7 +70,7 @@ class PrivateTraining(Doors):
     _table_paths: dict[str, None] | None = None
     _loss: Any = None
     _loss_weights: Any = None
-    privacy_history: StepHistory | None = None  # what its steps have spent, under whichever optimizers
+    privacy_history: Meter | None = None  # what its steps have spent, under whichever optimizers
     feeding: Source | None = None  # where the batches of the present fit come from
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -153,6 +155,21 @@ class PrivateTraining(Doors):
         """Whether the model was compiled with a mechanism of this package."""
         return isinstance(self.optimizer, PrivateOptimizer)
 
+    def save_own_variables(self, store: Any) -> None:
+        """As Keras', with the privacy history, which is the model's: it is there however the model is loaded."""
+        super().save_own_variables(store)
+        if self.privacy_history is not None:
+            store[SAVED_AS] = self.privacy_history.snapshot().to_array()
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras'; a privacy history joins the present one."""
+        super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
+        if SAVED_AS in store.keys():
+            if self.privacy_history is None:  # loaded without being compiled
+                self.privacy_history = Meter()
+                self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
+            self.privacy_history.take(Entries.from_array(store[SAVED_AS]))
+
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile_from_config` needs to compile a loaded model again, the layout of its tables included."""
         config = super().get_compile_config()  # type: ignore[misc]
@@ -235,6 +252,7 @@ class PrivateTraining(Doors):
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: private under a mechanism, Keras' own otherwise."""
         if not self.is_private:
+            count_ordinary_step(self)
             if has_own_loss_alone(self):
                 return ordinary_step(self, examples_of(data))
             return super().train_step(examples_of(data))  # type: ignore[misc]
@@ -341,7 +359,9 @@ class PrivateTraining(Doors):
         of one they call `self.model.settle()` first, unless they go through the model's own methods.
         """
         self._refuse_thawed_or_frozen()
+        count_ordinary_steps_of(self)
         if self.is_private:
+            callbacks = with_budget_of_plan(self.optimizer, callbacks)
             self.feeding = self._source_of(x)
             if self.feeding.sampling is not None and kwargs.get("class_weight") is not None:
                 raise ValueError(
@@ -378,6 +398,9 @@ class PrivateTraining(Doors):
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; refusals come in words."""
         self._refuse_thawed_or_frozen()
+        count_ordinary_steps_of(self)
+        if self.is_private and self.optimizer.plan is not None:
+            self.optimizer.plan.limit_steps()
         self._prepare_from(x, y)
         with in_words():
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
@@ -406,6 +429,15 @@ class PrivateModel(PrivateTraining, keras.Model):
         >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
         >>> model.compile(optimizer=optimizer, loss="mse")
     """
+
+
+def with_budget_of_plan(optimizer: PrivateOptimizer, callbacks: Any) -> Any:
+    """The callbacks of a fit, with the budget of the optimizer's plan if they have none."""
+    several = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+    plan = optimizer.plan
+    if plan is None or any(getattr(each, "keeps_budget", False) for each in several):
+        return callbacks
+    return [*several, plan.budget()]
 
 
 @functools.cache

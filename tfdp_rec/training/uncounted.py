@@ -16,9 +16,9 @@ class SayUncounted(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Looks whether an accountant follows the model's history."""
         optimizer, history = self.model.optimizer, self.model.privacy_history
-        if history.known_of or isinstance(optimizer.dp_event(), NonPrivateDpEvent):
+        if history.followed or isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             return  # or there is no ε to count
-        history.known_of = True
+        history.followed = True
         warnings.warn(
             f"No epsilon is being counted: no accountant follows this model under {type(optimizer).__name__}. With "
             "accountant = tfdp_rec.privacy.Accountant(model.optimizer.dp_event(), sampling, delta=...), whose sampling "

@@ -68,7 +68,7 @@ class AdaFEST(SelectingOptimizer):
         super().__init__(learning_rate, **settings)
         self._contribution_clip = self._setting("contribution_clip", contribution_clip)
         self._contribution_noise_multiplier = self._setting(
-            "contribution_noise_multiplier", contribution_noise_multiplier, zero=True
+            "contribution_noise_multiplier", contribution_noise_multiplier, zero=True, priced=True
         )
         self._threshold = self._setting("threshold", threshold)
 

@@ -65,7 +65,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
             raise ValueError(f"num_survivors must be a positive integer, got {num_survivors!r}.")
         super().__init__(learning_rate, **settings)
         self.num_survivors = int(num_survivors)
-        self._selection_epsilon = self._setting("selection_epsilon", selection_epsilon)
+        self._selection_epsilon = self._setting("selection_epsilon", selection_epsilon, priced=True)
 
     @property
     def selection_epsilon(self) -> float:

@@ -8,8 +8,8 @@ from dp_accounting import GaussianDpEvent
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, ShuffledEpochs, Snapshot, Unaccounted
-from tfdp_rec.privacy.book import BLOCK
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.payments import BLOCK
 
 DELTA, TARGET = 1e-3, 30.0
 
@@ -49,7 +49,7 @@ class Run:
         self.model.fit(self.sampling.batches(rows), callbacks=[*callbacks, budget], **options)
 
     def close(self):
-        self.accountant.book.ledger.close()
+        self.accountant.payments.ledger.close()
 
 
 def test_every_step_is_paid_for_before_it_is_made_and_the_rest_given_back(tmp_path):
@@ -114,7 +114,7 @@ def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
     first = Accountant(GaussianDpEvent(1.0), small, 1e-6, ledger=path)
     first.record(GaussianDpEvent(1.0), 200)
     before = first.epsilon()
-    first.book.ledger.close()
+    first.payments.ledger.close()
     large = PoissonSampling(100_000, 100, unit="user")
     with pytest.raises(BrokenLedger, match="data_changed=True"):
         Accountant(GaussianDpEvent(1.0), large, 1e-6, ledger=path)
@@ -185,7 +185,7 @@ class TrainsAsWell(keras.callbacks.Callback):
 @pytest.mark.parametrize("extra, made", [(1, 6), (9, 4)])
 def test_a_step_that_no_ledger_has_paid_for_refuses_itself(tmp_path, monkeypatch, extra, made):
     """Blocks of 4: a callback's steps are paid for as long as the block lasts, and not one more is made."""
-    monkeypatch.setattr("tfdp_rec.privacy.book.BLOCK", 4)
+    monkeypatch.setattr("tfdp_rec.spending.payments.BLOCK", 4)
     path = tmp_path / "ledger.jsonl"
     run = Run(path)
     callback = TrainsAsWell(run.sampling.batches(rows), extra)

@@ -30,7 +30,8 @@ from dp_accounting import DpEvent
 from tfdp_rec.files import Path, sync_entry, writing
 from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.events import to_json
-from tfdp_rec.privacy.ledger_lines import (
+from tfdp_rec.spending.entries import new_id
+from tfdp_rec.spending.ledger_lines import (
     FORMAT,
     BrokenLedger,
     Chain,
@@ -188,6 +189,7 @@ class Ledger:
         settings: Mapping[str, Any] | None = None,
         steps: int = 0,
         about: tuple[str, ...] | None = None,
+        id: str = "",
     ) -> int:
         """Writes down, durably, what is about to be spent; look at the data after this has returned.
 
@@ -198,6 +200,7 @@ class Ledger:
             settings: of the mechanism and the sampling.
             steps: of an optimizer's clock that this covers.
             about: which items this may tell of; None for all.
+            id: Id of the expense, if this pays for more of one; a new one if empty.
 
         Returns:
             The entry's number.
@@ -205,7 +208,7 @@ class Ledger:
         Raises:
             ValueError: an event that no ledger can hold, or a number out of range.
         """
-        payment = Payment(event, attempts, label, settings or {}, steps, about)
+        payment = Payment(event, attempts, label, settings or {}, steps, about, id or new_id())
         entry = {"unit": self.unit, "adjacency": self.adjacency, "data": self.data.to_json()}
         return self._append({"kind": "pay", **payment.fields(), **entry})
 
@@ -247,8 +250,16 @@ class Ledger:
             self.chain.add(line[:-1])
             return number
 
+    def refuse_lost(self) -> None:
+        """Raises if the file is not the one that was read, as it was left; after `close` the file is not looked at.
+
+        Raises:
+            BrokenLedger: The file was removed, replaced or written to by another process.
+        """
+        if self._file >= 0:
+            self._refuse_lost()
+
     def _refuse_lost(self) -> None:
-        """The file must be the one that was read, as it was left, and ours."""
         if self._file < 0 or self._process != os.getpid():
             raise ValueError(f"{self.path} is not held by this process any more: open it anew where you pay.")
         about = os.fstat(self._file)

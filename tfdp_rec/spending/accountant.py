@@ -1,4 +1,4 @@
-"""How much privacy training has cost: (ε, δ) from a mechanism's event, its sampling, and the steps taken.
+"""What privacy training has cost: (ε, δ) from a mechanism's event, its sampling, and the steps taken.
 
 An optimizer's `dp_event()` says what one step does to its batch; the sampling scheme says what that costs a
 unit (see `tfdp_rec.privacy.sampling`); dp_accounting composes. Two accountants:
@@ -8,8 +8,8 @@ unit (see `tfdp_rec.privacy.sampling`); dp_accounting composes. Two accountants:
 - **rdp** adds Rényi divergences D_α(P‖Q) = 1/(α-1) log E_Q[(P/Q)^α] over the steps and converts at the end,
   ε = min_α D_α + log(1/δ)/(α-1) + ... . A little larger than pld, and very fast.
 
-The steps may change their noise on the way (`record` a different event), as long as the changes do not depend
-on the data, and whatever else looks at the data once goes in by `spend`.
+What is priced is entries (`entries.py`): those of the models that are followed, or, with a ledger, those of the
+ledger alone. The steps may change their noise on the way, as long as the changes do not depend on the data.
 """
 
 from __future__ import annotations
@@ -25,17 +25,47 @@ from dp_accounting import DpEvent
 
 from tfdp_rec.files import Path
 from tfdp_rec.privacy import events
-from tfdp_rec.privacy.book import Book, refuse_unpayable
-from tfdp_rec.privacy.composing import check_supported, epsilon_of, most_steps, searches
-from tfdp_rec.privacy.history import BY_HAND, UNPROVEN, Entry, History
-from tfdp_rec.privacy.ledger import Ledger
-from tfdp_rec.privacy.ledger_lines import Mark, Snapshot
+from tfdp_rec.privacy.composing import (
+    check_supported,
+    checked_count,
+    checked_epsilon,
+    epsilon_of,
+    most_steps,
+    searches,
+)
+from tfdp_rec.privacy.events import PlannedDpEvent
 from tfdp_rec.privacy.sampling import Sampling
-from tfdp_rec.privacy.statement import statement
+from tfdp_rec.spending import payments
+from tfdp_rec.spending.entries import BY_HAND, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.payments import Payments
+from tfdp_rec.spending.statement import Statement, statement
 
 
 class Unaccounted(ValueError):
     """Something was done with the data that an accountant cannot account for, so that it names no ε."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Steps that are paid for ahead.
+
+    Attributes:
+        id: Id of the payment, and of the model's entry.
+        event: Event of one step.
+        optimizer: Optimizer that makes the steps; None for steps that are recorded by hand.
+        sampling: State of the sampling that draws their batches.
+    """
+
+    id: str
+    event: DpEvent
+    optimizer: Any
+    sampling: dict[str, Any] | None
+
+    def is_for(self, event: DpEvent, optimizer: Any, sampling: dict[str, Any] | None) -> bool:
+        """Whether the block pays for steps of this kind."""
+        return self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
 
 
 class Accountant:
@@ -98,12 +128,13 @@ class Accountant:
         self.asserted = asserted
         self.restarts_ahead = 0  # how often a forecast has the batches iterated anew
         self.spent: list[tuple[DpEvent, str]] = []
-        self._told, self._followed = History(), list[Any]()
+        self._told, self._followed = Entries(), list[Any]()
+        self._block: _Block | None = None
         self._epsilons: dict[str, float] = {}
         self._check(event)
         if ledger is not None:
-            refuse_unpayable(event, sampling)
-        self.book = None if ledger is None else Book(_opened(ledger, sampling), sampling)
+            payments.refuse_unpayable(event, sampling)
+        self.payments = None if ledger is None else Payments(_opened(ledger, sampling), sampling)
 
     # What is known.
 
@@ -111,10 +142,10 @@ class Accountant:
         """Accounts for a model's steps, those made and those to come, whoever makes them.
 
         Args:
-            model: one that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` do this by themselves.
+            model: Model that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` call this.
 
         Raises:
-            TypeError: it has no privacy history.
+            TypeError: The model has no privacy history.
         """
         found = getattr(model, "privacy_history", None) or getattr(
             getattr(model, "optimizer", None), "privacy_history", None
@@ -126,64 +157,60 @@ class Accountant:
             )
         if found not in self._followed:
             self._followed.append(found)
-            found.known_of = True
+            found.followed = True
 
     @property
-    def history(self) -> History:
-        """All that was told and all that the models followed have done."""
-        found = History()
-        for history in (self._told, *(followed.whole.snapshot() for followed in self._followed)):
-            found.merge(history)
-        return found
+    def meters(self) -> list[Any]:
+        """The meters of the models that are followed."""
+        return [meter.whole for meter in self._followed]
 
-    def counters(self) -> dict[str, tuple[int, int]]:
-        """How far everything that counts is, by an id: in a few reads, whether any answer would differ."""
-        paid = 0 if self.book is None else len(self.book.ledger.chain.lines)
-        found = {"told": (self._told.steps, len(self._told)), "spent": (len(self.spent), paid)}
-        for followed in self._followed:
-            found |= followed.whole.counters()
+    @property
+    def carried(self) -> Entries:
+        """All entries that were recorded here or that the followed models carry; under a ledger these are receipts."""
+        found = Entries()
+        for entries in (self._told, *(meter.snapshot() for meter in self.meters)):
+            found.merge(entries)
         return found
-
-    def kind_of(self, optimizer: Any) -> str:
-        """The id among `counters` of an optimizer's proved steps under this sampling; empty while there is none."""
-        state = self.sampling.get_state()
-        kinds = {kind for followed in self._followed for kind in followed.whole.kinds_of(optimizer, state)}
-        return kinds.pop() if len(kinds) == 1 else ""
 
     @property
     def steps(self) -> int:
-        """Steps begun so far, under this sampling."""
+        """Number of steps begun so far under this sampling."""
         return sum(entry.steps for entry in self._own())
 
     @property
     def void(self) -> str:
-        """Why there is no guarantee, where sampling or noise can be repeated; empty if that is not so."""
-        return " and ".join(dict.fromkeys(entry.void for entry in self.history if entry.void))
+        """The reason why there is no guarantee, where sampling or noise can be repeated; empty if there is one."""
+        return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
 
     @property
     def checked(self) -> bool:
         """Whether every batch so far carried the proof of its draw."""
-        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.history)
+        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.carried)
 
     def _own(self) -> list[Entry]:
-        if self.book is not None:
-            return self.book.own(self.history)
+        """Steps under this sampling, in their order; under a ledger what was paid for and is not ahead."""
         mine = self.sampling.get_state()
-        return [e for e in self.history if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
+        if self.payments is None:
+            return [e for e in self.carried if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
+        ahead = {self._block.id: self.ahead} if self._block else {}
+        own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
+        return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
 
     @property
     def spent_besides(self) -> list[tuple[DpEvent, str]]:
         """(event, label) of all that was spent on anything but steps under this sampling."""
-        if self.book is not None:
-            return self.book.others()
+        if self.payments is not None:
+            return self.payments.others()
         return [*self.spent, *self._others()]
 
     def _others(self) -> list[tuple[DpEvent, str]]:
         """What was spent under another sampling, or once and for all."""
         mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
-        found = [(e.event, e.label) for e in self.history if e.label and (e.event, e.label) not in self.spent]
-        for entry in self.history:
-            if not entry.label and entry.origin != UNPROVEN and entry.sampling != mine:
+        found = []
+        for entry in self.carried:
+            if entry.label and entry.origin != ORDINARY and (entry.event, entry.label) not in self.spent:
+                found.append((entry.event, entry.label))
+            elif not entry.label and entry.origin != UNPROVEN and entry.sampling != mine:
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
             sampling = Sampling.from_state(json.loads(state))
@@ -197,23 +224,24 @@ class Accountant:
         """Raises if something was done that cannot be accounted for.
 
         Raises:
-            Unaccounted: saying what, and the way out.
+            Unaccounted: The message says what was done, and the way out.
         """
-        unproven = sum(entry.steps for entry in self.history if entry.origin == UNPROVEN)
+        carried = self.carried
+        unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
         if unproven and not self.asserted:
             raise Unaccounted(
                 f"{unproven} steps were made on batches that no sampling drew, as far as anyone can tell: a guarantee "
                 "is claimed only for accountant.sampling.batches(...). Train on those; or say in words what drew the "
                 "batches, just as the sampling would: Accountant(..., asserted='...')."
             )
-        unpaid = self.book.unpaid(self.history) if self.book else 0
-        if self.book and unpaid:
+        unpaid = sum(self.payments.unpaid(carried).values()) if self.payments else 0
+        if self.payments and unpaid:
             raise Unaccounted(
-                f"{unpaid} steps were made that {self.book.ledger.path} has not paid for: it was deleted, put back "
-                "from an older backup, or begun after them. Put the newest one back; or, if these steps stand in no "
-                "ledger, pay for them now: accountant.pay_for_history()."
+                f"{unpaid} steps were made that {self.payments.ledger.path} has not paid for: it was deleted, put back "
+                "from an older backup, or begun after them, or another model made them. Put the newest one back; or, "
+                "if these steps stand in no ledger, pay for them now: accountant.pay_for_history()."
             )
-        missing = sum(followed.undescribed for followed in {each.whole for each in self._followed})
+        missing = sum(meter.undescribed for meter in set(self.meters))
         if missing:
             raise Unaccounted(
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
@@ -221,7 +249,7 @@ class Accountant:
                 "tell the accountant: accountant.record(event, steps), and set optimizer.iterations to 0."
             )
         mine, adjacency = self.sampling.get_state(), self.sampling.adjacency
-        for entry in self.history:
+        for entry in carried:
             if entry.sampling not in (None, mine) and Sampling.from_state(entry.sampling).adjacency != adjacency:
                 raise Unaccounted(
                     f"The model was also trained under {entry.sampling['scheme']}, whose guarantee is of another "
@@ -291,18 +319,22 @@ class Accountant:
         """Counts `steps` steps of `event`, which becomes the present event, of a training that is not followed.
 
         Args:
-            event: of one step.
-            steps: how many.
-            restarts: how often shuffled batches were iterated anew for them.
+            event: Event of one step.
+            steps: Number of steps.
+            restarts: Number of times shuffled batches were iterated anew for them.
         """
         checked_count("steps", steps)
         if event != self.event:
             self._check(event)
             self.event = event
-        if steps and self.book is not None:
-            self.book.pay_steps(event, steps)
         if steps:
-            self._told.extend_last(Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts))
+            entry = Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts)
+            id, last = next(reversed(list(self._told.items())), ("", None))
+            id = id if last is not None and last.kind == entry.kind else new_id()
+            if self.payments is not None:
+                id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id)
+            self._told.extend(id, entry)
+        Changes.made += 1
 
     def spend(self, event: DpEvent, label: str) -> None:
         """Counts something else that looked at the units' data, once, such as a count of popularity.
@@ -320,60 +352,106 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        if self.book is not None:
-            self.book.pay_once(event, label)
+        if self.payments is not None:
+            self.payments.pay_once(event, label)
         self.spent.append((event, label))
+        Changes.made += 1
 
-    def pay_ahead(self, steps: int, most: int) -> int:
+    # Paying in the ledger.
+
+    def pay_ahead(
+        self, steps: int, most: int, optimizer: Any = None, sampling: dict[str, Any] | None = None
+    ) -> int:
         """Pays in the ledger, if there is one, for steps that are about to be made.
 
         Args:
-            steps: so many at once.
-            most: so many at all.
+            steps: Number of steps the caller is about to make.
+            most: Number of steps the caller may make in all.
+            optimizer: Optimizer that makes them; None if they are recorded by hand.
+            sampling: State of the sampling that draws their batches; None for batches without a proof.
 
         Returns:
-            How many may be made now.
+            The number of steps that are paid for.
         """
-        return most if self.book is None else min(most, self.book.pay_ahead(self.event, self.history, steps, most))
+        if self.payments is None:
+            return most
+        planned, block = isinstance(self.event, PlannedDpEvent), self._block
+        ahead = self.ahead_for(optimizer, sampling)
+        if ahead < steps:
+            if planned or (block and not block.is_for(self.event, optimizer, sampling)):
+                self.settle()  # planned steps are paid for as a whole, and others under an id of their own
+                ahead = 0
+            wanted = max(steps, most if planned else min(payments.BLOCK, most))
+            id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "")
+            self._block, ahead = _Block(id, self.event, optimizer, sampling), wanted
+            if optimizer is not None:
+                optimizer.privacy_history.use_receipt(optimizer, sampling, id)
+        return min(most, ahead)
 
-    def keep(self, event: DpEvent) -> None:
-        """A checkpoint was written of what was made: who goes on from it goes on with a plan that is paid for.
+    @property
+    def ahead(self) -> int:
+        """Number of steps that are paid for and not made yet."""
+        if self.payments is None or self._block is None:
+            return 0
+        return max(0, self.payments.steps_of(self._block.id) - self.carried.steps_of(self._block.id))
 
-        Args:
-            event: of the step that is next, by the optimizer that the checkpoint holds.
-        """
-        if self.book is not None:
-            self.book.keep(event, self.history)
+    def ahead_for(self, optimizer: Any, sampling: dict[str, Any] | None) -> int:
+        """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
+        return self.ahead if self._block and self._block.is_for(self.event, optimizer, sampling) else 0
 
     def settle(self) -> None:
         """Gives back what was paid for in the ledger and is not going to be made."""
-        if self.book is not None:
-            self.book.settle(self.history)
+        block, left = self._block, self.ahead
+        if self.payments is None or block is None:
+            return
+        if block.optimizer is not None:  # later steps have an id of their own
+            block.optimizer.privacy_history.use_receipt(block.optimizer, block.sampling, "")
+        if left:
+            self.payments.give_back(block.id, left)
+        self._block = None
 
-    def close(self) -> None:
-        """Settles, and lets another own the ledger; what was counted can still be asked for."""
-        self.settle()
-        if self.book is not None:
-            self.book.ledger.close()
+    def keep(self, event: DpEvent) -> None:
+        """Notes in the ledger that a checkpoint was written: a training that goes on from it has paid for its plan.
+
+        Args:
+            event: Event of the next step of the optimizer that the checkpoint holds.
+        """
+        if self.payments is not None:
+            steps = sum(entry.steps for entry in self.carried if entry.event == event)
+            self.payments.keep(event, steps)
 
     def pay_for_history(self) -> None:
-        """Pays now for what the models have done and no ledger has paid for, as where a ledger is begun late."""
-        if self.book is not None:
-            self.book.catch_up(self.history)
+        """Pays now for what the models have done and the ledger has not paid for, as where a ledger is begun late."""
+        if self.payments is not None:
+            self.payments.pay_for(self.carried)
+            Changes.made += 1
 
-    def statement(self, steps: int | None = None) -> str:
-        """The guarantee in words: unit, sampling, adjacency, δ, steps, accountant, and what it does not
-        cover.
+    def close(self) -> None:
+        """Settles, and releases the ledger for other processes; what was counted can still be asked for."""
+        self.settle()
+        if self.payments is not None:
+            self.payments.ledger.close()
+
+    # Telling.
+
+    def statement(self, steps: int | None = None) -> Statement:
+        """The guarantee in words: unit, sampling, adjacency, δ, steps, accountant, and what it does not cover.
+
+        Args:
+            steps: Number of steps that it is for; those made, if left out.
+
+        Raises:
+            BrokenLedger: The ledger was removed or replaced while it was open.
         """
         return statement(self, steps)
 
     def get_state(self) -> dict[str, Any]:
         """Everything counted, as JSON-able dicts, for a checkpoint."""
         return {
-            "mark": None if self.book is None else dataclasses.asdict(self.book.ledger.mark),
+            "mark": None if self.payments is None else dataclasses.asdict(self.payments.ledger.mark),
             "delta": self.delta,
             "event": events.to_json(self.event),
-            "history": self.history.dumps(),
+            "history": self.carried.dumps(),
             "spent": [[events.to_json(event), label] for event, label in self.spent],
             "sampling": self.sampling.get_state(),
         }
@@ -392,12 +470,13 @@ class Accountant:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
         event = events.from_json(state["event"])
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
-        if self.book is None:  # a ledger prices each step as what it was: with one, the data may have grown since
+        if self.payments is None:  # a ledger prices each step as what it was: with one, the data may have grown since
             self.sampling.set_state(state["sampling"])
-        if self.book is not None and state.get("mark"):
-            self.book.ledger.chain.refuse_without(Mark(**state["mark"]))
-        self._told.merge(History.loads(state["history"]))
+        if self.payments is not None and state.get("mark"):
+            self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+        self._told.merge(Entries.loads(state["history"]))
         self.event, self.spent = event, spent
+        Changes.made += 1
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)
@@ -431,15 +510,3 @@ def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:
         )
     return float(delta)
 
-
-def checked_epsilon(target_epsilon: float) -> None:
-    """Raises for a budget that is none."""
-    if not 0 < target_epsilon < math.inf:
-        raise ValueError(f"target_epsilon must be positive and finite, got {target_epsilon!r}.")
-
-
-def checked_count(name: str, value: int) -> int:
-    """A number of steps."""
-    if int(value) != value or value < 0:
-        raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}.")
-    return int(value)

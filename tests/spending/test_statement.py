@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
-from tfdp_rec.privacy.statement import rounded_up, tf_privacy_statement
+from tfdp_rec.spending.statement import rounded_up, tf_privacy_statement
 
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
 needs_tf_privacy = pytest.mark.skipif(

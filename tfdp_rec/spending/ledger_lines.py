@@ -22,7 +22,8 @@ from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from tfdp_rec.privacy import events
 
-FORMAT = "tfdp_rec ledger 1"
+FORMAT = "tfdp_rec ledger 2"
+READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
 
 
 class BrokenLedger(ValueError):
@@ -66,6 +67,7 @@ class Payment:
         settings: of the mechanism and the sampling; public, JSON-able.
         steps: of an optimizer's clock that this covers; 0 for what is no step.
         about: which items of a person this may tell of; None for all. A total is that of the worst item.
+        id: Id of the expense; payments of one id are one expense. Empty in ledgers of versions before 0.3.
     """
 
     event: DpEvent
@@ -74,6 +76,7 @@ class Payment:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     steps: int = 0
     about: tuple[str, ...] | None = None
+    id: str = ""
 
     def fields(self) -> dict[str, Any]:
         """As it stands in an entry.
@@ -92,6 +95,7 @@ class Payment:
             "settings": finite(dict(self.settings)),
             "steps": int(self.steps),
             "about": None if self.about is None else list(self.about),
+            **({"id": self.id} if self.id else {}),
         }
 
 
@@ -236,7 +240,7 @@ class Chain:
 
     def _take(self, fields: dict[str, Any]) -> None:
         if fields["number"] == 0:
-            if fields["kind"] != "begin" or fields["format"] != FORMAT:
+            if fields["kind"] != "begin" or fields["format"] not in (FORMAT, READ_TOO):
                 raise ValueError(f"the format is not {FORMAT}.")
         elif fields["kind"] == "pay":
             self.payments[fields["number"]] = _paid(fields)
@@ -303,7 +307,7 @@ def _paid(fields: Mapping[str, Any]) -> Paid:
         settings=fields["settings"], steps=fields["steps"],
         about=None if fields["about"] is None else tuple(fields["about"]),
         number=fields["number"], unit=fields["unit"], adjacency=fields["adjacency"], data=fields["data"]["id"],
-        session=fields["session"],
+        session=fields["session"], id=fields.get("id", ""),
     )  # fmt: skip
     payment.fields()  # for what that refuses
     return payment

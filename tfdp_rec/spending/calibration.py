@@ -11,9 +11,9 @@ import dp_accounting
 from dp_accounting import DpEvent, GaussianDpEvent
 from scipy import optimize
 
-from tfdp_rec.privacy.accounting import Accountant, checked_count, checked_epsilon
-from tfdp_rec.privacy.composing import epsilon_of, searches
+from tfdp_rec.privacy.composing import checked_count, checked_epsilon, epsilon_of, searches
 from tfdp_rec.privacy.sampling import Sampling
+from tfdp_rec.spending.accountant import Accountant
 
 Search = tuple[str, float]  # accountant, and how much coarser
 _NEAR = 5e-4  # of ε: so near the budget, less noise would be less by no more than that

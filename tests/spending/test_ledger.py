@@ -18,7 +18,7 @@ from dp_accounting import GaussianDpEvent
 from tfdp_rec.cli import main
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot, epsilon_of
 from tfdp_rec.privacy.events import FailingDpEvent, PaddedDpEvent, PureDpEvent
-from tfdp_rec.privacy.ledger import REPLACE, mend, read, total
+from tfdp_rec.spending.ledger import REPLACE, mend, read, total
 
 ROOT = Path(__file__).parents[2]
 DATA = Snapshot(1000, "user, items, times")
@@ -336,7 +336,7 @@ def test_the_checker_agrees_on_a_training(tmp_path):
     two = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
     accountant.record(two, 200)
     epsilon = accountant.epsilon()
-    accountant.book.ledger.close()
+    accountant.payments.ledger.close()
     assert checked(path, 1e-5, tmp_path) == pytest.approx(epsilon, rel=1e-6)  # ours adds up what may fail
     assert total(read(path), 1e-5) == pytest.approx(epsilon, rel=1e-9)
     text = path.read_text()

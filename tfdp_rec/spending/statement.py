@@ -10,6 +10,7 @@ import importlib.metadata
 import math
 import sys
 import textwrap
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,21 +20,50 @@ from dp_accounting import DpEvent
 from tfdp_rec.privacy import events
 
 if TYPE_CHECKING:
-    from tfdp_rec.privacy.accounting import Accountant
+    from tfdp_rec.spending.accountant import Accountant
 
 
-def statement(accountant: Accountant, steps: int | None = None) -> str:
+class Statement(str):
+    """A guarantee in words: text to print or write, and the fields that it is made of.
+
+    Args:
+        fields: Name -> what the statement says there, in order.
+        more: Text that follows the fields.
+
+    Attributes:
+        fields: As given.
+
+    Example:
+        >>> said = Statement({"Guarantee": "none", "Covers": "nothing"})
+        >>> print(said, end="")
+        Guarantee:      none.
+        Covers:         nothing.
+        >>> said.fields["Covers"]
+        'nothing'
+    """
+
+    fields: Mapping[str, str]
+
+    def __new__(cls, fields: Mapping[str, str], more: str = "") -> Statement:
+        lines = "\n".join(
+            textwrap.fill(f"{name + ':':<16}{said}.", 100, subsequent_indent=" " * 16) for name, said in fields.items()
+        )
+        made = super().__new__(cls, f"{lines}\n\n{more}" if more else f"{lines}\n")
+        made.fields = fields
+        return made
+
+
+def statement(accountant: Accountant, steps: int | None = None) -> Statement:
     """The privacy statement of `steps` steps; see `Accountant.statement`."""
+    if accountant.payments is not None:
+        accountant.payments.ledger.refuse_lost()
     count = accountant.steps if steps is None else steps
-    lines = "\n".join(_wrapped(name, text) for name, text in _own_lines(accountant, count))
     theirs = tf_privacy_statement(accountant, count)
-    if theirs is None:
-        return lines + "\n"
     heading = (
         f"TF Privacy's statement (its «example» is one {accountant.sampling.unit} here; the batches are "
         "really Poisson-sampled,\nso the second of its two figures is the one that holds):"
     )
-    return f"{lines}\n\n{heading}\n\n{theirs}"
+    return Statement(dict(_own_lines(accountant, count)), f"{heading}\n\n{theirs}" if theirs else "")
 
 
 def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
@@ -55,7 +85,7 @@ def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
             f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate",
         ),
         ("Covers", _covers(accountant, steps)),
-        ("Does not cover", _DOES_NOT_COVER),
+        ("Does not cover", "; ".join([*_ordinary(accountant), _DOES_NOT_COVER])),
     ]
     return [(name, text) for name, text in lines if text]
 
@@ -68,6 +98,14 @@ _ADJACENCIES = {
     "add-or-remove-one": "add-or-remove-one: data sets that differ by one {unit} present or absent",
     "zero-out": "zero-out: data sets that differ by one {unit} whose rows count as empty",
 }
+
+
+def _ordinary(accountant: Accountant) -> list[str]:
+    return [
+        f"{steps} steps of {name} that were made after private training, which no epsilon covers unless they were made "
+        "on public data"
+        for name, steps in accountant.carried.ordinary.items()
+    ]
 
 
 def _guarantee(accountant: Accountant, steps: int) -> str:
@@ -92,9 +130,9 @@ def _sampling(accountant: Accountant) -> str:
 
 
 def _ledger(accountant: Accountant) -> str:
-    if accountant.book is None:
+    if accountant.payments is None:
         return ""
-    mark = accountant.book.ledger.mark
+    mark = accountant.payments.ledger.mark
     return f"all of it was paid for in ledger {mark.ledger} before it was done; line {mark.lines}, {mark.head[:16]}"
 
 
@@ -135,10 +173,6 @@ def _covers(accountant: Accountant, steps: int) -> str:
     if math.isinf(accountant.epsilon(steps)):
         return ""
     return "every set of weights that leaves training by a released model or checkpoint"
-
-
-def _wrapped(name: str, text: str) -> str:
-    return textwrap.fill(f"{name + ':':<16}{text}.", width=100, subsequent_indent=" " * 16)
 
 
 def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:

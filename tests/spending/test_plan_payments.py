@@ -13,7 +13,7 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.data import FixedOrder
 from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
 from tfdp_rec.privacy.composing import epsilon_of
-from tfdp_rec.privacy.ledger import read, total
+from tfdp_rec.spending.ledger import read, total
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
@@ -63,7 +63,7 @@ class Process:
         try:
             self.model.fit(batches, steps_per_epoch=5, epochs=9, verbose=0, callbacks=[*callbacks, Stop(steps)])
         except KeyboardInterrupt:
-            self.accountant.book.ledger.close()
+            self.accountant.payments.ledger.close()
 
     def _kill(self, at):
         if self.model.optimizer.position == at:
@@ -225,7 +225,7 @@ def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_w
     second.model.fit(batches, steps_per_epoch=5, epochs=2, verbose=0, callbacks=[second.checkpoint])  # without a budget
     kept = [line["settings"] for line in read(second.path).lines if line.get("label") == "plan kept"]
     assert (kept[-1]["part"], kept[-1]["step"]) == (second.event.part, 10)
-    second.accountant.book.ledger.close()
+    second.accountant.payments.ledger.close()
 
 
 def test_a_private_plan_that_is_made_again_goes_on(tmp_path):

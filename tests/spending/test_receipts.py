@@ -1,0 +1,403 @@
+"""An expense is one entry with an id: under a ledger the model carries receipts, and its history is its own."""
+
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from dp_accounting import GaussianDpEvent
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
+from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.spending.entries import BY_HAND, Entries, Entry
+from tfdp_rec.spending.ledger import read
+
+DELTA, TARGET = 1e-3, 30.0
+SAMPLING = PoissonSampling(num_units=500, expected_batch_size=25)
+REFUSED = (NotPrivate, tf.errors.InvalidArgumentError)
+
+
+def rows(indices):
+    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+def optimizer_of(noise=1.0, **options):
+    settings = {"l2_norm_clip": 1.0, "expected_batch_size": 25, **({"noise_multiplier": noise} if noise else {})}
+    return tfdp_rec.DPSGD(0.01, name="private", **settings, **options)
+
+
+def model_of(optimizer=None, layer=None):
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, (layer or keras.layers.Dense(1))(inputs))
+    model.compile(optimizer or optimizer_of(), "mse", run_eagerly=True)
+    return model
+
+
+def train(model, steps, *callbacks, sampling=SAMPLING):
+    model.fit(sampling.batches(rows), steps_per_epoch=steps, verbose=0, callbacks=list(callbacks))
+
+
+def accountant_of(*models, **options):
+    accountant = Accountant(GaussianDpEvent(1.0), SAMPLING, DELTA, "rdp", **options)
+    for model in models:
+        accountant.follow(model)
+    return accountant
+
+
+def epsilon_of_steps(steps):
+    return accountant_of().epsilon(steps)
+
+
+# Receipts.
+
+
+def test_three_models_put_under_a_late_ledger_are_each_paid_for(tmp_path):
+    models = [model_of() for _ in range(3)]
+    for model in models:
+        train(model, 10)
+    accountant = accountant_of(*models, ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(Unaccounted, match="30 steps were made"):
+        accountant.epsilon()
+    accountant.pay_for_history()
+    assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 30
+    assert accountant.epsilon() == pytest.approx(epsilon_of_steps(30))
+
+
+def test_a_model_does_not_hide_behind_the_payments_of_another(tmp_path):
+    accountant, first, second = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of(), model_of()
+    train(first, 10, PrivacyBudget(accountant, TARGET))
+    train(second, 10)
+    accountant.follow(second)
+    with pytest.raises(Unaccounted, match="10 steps were made .* or another model made them"):
+        accountant.epsilon()
+
+
+def test_an_older_backup_is_noticed_by_a_model_whose_steps_another_model_equals(tmp_path):
+    path, older = tmp_path / "ledger.jsonl", tmp_path / "older.jsonl"
+    accountant, first, second = accountant_of(ledger=path), model_of(), model_of()
+    train(first, 5, PrivacyBudget(accountant, TARGET))
+    shutil.copy(path, older)
+    train(second, 5, PrivacyBudget(accountant, TARGET))
+    accountant.close()
+    again = accountant_of(second, ledger=older)
+    with pytest.raises(Unaccounted, match="5 steps were made"):
+        again.epsilon()
+
+
+def test_blocks_of_one_training_are_one_entry(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfdp_rec.spending.payments.BLOCK", 4)
+    accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
+    train(model, 10, PrivacyBudget(accountant, TARGET))
+    ((id, entry),) = model.privacy_history.snapshot().items()
+    assert entry.steps == 10 == accountant.payments.steps_of(id)
+    train(model, 3, PrivacyBudget(accountant, TARGET))
+    assert [entry.steps for entry in model.privacy_history.snapshot()] == [10, 3]
+    assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 13
+
+
+def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tmp_path):
+    from tfdp_rec.optimizers import Preselection
+
+    chosen = Preselection({"embedding/embeddings": [0, 2]}, noise_multiplier=20.0)
+    ids = keras.Input([1], dtype="int32")
+    accountant = accountant_of(ledger=tmp_path / "ledger.jsonl")
+    for _ in range(2):
+        table = keras.layers.Embedding(4, 2, name="embedding")
+        model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+        model.compile(
+            tfdp_rec.FEST(
+                0.1, preselection=chosen, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=25
+            ),
+            "mse",
+            run_eagerly=True,
+        )  # fmt: skip
+        batches = SAMPLING.batches(lambda i: (np.zeros([len(i), 1], np.int32), np.ones([len(i), 1], np.float32)))
+        model.fit(batches, steps_per_epoch=2, verbose=0, callbacks=[PrivacyBudget(accountant, TARGET)])
+    assert accountant.spent_besides == [(GaussianDpEvent(20.0), chosen.label)]
+    assert accountant.steps == 4
+
+
+# Ledgers and models of version 0.1.
+
+
+@pytest.fixture
+def version_1(tmp_path):
+    return Path(shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "version_1"))
+
+
+def test_files_of_version_1_load_and_their_payments_are_claimed_once(version_1):
+    """The ledger has paid for 7 steps, and 93 of their block came back."""
+    first, second = (keras.models.load_model(version_1 / "model.keras") for _ in range(2))
+    with accountant_of(ledger=version_1 / "ledger.jsonl").payments.ledger:
+        pass  # whose total needs no model
+    accountant = accountant_of(first, ledger=version_1 / "ledger.jsonl")
+    accountant.pay_for_history()
+    assert accountant.steps == 7 and accountant.epsilon() == pytest.approx(1.118204, abs=1e-5)  # what version 0.1 said
+    accountant.follow(second)
+    assert accountant.steps == 7  # one history, read twice
+    accountant.close()
+
+
+def test_another_model_of_version_1_does_not_claim_what_was_claimed(version_1):
+    accountant = accountant_of(keras.models.load_model(version_1 / "model.keras"), ledger=version_1 / "ledger.jsonl")
+    accountant.pay_for_history()
+    other = model_of()
+    old = Entry(GaussianDpEvent(1.0), 7, "drawn", SAMPLING.get_state(), 1, receipted=False)
+    other.privacy_history.add_entry(old, "0123456789abcdef")
+    accountant.follow(other)
+    with pytest.raises(Unaccounted, match="7 steps were made"):
+        accountant.epsilon()
+    accountant.pay_for_history()
+    assert accountant.steps == 14
+    accountant.close()
+
+
+# A history is the model's.
+
+
+@pytest.mark.parametrize("options", [{"compile": False}, {}])
+def test_a_model_is_loaded_with_its_history_compiled_or_not(tmp_path, options):
+    model = model_of()
+    train(model, 10)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", **options)
+    assert accountant_of(loaded).steps == 10
+    loaded.compile(optimizer_of(), "mse", run_eagerly=True)
+    train(loaded, 4)
+    assert accountant_of(loaded).steps == 14
+    beside = model_of(layer=loaded.layers[-1])
+    train(beside, 2)
+    assert accountant_of(beside).steps == 16
+
+
+def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
+    model, other = model_of(), model_of()
+    train(model, 10)
+    model.save_weights(tmp_path / "some.weights.h5")
+    inputs = keras.Input([2])
+    other = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    other.load_weights(tmp_path / "some.weights.h5")
+    assert accountant_of(other).steps == 10
+
+
+# Steps keep the price that they were made at.
+
+
+def test_steps_that_were_made_keep_their_noise_whoever_writes_the_variable(tmp_path):
+    quiet = model_of(optimizer_of(noise=4.0))
+    train(quiet, 1)
+    checkpoint = tf.train.Checkpoint(optimizer=quiet.optimizer).write(str(tmp_path / "quiet"))
+    model = model_of(optimizer_of(noise=0.5))
+    train(model, 10)
+    accountant = accountant_of(model)
+    before = accountant.epsilon()
+    tf.train.Checkpoint(optimizer=model.optimizer).restore(checkpoint)
+    assert model.optimizer.noise_multiplier == 4.0
+    assert accountant.epsilon() == before and accountant.runs() == [(GaussianDpEvent(0.5), 10)]
+    with pytest.raises(REFUSED, match="changed by restoring its variables"):
+        train(model, 1)
+    model.optimizer.noise_multiplier = model.optimizer.noise_multiplier
+    train(model, 2)
+    assert accountant.runs() == [(GaussianDpEvent(0.5), 10), (GaussianDpEvent(4.0), 2)]
+
+
+def test_every_setting_that_decides_the_price_is_watched():
+    own = {"contribution_clip": 1.0, "contribution_noise_multiplier": 5.0, "threshold": 5.0}
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 25}
+    for optimizer, names in (
+        (tfdp_rec.AdaFEST(0.1, **own, **settings), {"noise_multiplier", "contribution_noise_multiplier"}),
+        (optimizer_of(), {"noise_multiplier"}),
+    ):
+        before, watched = optimizer.dp_event(), set()
+        for variable in optimizer.variables:
+            if variable.dtype == "float64":
+                value = variable.numpy()
+                variable.assign(value * 3)
+                watched |= {variable.name.split("/")[-1]} if optimizer.dp_event() != before else set()
+                variable.assign(value)
+        assert watched == names and len(optimizer.price_settings) == len(names)
+
+
+# What no ε covers is said.
+
+
+def test_steps_of_an_ordinary_optimizer_after_private_training_are_said(tmp_path):
+    model = model_of()
+    train(model, 3)
+    accountant = accountant_of(model)
+    assert "Adam" not in accountant.statement()
+    model.compile("adam", "mse", run_eagerly=True)
+    model.fit(*rows(range(40)), batch_size=10, verbose=0)
+    assert "4 steps of Adam that were made after private training" in " ".join(accountant.statement().split())
+    with pytest.warns(UserWarning, match="trained for 4 steps of Adam after"):
+        model.export(tmp_path / "servable", verbose=False)
+    with pytest.warns(UserWarning, match="trained for 4 steps of Adam after"):
+        model.save(tmp_path / "model.keras")
+    again = accountant_of(keras.models.load_model(tmp_path / "model.keras"))
+    assert again.steps == 3 and "4 steps of Adam" in " ".join(again.statement().split())
+
+
+@pytest.mark.parametrize("first", ["trained before", "not trained before"])
+def test_the_model_that_was_made_private_says_its_own_steps(first):
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    x, y = rows(range(50))
+    if first == "trained before":
+        model.fit(x, y, batch_size=10, verbose=0)  # a graph that is older than the private training
+    with pytest.warns() if first == "trained before" else _nothing():
+        private = tfdp_rec.make_private(
+            model, (x, y), epsilon=3.0, batch_size=10, epochs=1, learning_rate=0.1, accountant="rdp"
+        )
+    model.fit(x, y, batch_size=25, verbose=0)  # before private training: not covered by its statement either way
+    private.fit(verbose=0)
+    assert "steps of Adam" not in private.statement()
+    model.fit(x, y, batch_size=10, verbose=0)
+    model.train_on_batch(x, y)
+    assert "6 steps of Adam" in " ".join(private.statement().split())
+
+
+class _nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        return False
+
+
+def test_steps_before_private_training_are_not_said():
+    model = model_of("adam")
+    train(model, 3)
+    model.compile(optimizer_of(), "mse", run_eagerly=True)
+    train(model, 2)
+    assert accountant_of(model).steps == 2 and "Adam" not in accountant_of(model).statement()
+
+
+# A plan is a limit.
+
+
+def plan_of(steps, **options):
+    return tfdp_rec.PrivatePlan(sampling=SAMPLING, epsilon=2.0, delta=DELTA, steps=steps, accountant="rdp", **options)
+
+
+def test_an_optimizer_that_took_a_plan_stops_with_it_in_fit():
+    plan = plan_of(20)
+    model = model_of(optimizer_of(noise=None, plan=plan))
+    model.fit(plan.batches(rows), steps_per_epoch=20, epochs=3, verbose=0)
+    assert plan.accountant.epsilon() <= 2.0 and 20 <= plan.accountant.steps <= 21
+
+
+def test_the_optimizers_of_a_plan_share_its_steps_in_loops_by_hand():
+    plan = plan_of(4)
+    first, second = (model_of(optimizer_of(noise=None, plan=plan)) for _ in range(2))
+    drawn = iter(plan.batches(rows))
+    for model in (first, second, first, second):
+        model.train_on_batch(next(drawn))
+    for model in (first, second):
+        with pytest.raises(REFUSED, match="privacy budget is spent"):
+            model.train_on_batch(next(drawn))
+    assert plan.accountant.steps == 4 and plan.accountant.epsilon() <= 2.0
+
+
+def test_after_a_fit_a_plan_leaves_what_it_has_left():
+    plan = plan_of(6)
+    model = model_of(optimizer_of(noise=None, plan=plan))
+    model.fit(plan.batches(rows), steps_per_epoch=4, verbose=0)
+    drawn = iter(plan.batches(rows))
+    for _ in range(2):
+        model.train_on_batch(next(drawn))
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        model.train_on_batch(next(drawn))
+    assert plan.accountant.steps == 6
+
+
+def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
+    plan = plan_of(6, ledger=tmp_path / "ledger.jsonl")
+    model = model_of(optimizer_of(noise=None, plan=plan))
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        model.train_on_batch(next(iter(plan.batches(rows))))
+    model.fit(plan.batches(rows), steps_per_epoch=2, verbose=0)
+    assert plan.accountant.steps == read(tmp_path / "ledger.jsonl").steps == 2
+
+
+# A statement of a ledger that is gone.
+
+
+def test_no_statement_says_that_a_ledger_paid_which_is_gone(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    accountant, model = accountant_of(ledger=path), model_of()
+    said = []
+
+    class Removes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            path.unlink(missing_ok=True)
+            with pytest.raises(BrokenLedger, match="removed, replaced or written to"):
+                accountant.statement()
+            said.append(batch)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(model, 3, PrivacyBudget(accountant, TARGET), Removes())
+    assert said == [0]
+
+
+# A budget looks again whenever something else than its own steps was done.
+
+
+def of_another_model(model, accountant):
+    other = optimizer_of()
+    accountant.follow(other)
+    other.privacy_history.add(other, Source(SAMPLING), 1)
+
+
+def of_shared_weights(model, accountant):
+    other = optimizer_of()
+    other.privacy_history.trains(model.trainable_variables)
+    other.privacy_history.add(other, Source(SAMPLING), 1)
+
+
+@pytest.mark.parametrize(
+    "else_done",
+    [
+        lambda model, accountant: setattr(model.optimizer, "noise_multiplier", 2.0),
+        lambda model, accountant: model.privacy_history.add(model.optimizer, Source(PoissonSampling(500, 50)), 1),
+        lambda model, accountant: model.privacy_history.add_entry(Entry(GaussianDpEvent(1.0), 1, BY_HAND, SAMPLING.get_state())),
+        lambda model, accountant: accountant.record(GaussianDpEvent(1.0), 1),
+        lambda model, accountant: accountant.spend(GaussianDpEvent(5.0), "counts"),
+        lambda model, accountant: model.privacy_history._begun.assign_add(1),
+        of_another_model,
+        of_shared_weights,
+    ],
+    ids=["noise", "another sampling", "elsewhere", "told", "spent", "begun again", "another model", "shared weights"],
+)
+def test_a_budget_looks_again_at_whatever_else_was_done(else_done, monkeypatch):
+    asked, accountant, model = [], accountant_of(), model_of()
+    refuse = Accountant.refuse
+
+    class Does(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                monkeypatch.setattr(Accountant, "refuse", lambda each: asked.append(1) or refuse(each))
+            if batch == 5:
+                assert not asked  # two steps of its own
+                else_done(model, accountant)
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 6:
+                assert asked
+
+    train(model, 8, PrivacyBudget(accountant, 100.0), Does())
+    assert asked and accountant.steps >= 8
+
+
+def test_entries_are_merged_by_the_larger_count():
+    one, two = Entries(), Entries()
+    for entries, steps in ((one, 5), (two, 7), (one, 6)):
+        entries.add(Entry(GaussianDpEvent(1.0), steps, BY_HAND), "same")
+    one.merge(two)
+    one.merge(two)
+    assert one.steps == 7 and Entries.loads(one.dumps()).steps == 7

@@ -1,0 +1,176 @@
+"""An expense is one entry with an id, which it keeps wherever it is written.
+
+Two sets of entries are merged id by id, the larger count winning:
+
+    merged[id] = max(one[id], other[id])
+
+so the order in which files are read does not matter, nor does a file that is read twice. A training that goes on from
+a file begins an entry of its own: two trainings that go on from one file are both counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from dp_accounting import DpEvent
+
+from tfdp_rec.privacy import events
+
+DRAWN, UNPROVEN, BY_HAND = "drawn", "unproven", "by hand"
+SAVED_AS = "privacy_history"  # name of the entries among a saved model's variables
+ORDINARY = "ordinary"  # steps of an optimizer that is not private: told in words, never priced
+_FORMAT = "tfdp_rec entries 2"
+
+
+class Changes:
+    """Number of changes to what was spent, other than a step, that were made in this process: while it stays the same,
+    nothing but steps has happened.
+    """
+
+    made = 0
+
+
+def new_id() -> str:
+    """An id that no other entry has."""
+    return secrets.token_hex(8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Training steps of one kind, or one other use of the data.
+
+    Attributes:
+        event: Event of one step on its batch; of the whole use, if it is no step.
+        steps: Number of steps that were begun; 1 for a use that is no step.
+        origin: DRAWN if every batch carried the proof of its draw, BY_HAND if the caller said so, ORDINARY for steps of
+            an optimizer that is not private, else UNPROVEN.
+        sampling: `Sampling.get_state()` of the sampling that drew the batches; None if it is not known.
+        begun: Number of times the sampling's batches were iterated anew for these steps.
+        void: Reason why these steps have no guarantee; empty if they have one.
+        label: Name of a use of the data that is no private step, such as "popularity counts"; empty for steps.
+        receipted: Whether the id may stand in a ledger. Entries of versions before 0.3 have ids that no ledger has.
+    """
+
+    event: DpEvent
+    steps: int
+    origin: str
+    sampling: dict[str, Any] | None = None
+    begun: int = 0
+    void: str = ""
+    label: str = ""
+    receipted: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as JSON-able dicts."""
+        return {**dataclasses.asdict(self), "event": events.to_json(self.event)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Entry:
+        """The inverse of `to_json`."""
+        return cls(**{**fields, "event": events.from_json(fields["event"])})
+
+    @property
+    def kind(self) -> Entry:
+        """The entry without its numbers: equal for steps that cost the same."""
+        return dataclasses.replace(self, steps=0, begun=0)
+
+
+class Entries:
+    """Entries by id, in the order in which they were added.
+
+    Example:
+        >>> import dp_accounting
+        >>> carried, copy = Entries(), Entries()
+        >>> id = carried.add(Entry(dp_accounting.GaussianDpEvent(1.0), 5, BY_HAND))
+        >>> for _ in range(2):
+        ...     copy.merge(carried)
+        >>> copy.steps
+        5
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def items(self) -> Iterable[tuple[str, Entry]]:
+        """(id, entry) pairs."""
+        return self._by_id.items()
+
+    @property
+    def steps(self) -> int:
+        """Number of training steps in all entries."""
+        return sum(entry.steps for entry in self if not entry.label)
+
+    def steps_of(self, id: str) -> int:
+        """Number of steps of one entry; 0 if there is none with this id."""
+        return self._by_id[id].steps if id in self._by_id else 0
+
+    def add(self, entry: Entry, id: str | None = None) -> str:
+        """Adds an entry unless one with this id has at least as many steps; returns the id."""
+        id = id or new_id()
+        if self.steps_of(id) < entry.steps or id not in self._by_id:
+            self._by_id[id] = entry
+        return id
+
+    def extend(self, id: str, entry: Entry) -> None:
+        """Adds steps to the entry with this id, or makes it."""
+        before = self._by_id.get(id)
+        if before is None:
+            self._by_id[id] = entry
+        else:
+            steps, begun = before.steps + entry.steps, before.begun + entry.begun
+            self._by_id[id] = dataclasses.replace(entry, steps=steps, begun=begun)
+
+    def merge(self, other: Entries) -> None:
+        """Adds every entry of `other`."""
+        for id, entry in other.items():
+            self.add(entry, id)
+
+    def dumps(self) -> str:
+        """The entries as JSON text, which holds no key of any noise and no sampled unit."""
+        return json.dumps({"format": _FORMAT, "entries": [[id, e.to_json()] for id, e in self.items()]})
+
+    def to_array(self) -> np.ndarray:
+        """`dumps` as bytes, for a store of variables."""
+        return np.frombuffer(self.dumps().encode(), np.uint8)
+
+    @classmethod
+    def from_array(cls, saved: Any) -> Entries:
+        """The inverse of `to_array`."""
+        return cls.loads(bytes(np.asarray(saved)).decode())
+
+    @property
+    def ordinary(self) -> dict[str, int]:
+        """Number of steps, by optimizer, that were made without privacy on weights that had been trained privately."""
+        found = Counter[str]()
+        for entry in self:
+            found[entry.label] += entry.steps if entry.origin == ORDINARY else 0
+        return dict(+found)
+
+    @classmethod
+    def loads(cls, text: str) -> Entries:
+        """The inverse of `dumps`; also reads what versions before 0.3 wrote.
+
+        Raises:
+            ValueError: The text is not that of entries.
+        """
+        found = cls()
+        try:
+            saved = json.loads(text)
+            for id, fields in saved if isinstance(saved, list) else saved["entries"]:
+                entry = Entry.from_json(fields)
+                found.add(dataclasses.replace(entry, receipted=False) if isinstance(saved, list) else entry, id)
+        except (TypeError, KeyError, AttributeError) as problem:
+            raise ValueError(f"This is not the privacy history of a model: {problem}.") from problem
+        return found

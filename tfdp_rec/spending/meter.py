@@ -1,0 +1,411 @@
+"""Counts the steps of a model in the graph of each step, before the step writes anything.
+
+    step -> may one more be made?  -> counted, by optimizer and by where its batch came from -> noise, update
+
+A step that is cut short was counted. Each count is an entry (`entries.py`) with an id and with the event that its
+steps were made with: a change of the optimizer's settings ends the entry and begins another. The entries are saved
+with the model. Under a ledger an entry has the id of the payment that it uses: it is a receipt.
+
+Keras restores an optimizer's `iterations` in more ways than this package knows. They are the check: steps that they
+tell of and no entry describes make every accountant silent.
+
+Models share layers. A variable remembers the meters whose steps have trained it:
+
+    spent(model) = own entries ∪ spent(m) for every meter m that trained one of the model's variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from dp_accounting import DpEvent, NoOpDpEvent
+
+from tfdp_rec.demands import demand
+from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+
+_NO_LIMIT = 2**62
+_KINDS = 4  # counters that most models need: a variable made while a step is traced has it traced twice
+_SETTINGS = 2  # settings of an optimizer that decide what its step costs, at most
+_TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
+
+SPENT = "The privacy budget is spent"
+_NO_MORE = (
+    f"Refused batch: {SPENT}: a step more would exceed what PrivacyBudget or the optimizer's plan allows. Train on "
+    "with a PrivacyBudget of a larger target, or with more noise. A callback that changes the noise within a fit must "
+    "stand before PrivacyBudget in callbacks.\n"
+)
+_OTHER = (
+    "Refused batch: the model was compiled with another optimizer since this step was, or a PrivacyBudget is kept for "
+    "steps on the batches of its fit, and this one is of another origin or another optimizer, whose steps may cost "
+    "more. Train with the model as it is compiled now, after that fit, under a budget of its own.\n"
+)
+_REPRICED = (
+    "Refused batch: the optimizer's noise was changed by restoring its variables, so that this step would cost "
+    "something else than is counted. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
+    "noise: optimizer.noise_multiplier = optimizer.noise_multiplier.\n"
+)
+
+
+class Meter:
+    """What the steps of one model have spent.
+
+    Args:
+        optimizer: Optimizer that makes the steps; it has `dp_event()`, `price_settings`, `iterations` and `noise`.
+            None for a model that was loaded and not compiled.
+
+    Attributes:
+        followed: Whether an accountant follows this meter, or the user was told that none does.
+    """
+
+    def __init__(self, optimizer: Any = None):
+        self.followed = False
+        self._closed, self._counters = Entries(), dict[Any, Counter]()
+        self._parts: list[Meter] = []
+        self._weights: list[keras.Variable] = []
+        self._joined: Meter | None = None
+        self._optimizer, self._present = optimizer, optimizer
+        self._earlier = 0  # steps that the present optimizer's `iterations` do not tell of
+        self._id = new_id()
+        self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
+        self._budget: tuple[Any, Any] | None = None  # optimizer and sampling state that a budget was priced for
+        self._receipt: tuple[Any, Any, str] | None = None  # optimizer, sampling state, id of the payment in use
+        self._spare = [_variables() for _ in range(_KINDS)]
+
+    # In the graph of a step.
+
+    def count(self, optimizer: Any, source: Source) -> list[Any]:
+        """Operations that count a step; the step waits for them.
+
+        Args:
+            optimizer: Optimizer that makes the step.
+            source: Source of its batch.
+        """
+        counter = self._counter(optimizer, source)
+        gate = demand(self._made < self._limit, _NO_MORE)
+        gate += demand(counter.allowed > 0, _OTHER)
+        gate += demand(counter.price_now() == counter.price, _REPRICED)
+        limit = getattr(optimizer, "step_limit", None)
+        if limit is not None:
+            gate += demand(limit.allows(), _NO_MORE)
+        with tf.control_dependencies(gate):
+            begins = tf.cast(source.begins, tf.int64)
+            counted = [
+                self._made.assign_add(1),
+                self._begun.assign_add(begins),
+                counter.steps.assign_add(1),
+                counter.begun.assign_add(begins),
+            ]
+            return counted if limit is None else [*counted, limit.made.assign_add(1)]
+
+    def count_ordinary(self, optimizer: Any) -> list[Any]:
+        """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
+        key = (id(optimizer), ORDINARY)
+        if key not in self._counters:
+            self._counters[key] = Counter(optimizer, None, "", self._variables(), ORDINARY, type(optimizer).__name__)
+            Changes.made += 1
+        return [self._counters[key].steps.assign_add(1)]
+
+    def _counter(self, optimizer: Any, source: Source) -> Counter:
+        void = void_of(optimizer, source)
+        name = source.sampling.name if source.sampling else None
+        key = (id(optimizer), name, void)
+        if key not in self._counters:
+            state = source.sampling.get_state() if source.sampling else None
+            origin = UNPROVEN if state is None else DRAWN
+            counter = Counter(optimizer, state, void, self._variables(), origin)
+            self._counters[key] = counter
+            if self._receipt is not None and self._receipt[:2] == (optimizer, state) and not void:
+                counter.id = self._receipt[2]
+            self._allow_or_refuse(counter)
+            Changes.made += 1
+        return self._counters[key]
+
+    def _variables(self) -> list[tf.Variable]:
+        return self._spare.pop() if self._spare else _variables()
+
+    # Between steps: what is counted.
+
+    def add(self, optimizer: Any, source: Source, steps: int) -> None:
+        """Counts steps that were made elsewhere, such as on the workers of a cluster."""
+        self._counter(optimizer, source).steps.assign_add(steps)
+        self._made.assign_add(steps)
+        Changes.made += 1
+
+    def add_entry(self, entry: Entry, id: str | None = None) -> None:
+        """Adds steps that were counted elsewhere."""
+        self._closed.add(entry, id)
+        Changes.made += 1
+
+    def take(self, entries: Entries) -> None:
+        """Adds what was read from a file."""
+        self._closed.merge(entries)
+        self.restored()
+
+    def restored(self) -> None:
+        """Call when the optimizer's `iterations` were read from a file: other optimizers may have made the rest."""
+        if self._optimizer is not None:
+            self._earlier = max(0, self._own_steps - int(self._optimizer.iterations.numpy()))
+        Changes.made += 1
+
+    @contextlib.contextmanager
+    def repricing(self, optimizer: Any) -> Iterator[None]:
+        """For a change of what a step of `optimizer` costs: steps made before it keep their event."""
+        own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
+        for counter in own:
+            counter.close(self._closed)
+        if self._budget is not None:
+            self._limit.assign(self._made)  # until the budget has priced the next step
+        try:
+            yield
+        finally:
+            for counter in own:
+                counter.open()
+            Changes.made += 1
+
+    def use_receipt(self, optimizer: Any, sampling: dict[str, Any] | None, id: str) -> None:
+        """Has steps from now on counted under the id of the payment that pays for them.
+
+        Args:
+            optimizer: Optimizer that makes them.
+            sampling: State of the sampling that draws their batches; None if none does.
+            id: Id of the payment; a new one if empty.
+        """
+        self._receipt = (optimizer, sampling, id) if id else None
+        for counter in self._counters.values():
+            if (counter.optimizer, counter.sampling) == (optimizer, sampling) and not counter.void:
+                if counter.id != id:
+                    counter.close(self._closed)
+                    counter.id = id or new_id()
+        Changes.made += 1
+
+    # What was counted.
+
+    def snapshot(self) -> Entries:
+        """All entries as they stand, of all meters whose steps are in the model's weights."""
+        found = Entries()
+        for meter in self._kin():
+            meter._write(found)
+        return found
+
+    def _write(self, found: Entries) -> None:
+        found.merge(self._closed)
+        for counter in self._counters.values():
+            counter.write(found)
+        private = {id(c.optimizer): c.optimizer for c in self._counters.values() if int(c.steps.numpy())}
+        for optimizer in private.values():
+            for event, label in getattr(optimizer, "events_before_training", list)():
+                found.add(Entry(event, 1, DRAWN, label=label), f"{self._id}: {label}")
+
+    @property
+    def _own_steps(self) -> int:
+        """Steps of this meter and its parts, without those of others on shared weights."""
+        found, ahead = Entries(), [self]
+        while ahead:
+            meter = ahead.pop()
+            meter._write(found)
+            ahead += meter._parts
+        return found.steps
+
+    @property
+    def undescribed(self) -> int:
+        """Number of steps that the `iterations` of optimizers tell of and no entry describes."""
+        return sum(meter._undescribed for meter in self._kin() if meter._joined is None)
+
+    @property
+    def _undescribed(self) -> int:
+        if self._optimizer is None:
+            return 0
+        return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._earlier))
+
+    # Meters that belong together.
+
+    def trains(self, variables: Iterable[keras.Variable]) -> None:
+        """Declares the variables that the steps write: a model that has one of them has spent these steps too."""
+        variables = list(variables)
+        for variable in variables:
+            if not any(self is known for known in meters_of(variable)):
+                vars(variable).setdefault(_TRAINED_BY, []).append(self)
+        self.rests_on(variables)
+        if any(meter._budget is not None for meter in self._kin() if meter is not self):
+            self._limit.assign(self._made)  # a budget is kept for these weights already
+
+    def rests_on(self, variables: Iterable[keras.Variable]) -> None:
+        """Declares the weights of the model, frozen ones too: others may train them, now or later."""
+        known = {id(variable) for variable in self._weights}
+        self._weights += [variable for variable in variables if id(variable) not in known]
+        Changes.made += 1
+
+    def _kin(self) -> list[Meter]:
+        """This meter, its parts, and the whole meters of all models that trained the same variables."""
+        found, ahead = dict[int, Meter](), [self]
+        while ahead:
+            meter = ahead.pop()
+            if id(meter) in found:
+                continue
+            found[id(meter)] = meter
+            ahead += meter._parts
+            ahead += [each.whole for variable in meter._weights for each in meters_of(variable)]
+        return list(found.values())
+
+    def join(self, optimizer: Any, part: Meter) -> None:
+        """Goes on with another optimizer.
+
+        Args:
+            optimizer: Optimizer that makes the steps from now on.
+            part: Meter of that optimizer so far; becomes a part of this one.
+        """
+        self._earlier = self._own_steps
+        self._parts.append(part)
+        self._optimizer = optimizer
+        part._joined, self.followed = self, self.followed or part.followed
+        Changes.made += 1
+
+    def goes_on_under(self, optimizer: Any) -> None:
+        """Refuses steps of other optimizers from now on: the model was compiled with this one."""
+        self._present = optimizer
+        for counter in self._counters.values():
+            self._allow_or_refuse(counter)
+
+    @property
+    def whole(self) -> Meter:
+        """The model's meter, once this one has joined it: an accountant that follows an optimizer follows its model."""
+        return self if self._joined is None else self._joined.whole
+
+    # Limits.
+
+    def allow(self, steps: int | None, optimizer: Any = None, sampling: dict[str, Any] | None = None) -> None:
+        """Sets how many steps more may be made; none by other meters on shared weights.
+
+        Args:
+            steps: Number of steps that a budget has left; None for no limit.
+            optimizer: Optimizer whose steps were priced.
+            sampling: State of the sampling whose batches were priced; None for batches without a proof.
+        """
+        for meter in self._kin():
+            left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
+            meter._limit.assign(left)
+        self._budget = None if steps is None else (optimizer, sampling)
+        for counter in self._counters.values():
+            self._allow_or_refuse(counter)
+
+    @property
+    def made(self) -> int:
+        """Number of steps that were counted in this process."""
+        return int(self._made.numpy())
+
+    @property
+    def begun(self) -> int:
+        """Number of times that batches were iterated anew in this process."""
+        return int(self._begun.numpy())
+
+    def _allow_or_refuse(self, counter: Counter) -> None:
+        optimizer, sampling = self._budget or (self._present, counter.sampling)
+        priced = counter.optimizer is optimizer and counter.sampling == sampling
+        with tf.init_scope():
+            counter.allowed.assign(int(priced and not (self._budget and counter.void)))
+
+
+@dataclasses.dataclass
+class Counter:
+    """An entry that still grows.
+
+    Attributes:
+        optimizer: Optimizer that makes the steps.
+        sampling: State of the sampling that draws the batches.
+        void: Reason why the steps have no guarantee.
+        variables: Steps, times the batches were begun, whether a step is allowed, and the settings it was priced by.
+        origin: As in `Entry`.
+        label: As in `Entry`.
+    """
+
+    optimizer: Any
+    sampling: dict[str, Any] | None
+    void: str
+    variables: dataclasses.InitVar[list[tf.Variable]]
+    origin: str
+    label: str = ""
+
+    def __post_init__(self, variables: list[tf.Variable]) -> None:
+        self.steps, self.begun, self.allowed, self.price = variables
+        self.written = 0, 0
+        self.open()
+
+    def open(self) -> None:
+        """Begins an entry at the present price."""
+        self.id = new_id()
+        with tf.init_scope():
+            self.event: DpEvent = NoOpDpEvent() if self.origin == ORDINARY else self.optimizer.dp_event()
+            self.price.assign(self.price_now())
+
+    def price_now(self) -> tf.Tensor:
+        """The settings that decide what a step costs, `[_SETTINGS]`, the last ones 0 where there are fewer."""
+        settings = [] if self.origin == ORDINARY else [tf.identity(each) for each in self.optimizer.price_settings]
+        return tf.stack([*settings, *[tf.zeros([], tf.float64)] * (_SETTINGS - len(settings))])
+
+    def write(self, entries: Entries) -> tuple[int, int]:
+        """Adds the entry as it stands; returns all that was counted."""
+        now = int(self.steps.numpy()), int(self.begun.numpy())
+        steps, begun = now[0] - self.written[0], now[1] - self.written[1]
+        if steps:
+            entry = Entry(self.event, steps, self.origin, self.sampling, begun, self.void, self.label)
+            entries.add(entry, self.id)
+        return now
+
+    def close(self, entries: Entries) -> None:
+        """Ends the entry."""
+        self.written, self.id = self.write(entries), new_id()
+
+
+class StepLimit:
+    """A number of steps that several optimizers may make together, whichever way they are run.
+
+    Args:
+        most: Number of steps.
+    """
+
+    def __init__(self, most: int):
+        self.made, self.most = _number(0), _number(most)
+
+    def allows(self) -> tf.Tensor:
+        """Whether one more step may be made."""
+        return self.made < self.most
+
+    def __deepcopy__(self, memo: Any) -> StepLimit:
+        return self  # a copied optimizer makes steps of the same number
+
+    def set_left(self, steps: int | None) -> None:
+        """Sets how many steps more may be made; None for any number."""
+        self.most.assign(_NO_LIMIT if steps is None else self.made + steps)
+
+
+def meters_of(variable: keras.Variable) -> list[Meter]:
+    """The meters whose steps have trained a variable."""
+    return vars(variable).get(_TRAINED_BY, [])
+
+
+def _number(value: int) -> tf.Variable:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(value, dtype=tf.int64, trainable=False)
+
+
+def _variables() -> list[tf.Variable]:
+    with tf.init_scope(), tf.device("CPU:0"):
+        price = tf.Variable(tf.zeros([_SETTINGS], tf.float64), trainable=False)
+    return [_number(0), _number(0), _number(1), price]
+
+
+def void_of(optimizer: Any, source: Source) -> str:
+    """The reason why a step of this optimizer on such a batch has no guarantee; empty if it has one."""
+    reasons = []
+    if source.seeded:
+        reasons.append("the batches were drawn with a seed (leave out seed= in sampling.batches)")
+    noise = getattr(optimizer, "noise", None)
+    if noise is not None and not vars(type(noise)).get("secret", False):
+        reasons.append(f"the noise came from {type(noise).__name__}, which can be computed again (leave out noise=)")
+    return " and ".join(reasons)

@@ -1,0 +1,296 @@
+"""How training steps are paid for in a ledger: in blocks, before they are made.
+
+A block has the id of the entry that the model counts its steps under, so that the model's entries are receipts. What
+is left of a block is given back when no step of it will be made; a crash leaves the whole block spent.
+
+Planned noise is paid for as a whole, before its first step:
+
+    price of a part  =  nothing, where it goes on from where the plan was left or last kept;  else the plan's event
+
+A part is the stretch of a plan that one process makes (`optimizers/correlated.py`). A checkpoint *keeps* the plan by a
+note in the ledger; a note counts for the payment before it alone. A part that begins elsewhere is a fork and pays
+again: what was released of the first part may hold other noise for the same steps. That is so for the copy of an
+older checkpoint, for a checkpoint from which another part has gone on already, and for a part that continues after
+another part has gone on from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting
+from dp_accounting import DpEvent, SelfComposedDpEvent
+
+from tfdp_rec.privacy import events
+from tfdp_rec.privacy.events import PlannedDpEvent
+from tfdp_rec.privacy.sampling import PoissonSampling, Sampling
+from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Entries, Entry, new_id
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.ledger_lines import BrokenLedger, Paid
+
+BLOCK = 100  # steps that a crash costs at most, for one sync of the disk
+_KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
+_CLAIMED = "payment claimed"  # label of a note: the entry that a payment without an id was for
+_FROM = "from"  # setting of a payment: the step of the plan that it begins with
+
+Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
+
+
+def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
+    """Raises for steps that are neither paid for one by one nor planned.
+
+    Args:
+        event: Event of a step.
+        sampling: Sampling that draws its batch.
+
+    Raises:
+        ValueError: The steps cannot be paid for in blocks.
+    """
+    if not isinstance(event, PlannedDpEvent) and not isinstance(sampling, PoissonSampling):
+        raise ValueError(
+            f"{type(sampling).__name__} does not pay for steps one by one, which is what an accountant's ledger is "
+            "paid in: use PoissonSampling, or noise that is planned (LazyDPFTRL) in a FixedOrder, or pay for whole "
+            "epochs by hand: ledger.pay(event, attempts=epochs)."
+        )
+
+
+class Payments:
+    """The payments for the steps of one sampling, and all else that their ledger holds.
+
+    Args:
+        ledger: Ledger that was opened for the sampling's unit and adjacency.
+        sampling: Sampling whose steps are paid for.
+
+    Raises:
+        BrokenLedger: The ledger counts for another unit or adjacency.
+    """
+
+    def __init__(self, ledger: Ledger, sampling: Sampling):
+        if (ledger.unit, ledger.adjacency) != (sampling.unit, sampling.adjacency):
+            raise BrokenLedger(
+                f"{ledger.path} counts for one {ledger.unit} ({ledger.adjacency}), and the sampling for one "
+                f"{sampling.unit} ({sampling.adjacency}): open the ledger for what is sampled."
+            )
+        self.ledger, self._sampling = ledger, sampling
+        self._read = 0, list[Line]()
+
+    # Paying.
+
+    def pay_once(self, event: DpEvent, label: str) -> None:
+        """Pays for one use of all data that is no step."""
+        self.ledger.pay(event, label=label, settings={"sampling": None})
+
+    def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
+        """Pays for steps on this sampling's batches.
+
+        Args:
+            event: Event of one step on its batch.
+            steps: Number of steps.
+            id: Id of the entry that they are more of; a new one if empty.
+
+        Returns:
+            The id.
+        """
+        refuse_unpayable(event, self._sampling)
+        id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        if isinstance(event, PlannedDpEvent):
+            price, first = self._price_of_plan(event)
+            self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
+        else:
+            step = self._sampling.compose_history([(event, 1)])
+            assert isinstance(step, SelfComposedDpEvent)
+            self.ledger.pay(step.event, steps, "training", settings, steps, id=id)
+        return id
+
+    def give_back(self, id: str, steps: int) -> None:
+        """Gives back steps of an entry that this process paid for and will not make."""
+        for paid in reversed([paid for paid in self.ledger.paid if paid.id == id]):
+            left = min(steps, paid.steps)
+            if left:
+                entry = _steps_of(paid)
+                planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
+                unbegun = left == self.ledger.chain.lines[paid.number]["steps"]
+                attempts = int(unbegun) if planned else left  # of a plan that was begun no price comes back
+                self.ledger.give_back(paid.number, attempts, left)
+                steps -= left
+
+    def keep(self, event: DpEvent, made: int) -> None:
+        """Notes that a checkpoint holds a plan as it stands, after so many steps of the event's part."""
+        if isinstance(event, PlannedDpEvent):
+            self.ledger.note(_KEPT, {"plan": event.plan, "part": event.part, "step": event.start + made})
+
+    # Reading.
+
+    def entries(self) -> Entries:
+        """All steps that were paid for, under whichever sampling, without those that a plan's fork has replaced."""
+        found = Entries()
+        for paid, entry in self._lines():
+            if entry is not None and paid.steps:
+                found.extend(paid.id or f"line {paid.number}", dataclasses.replace(entry, steps=paid.steps))
+        return found
+
+    def others(self) -> list[tuple[DpEvent, str]]:
+        """(event, label) of all payments but those for steps under this sampling."""
+        mine = self._sampling.get_state()
+        return [
+            (paid.event if paid.attempts == 1 else SelfComposedDpEvent(paid.event, paid.attempts), paid.label)
+            for paid, entry in self._lines()
+            if entry is None or entry.sampling != mine
+        ]
+
+    def steps_of(self, id: str) -> int:
+        """Number of steps that were paid for under an id."""
+        return sum(paid.steps for paid in self.ledger.paid if paid.id == id)
+
+    def unpaid(self, carried: Entries) -> dict[str, int]:
+        """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
+        paid = Counter[str]()
+        for each in self.ledger.chain.payments.values():
+            paid[each.id] += each.steps
+        for id, steps in self._claims().items():
+            paid[id] += steps
+        # A use before training has its content in its label (`Preselection.label`), which identifies it.
+        once = Counter[str]()
+        for each in self.ledger.paid:
+            once[_use(each.event, each.label)] += 0 if each.steps else each.attempts
+        owed = {
+            id: entry.steps - (once[_use(entry.event, entry.label)] if entry.label else paid[id])
+            for id, entry in carried.items()
+            if entry.origin != ORDINARY
+        }
+        return {id: steps for id, steps in owed.items() if steps > 0}
+
+    def pay_for(self, carried: Entries) -> None:
+        """Pays for all that models carry and this ledger has not paid for."""
+        for id, steps in self.unpaid(carried).items():
+            entry = dict(carried.items())[id]
+            if entry.label:
+                self.pay_once(entry.event, entry.label)
+                continue
+            state = self._sampling.get_state() if entry.origin == UNPROVEN else entry.sampling
+            if not entry.receipted:
+                steps -= self._claim(id, dataclasses.replace(entry, steps=steps, sampling=state))
+            if steps:
+                assert state is not None
+                Payments(self.ledger, Sampling.from_state(state)).pay_steps(entry.event, steps, id)
+
+    # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
+
+    def _claim(self, id: str, entry: Entry) -> int:
+        lines = [paid for paid, steps in self._lines() if not paid.id and _alike(steps, entry)]
+        free = Counter({paid.number: paid.steps for paid in lines})
+        for note in self._notes(_CLAIMED):
+            free[note["line"]] -= note["steps"]
+        claimed = 0
+        for line, left in free.items():
+            taken = max(0, min(left, entry.steps - claimed))
+            if taken:
+                self.ledger.note(_CLAIMED, {"line": line, "entry": id, "steps": taken})
+                claimed += taken
+        return claimed
+
+    def _claims(self) -> Counter[str]:
+        claims = Counter[str]()
+        for note in self._notes(_CLAIMED):
+            claims[note["entry"]] += note["steps"]
+        return claims
+
+    def _notes(self, label: str) -> list[dict[str, Any]]:
+        lines = [line for line in self.ledger.chain.lines if line["kind"] == "note" and line["label"] == label]
+        return [{**line["settings"], "number": line["number"]} for line in lines]
+
+    def _lines(self) -> list[Line]:
+        lines = len(self.ledger.chain.lines)
+        if self._read[0] != lines:
+            self._read = lines, self._cut([(paid, _steps_of(paid)) for paid in self.ledger.paid])
+        return self._read[1]
+
+    # Plans.
+
+    def _price_of_plan(self, event: PlannedDpEvent) -> tuple[DpEvent, int]:
+        """What more of a part costs, and the step of the plan that it begins with."""
+        lines = [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == event.plan]
+        parts = [entry for _, entry in lines]
+        first = event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)
+        # The last part to begin, or none: another that began since may have been released without a note.
+        latest = _part(parts[-1]) if parts else None
+        left = latest == event.after and (event.after, event.start) in (
+            _end(parts), self._kept(event.plan, since=lines[-1][0].number if lines else 0),
+        )  # fmt: skip
+        goes_on = bool(parts) and (latest == event.part or left)
+        return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
+
+    def _cut(self, lines: Sequence[Line]) -> list[Line]:
+        """Ends a part where another went on from it, and a part of an ended process where it was last kept: steps that
+        were paid for beyond that were not made, or are lost.
+        """
+        found = list(lines)
+        last: dict[str, int] = {}  # place of a plan's last payment
+        for place, (paid, entry) in enumerate(lines):
+            if entry is None or not (plan := _plan(entry)):
+                continue
+            if plan in last and paid.event == dp_accounting.NoOpDpEvent():
+                found[last[plan]] = _up_to(int(paid.settings[_FROM]), *found[last[plan]])
+            last[plan] = place
+        for plan, place in last.items():
+            paid, entry = found[place]
+            kept = self._kept(plan, paid.number)
+            if kept and paid.session != self.ledger.session and kept[0] == _part(entry):
+                found[place] = _up_to(kept[1], paid, entry)
+        return found
+
+    def _kept(self, plan: str, since: int) -> tuple[str, int] | None:
+        """The part and step that a checkpoint has kept since a payment."""
+        own = [note for note in self._notes(_KEPT) if note["plan"] == plan and note["number"] > since]
+        return (own[-1]["part"], own[-1]["step"]) if own else None
+
+
+def _steps_of(paid: Paid) -> Entry | None:
+    """The steps that a payment is for, if it says so and they cost what was paid."""
+    step, state = paid.settings.get("step"), paid.settings.get("sampling")
+    if not step or not state:
+        return None
+    event = events.from_json(step)
+    if isinstance(event, PlannedDpEvent):
+        fits = paid.attempts == 1 and paid.event in (event.event, dp_accounting.NoOpDpEvent())
+    else:
+        price = Sampling.from_state(state).compose_history([(event, 1)])
+        fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
+    return Entry(event, paid.steps, DRAWN, dict(state)) if fits else None
+
+
+def _use(event: DpEvent, label: str) -> str:
+    return json.dumps([events.to_json(event), label])
+
+
+def _alike(paid: Entry | None, entry: Entry) -> bool:
+    return paid is not None and (paid.event, paid.sampling) == (entry.event, entry.sampling)
+
+
+def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:
+    assert entry is not None
+    least = int(paid.event != dp_accounting.NoOpDpEvent())  # a price that was paid counts, with no step of it left too
+    steps = max(least, min(entry.steps, step - int(paid.settings[_FROM])))
+    return dataclasses.replace(paid, steps=steps), dataclasses.replace(entry, steps=steps)
+
+
+def _plan(entry: Entry) -> str:
+    return entry.event.plan if isinstance(entry.event, PlannedDpEvent) else ""
+
+
+def _part(entry: Entry | None) -> str:
+    assert entry is not None and isinstance(entry.event, PlannedDpEvent)
+    return entry.event.part
+
+
+def _end(parts: Sequence[Entry]) -> tuple[str, int] | None:
+    """The part that a plan's last payment is for, and the step that it comes to."""
+    if not parts:
+        return None
+    event = parts[-1].event
+    assert isinstance(event, PlannedDpEvent)
+    return event.part, event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)

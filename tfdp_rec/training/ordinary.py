@@ -1,0 +1,65 @@
+"""Steps of ordinary optimizers on weights that were trained privately: counted, and told in statements and at export.
+
+No ε covers them, unless they are made on public data. They are counted in the graph of the step, so the step must be
+traced after the first private step on its weights: `count_ordinary_steps_of` has it traced anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+
+from tfdp_rec.spending.meter import Meter, meters_of
+
+
+def meters_on(model: Any) -> list[Meter]:
+    """The meters whose steps have trained a trainable variable of the model."""
+    found = {id(each.whole): each.whole for v in model.trainable_variables for each in meters_of(v)}
+    return list(found.values())
+
+
+def count_ordinary_step(model: Any) -> None:
+    """Counts a step of the model's own optimizer, in the graph of the step."""
+    for meter in meters_on(model):
+        meter.count_ordinary(model.optimizer)
+
+
+def count_ordinary_steps_of(model: Any) -> None:
+    """Has the training step traced anew if other models began to train its weights privately since it was traced."""
+    if not model.built or getattr(model, "is_private", False):
+        return
+    known = [id(meter) for meter in meters_on(model)]
+    if known != vars(model).get("_counted_by", []):
+        vars(model)["_counted_by"] = known
+        model.train_function = None
+
+
+def watch(model: keras.Model) -> None:
+    """Has an ordinary Keras model, whose layers another model trains privately, count its steps from now on."""
+    train_step, fit, train_on_batch = model.train_step, model.fit, model.train_on_batch
+
+    def counted_step(*args: Any, **kwargs: Any) -> Any:
+        count_ordinary_step(model)
+        return train_step(*args, **kwargs)
+
+    def counted(train: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            count_ordinary_steps_of(model)
+            return train(*args, **kwargs)
+
+        return run
+
+    vars(model).update(train_step=counted_step, fit=counted(fit), train_on_batch=counted(train_on_batch))
+    model.train_function = None
+
+
+def warn_of_ordinary_steps(meter: Meter | None) -> None:
+    """Warns that a model that leaves training has steps that no ε covers."""
+    for name, steps in (meter.snapshot().ordinary if meter is not None else {}).items():
+        warnings.warn(
+            f"The model was trained for {steps} steps of {name} after it was trained privately. No epsilon covers "
+            "these, unless they were made on public data.",
+            stacklevel=4,
+        )
