@@ -51,14 +51,14 @@ class Weighted(Mapping[str, Gradient]):
     Args:
         collected: variable path -> the factors of its per-example gradients.
         weights: w, `[batch]`.
-        depth: how exactly they must be added up.
+        depths: variable path -> how exactly its sum must be added up.
     """
 
-    def __init__(self, collected: Factors, weights: tf.Tensor, depth: sums.Depth):
-        self._collected, self._weights, self._depth = collected, weights, depth
+    def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, sums.Depth]):
+        self._collected, self._weights, self._depths = collected, weights, depths
 
     def __getitem__(self, path: str) -> Gradient:
-        return together.weighted_sum(self._collected[path], self._weights, self._depth)
+        return together.weighted_sum(self._collected[path], self._weights, self._depths[path])
 
     def __contains__(self, path: object) -> bool:
         return path in self._collected  # or asking would add up
@@ -72,7 +72,7 @@ class Weighted(Mapping[str, Gradient]):
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         scaled = tf.cast(scale, self._weights.dtype) * self._weights
-        return together.weighted_sum(self._collected[path], scaled, self._depth)
+        return together.weighted_sum(self._collected[path], scaled, self._depths[path])
 
 
 @dataclasses.dataclass
@@ -171,15 +171,24 @@ def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 
 
-def measure(collected: Factors) -> tuple[tf.Tensor, tf.Tensor]:
-    """(norms, reaches): each example's gradient norm over all variables, rounded up, and the size of its parts."""
-    several = [together.measure(own) for own in collected.values()]
-    kind = tf.float64 if any(norm.dtype == tf.float64 for norm, _ in several) else tf.float32
-    norms, reaches = (tf.stack([tf.cast(v, kind) for v in each], axis=1) for each in zip(*several))
+class Measured(NamedTuple):
+    """Each example's gradient norm over all variables, rounded up; the size of its parts; each variable's type."""
+
+    norms: tf.Tensor
+    reaches: tf.Tensor
+    types: dict[str, tf.DType]
+
+
+def measure(collected: Factors) -> Measured:
+    """The norms of factored gradients, in the widest type among them."""
+    several = {path: together.measure(own) for path, own in collected.items()}
+    types = {path: norm.dtype for path, (norm, _) in several.items()}
+    widest = tf.float64 if tf.float64 in types.values() else tf.float32
+    norms, reaches = (tf.stack([tf.cast(v, widest) for v in each], axis=1) for each in zip(*several.values()))
     total = factors.length(norms)
     if all(len(own) == 1 and own[0].whole for own in collected.values()):
-        return total, total
-    return total, factors.length(reaches)
+        return Measured(total, total, types)
+    return Measured(total, factors.length(reaches), types)
 
 
 class ReadsByTable(Mapping[str, Reads]):
@@ -290,7 +299,7 @@ def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, share: 
         l2_norm_clip: C.
         share: what part of a batch they are of, if not of the whole. The parts share the slack.
     """
-    norms, reaches = measure(collected)
+    norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
     with tf.control_dependencies(_not_too_many(collected, tf.size(norms), share)):
         norms = tf.identity(norms)
@@ -300,8 +309,10 @@ def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, share: 
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
     written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
     slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
-    depth = sums.Depth.within(slack, reach, tf.size(norms))
-    return ClippedSum(Weighted(collected, weights, depth), norms, l2_norm_clip, losses, ReadsByTable(collected))
+    # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32 sums.
+    by_type = {dtype: sums.Depth.within(slack, reach, tf.size(norms), dtype) for dtype in dict.fromkeys(types.values())}
+    depths = {path: by_type[dtype] for path, dtype in types.items()}
+    return ClippedSum(Weighted(collected, weights, depths), norms, l2_norm_clip, losses, ReadsByTable(collected))
 
 
 def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
