@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, sums, together
-from tfdp_rec.clipping.arithmetic import refuse_coarse_products
+from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unless_exact
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.factors import Reads
 from tfdp_rec.clipping.folding import folded
@@ -277,7 +277,7 @@ class Clipping:
         return self._sum(batch, None, None)
 
     def _sum(self, batch: Any, share: Share | None, reading: StepReading | None) -> ClippedSum:
-        refuse_coarse_products()
+        refuse_other_arithmetic()
         size = self.batch_size(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(self.model, tape, size, self.before_read) as recorder:
@@ -304,7 +304,7 @@ def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, share: 
     with tf.control_dependencies(_not_too_many(collected, tf.size(norms), share)):
         norms = tf.identity(norms)
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    weights = clip_weights(norms, bound)
+    weights = silenced_unless_exact(clip_weights(norms, bound), norms)
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
     written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
