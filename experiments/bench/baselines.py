@@ -53,7 +53,7 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
             losses = engine.checked_losses(clipping.loss(batch), size)
     refuse_unrecorded(model, recorder.calls)
     collected = engine.collect(recorder, tape, losses)
-    norms, _ = engine.measure(collected)
+    norms = engine.measure(collected).norms
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
 
@@ -61,7 +61,7 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
 def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     """Formed per-example gradients give the norms and are thrown away; then a reweighted backward pass."""
     collected, _ = _formed(clipping, batch)
-    norms, _ = engine.measure(collected)
+    norms = engine.measure(collected).norms
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
         with recording(model, None, size, clipping.before_read):

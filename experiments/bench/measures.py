@@ -108,7 +108,7 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
         return [[f.__dict__.get("g") for f in several] for several in collected()[0].values()]
 
     def norms() -> Any:
-        return engine.measure(collected()[0])[0]
+        return engine.measure(collected()[0]).norms
 
     def weighted() -> Any:
         found, losses = collected()

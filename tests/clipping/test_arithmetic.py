@@ -1,4 +1,4 @@
-"""Products that drop bits between the norm and the sum: turned off, or the step is refused."""
+"""Products that drop bits between the norm and the sum, and graphs that are rewritten: off, refused, or found out."""
 
 import keras
 import numpy as np
@@ -7,8 +7,11 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping.arithmetic import refuse_coarse_products
+from tfdp_rec.clipping import arithmetic, clipped_sum
+from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic
 
+COARSE = ["auto_mixed_precision_onednn_bfloat16", "auto_mixed_precision_mkl"]
+REWRITES = [*COARSE, "auto_mixed_precision", "debug_stripper"]
 X = np.ones([4, 3], "float32")
 
 
@@ -48,8 +51,137 @@ def test_a_step_is_refused_where_somebody_turned_it_on_again(coarse, monkeypatch
 def test_onednns_coarse_modes_are_refused(mode, monkeypatch):
     for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
         monkeypatch.setenv(name, "STRICT")
-        refuse_coarse_products()
+        refuse_other_arithmetic()
         monkeypatch.setenv(name, mode)
         with pytest.raises(tfdp_rec.NotPrivate, match=name):
-            refuse_coarse_products()
+            refuse_other_arithmetic()
         monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("name", ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL", "TF_ENABLE_AUTO_MIXED_PRECISION"])
+def test_variables_that_have_graphs_rewritten_are_refused(name, monkeypatch):
+    monkeypatch.setenv(name, "0")
+    refuse_other_arithmetic()
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(tfdp_rec.NotPrivate, match=name):
+        refuse_other_arithmetic()
+
+
+@pytest.fixture
+def rewriting():
+    """Turns options of TensorFlow's graph optimizer on, and all of them off in the end."""
+    yield lambda *names: tf.config.optimizer.set_experimental_options(dict.fromkeys(names, True))
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(REWRITES, False))
+
+
+@pytest.mark.parametrize("option", REWRITES)
+def test_a_step_is_not_traced_where_its_graph_would_be_rewritten(option, rewriting):
+    model = compiled()
+    rewriting(option)
+    for run in (lambda: clipped_sum(model, (X, X[:, :1]), 1.0), lambda: model.fit(X, X[:, :1], verbose=0)):
+        with pytest.raises(tfdp_rec.NotPrivate, match=f"\\({option}\\)"):
+            run()
+
+
+@pytest.mark.parametrize("how", ["jit_compile", "set_jit", "TF_XLA_FLAGS"])
+def test_xla_does_not_compile_a_private_step(how, monkeypatch):
+    """It drops checks, and keeps bits that bfloat16 has no place for."""
+    model = compiled()
+    run = lambda: tf.function(lambda: clipped_sum(model, (X, X[:, :1]), 1.0).norms, jit_compile=how == "jit_compile")()  # noqa: E731
+    monkeypatch.setenv("TF_XLA_FLAGS", f"--tf_xla_cpu_global_jit --tf_xla_auto_jit={2 * (how == 'TF_XLA_FLAGS')}")
+    tf.config.optimizer.set_jit("autoclustering" if how == "set_jit" else "")
+    try:
+        with pytest.raises(tfdp_rec.NotPrivate, match="XLA would compile the private step"):
+            run()
+    finally:
+        tf.config.optimizer.set_jit("")
+
+
+# The canary: what is turned on once the step was traced.
+
+
+class TurnOn(keras.callbacks.Callback):
+    """Has graphs rewritten from the second step on."""
+
+    def __init__(self, turn_on):
+        super().__init__()
+        self.turn_on = turn_on
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.turn_on()
+
+
+def kinds_of_products(**settings):
+    """A model whose clipped sum has products by MatMul, BatchMatMul and Einsum, a table's and formed ones."""
+    ids, numbers = keras.Input([2], dtype="int32"), keras.Input([4, 6])
+    rows = layers.Embedding(9, 6)(ids)
+    hidden = layers.Dense(6)(layers.Concatenate(axis=1)([rows, numbers]))
+    hidden = layers.Conv1D(6, 2, groups=2)(layers.LayerNormalization()(hidden))
+    model = tfdp_rec.PrivateModel([ids, numbers], layers.Dense(1)(layers.Flatten()(hidden)))
+    mechanism = tfdp_rec.DPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=0.0, expected_batch_size=8)
+    model.compile(mechanism, "mse", **settings)
+    return model
+
+
+def batches_of(rows):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 9, [rows, 2]), rng.normal(size=[rows, 4, 6]).astype("float32")
+    return x, rng.normal(size=[rows, 1]).astype("float32")
+
+
+def weights_of(model):
+    return {v.path: np.asarray(v.value) for v in model.trainable_variables}
+
+
+@pytest.mark.parametrize(
+    "option, part",
+    [(COARSE[0], None), *(pytest.param(*v, marks=pytest.mark.slow) for v in [(COARSE[1], None), (COARSE[0], 3)])],
+)
+def test_products_that_lose_bits_after_the_step_was_traced_are_found_out(option, part, rewriting):
+    """Where checks are dropped too, nothing of the batch is left: without noise, as here, no weight moves."""
+    model, batch = kinds_of_products(microbatch_size=part), batches_of(8)
+    model.train_on_batch(*batch)
+    before = weights_of(model)
+    rewriting(option)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="drop bits between the norms and the sum"):
+        model.train_on_batch(*batch)
+    assert int(model.optimizer.iterations) == 1
+    rewriting("debug_stripper")
+    model.train_on_batch(*batch)
+    for path, value in weights_of(model).items():
+        np.testing.assert_array_equal(value, before[path], err_msg=path)
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(REWRITES, False))
+    model.train_on_batch(*batch)
+    assert all(np.any(value != before[path]) for path, value in weights_of(model).items())
+
+
+def test_a_callback_that_has_the_graph_rewritten_ends_the_fit(rewriting):
+    model = compiled()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="drop bits between the norms and the sum"):
+        model.fit(X, X[:, :1], batch_size=1, verbose=0, callbacks=[TurnOn(lambda: rewriting(COARSE[0]))])
+    assert int(model.optimizer.iterations) == 1
+
+
+def canaries(norms, **options):
+    run = tf.function(arithmetic.canaries, **options)
+    assert set(arithmetic.canaries(norms)) <= {o.type for o in run.get_concrete_function(norms).graph.get_operations()}
+    return lambda: {kind: bool(right) for kind, right in run(norms).items()}
+
+
+@pytest.mark.parametrize("norms", [[], [0.5, 3.0], [float("nan"), float("inf"), 0.0]])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_example_decides_what_the_canaries_say(norms, dtype):
+    assert all(canaries(tf.constant(norms, dtype))().values())
+
+
+def test_a_canary_tells_of_xla():
+    said = canaries(tf.ones([3]), jit_compile=True)()
+    assert not said.pop("Cast") and all(said.values())
+
+
+@pytest.mark.parametrize("option", COARSE)
+def test_each_kind_of_product_has_a_canary_of_its_own(option, rewriting):
+    ask = canaries(tf.ones([3]))
+    rewriting(option)
+    said = ask()
+    assert said.pop("Cast") and len(said) == 4 and not any(said.values())

@@ -13,6 +13,7 @@ from zoo import examples
 
 import tfdp_rec
 from tfdp_rec.clipping import Outer, clipped_sum, sums
+from tfdp_rec.clipping.engine import SLACK
 from tfdp_rec.clipping.together import CANCELLING, measure
 
 HUGE = np.float32(1e12)
@@ -171,6 +172,54 @@ def test_many_small_errors_in_one_direction():
     assert removal(dense(), batch, 0) <= 1
     everyone = {"ids": np.zeros([1500, 1], int), "target": np.repeat(target[:, None], 2, axis=2).astype("float32")}
     assert removal(embedding(), everyone, 0) <= 1
+
+
+def drifting(size):
+    """Half of the terms add up to a power of two, above which the rest are rounded up; the first keeps it below."""
+    half = size // 2
+    step = half * 0.5 * 2.0**-23  # between float32 numbers above it
+    terms = np.zeros([size, 1])
+    terms[1 : half + 1], terms[half + 1 :: 2], terms[half + 2 :: 2], terms[0] = 0.5, 0.6 * step, -0.4 * step, -0.25
+    return terms
+
+
+def beside_a_dense(dtype, table=None):
+    """A row that all examples read, and a dense layer of another type."""
+    parts = [layers.Embedding(5, 1, dtype=table), layers.Dense(1, use_bias=False, dtype=dtype)]
+    wide = "float64" if "float64" in (dtype, table) else "float32"
+    output = lambda p, b: tf.concat([tf.cast(v, wide) for v in (p[0](b["ids"])[:, 0], p[1](b["x"]))], 1)  # noqa: E731
+    return PerPosition(parts, output)
+
+
+@pytest.mark.parametrize(
+    "dtype, table", [("float64", None), ("float64", "mixed_bfloat16"), ("mixed_bfloat16", "float64"), ("float32", None)]
+)
+def test_the_type_of_one_sum_does_not_decide_how_another_is_made(dtype, table):
+    """A float64 layer beside a float32 table had the table's rows added up as if they were float64: 2.2 and 32 C."""
+    for size in (16_384, 65_536):
+        target = np.concatenate([drifting(size), np.ones([size, 1])], axis=1).astype("float32")
+        batch = {"ids": np.zeros([size, 1], int), "x": np.full([size, 1], 1e-9), "target": target}
+        assert removal(beside_a_dense(dtype, table), batch, 0) <= 1
+
+
+def test_a_model_of_several_types_is_clipped_over_all_of_it():
+    """Norms are taken over all variables together, whatever their types: 12 and 5 make 13."""
+    batch = {"ids": np.zeros([2, 1], int), "x": np.ones([2, 1]), "target": np.array([[12, 5], [5, 12]], "float32")}
+    model = beside_a_dense("float64")
+    model.per_example_loss(batch)
+    found = clipped_sum(model, batch, 1.3 * (1 + SLACK))
+    np.testing.assert_allclose(found.norms, [13, 13], rtol=1e-5)
+    for gradient in dense_gradients(model, found).values():
+        np.testing.assert_allclose(gradient.sum(), 1.7, rtol=1e-5)
+
+
+def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds():
+    """D additions lose D (1 + D u) u, not D u: at D = 10⁵ that is more than the slack."""
+    u = sums.unit(tf.float32)
+    for reach in (0.5, 1.0, 3.0, 100.0):
+        parts = sums.Depth.within(tf.constant(1 / 32), tf.constant(reach), tf.constant(1 << 16), tf.float32).parts
+        depth = float(parts) + 3
+        assert 0.9 / 32 <= 2 * u * depth * (1 + depth * u) * max(reach, 1.0) <= 1 / 32
 
 
 def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():

@@ -48,6 +48,27 @@ def batch_size(batch: Any, shared: Sequence[str] = ()) -> tf.Tensor:
     return tf.shape(leaves[0])[0]
 
 
+ALIGNED = 16
+"""Rows that a batch's number of rows is a multiple of when it is computed with: what float32 vectors hold."""
+
+
+def aligned(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> Any:
+    """`batch` with its examples repeated up to a multiple of so many; a batch of none stays as it is.
+
+    Kernels compute the last elements of a tensor, and products of few rows, in other ways than the rest. So many rows
+    at a time, an example's numbers do not depend on how many others there are (docs/privacy-floating-point.md, A1).
+
+    Example:
+        >>> import tensorflow as tf
+        >>> aligned({"label": tf.constant([5, 6, 7])}, multiple=4)["label"].numpy().tolist()
+        [5, 6, 7, 5]
+    """
+    size = batch_size(batch, shared)
+    places = tf.range((size + multiple - 1) // multiple * multiple) % tf.maximum(size, 1)
+    repeated = lambda t: t if isinstance(t, (tf.RaggedTensor, tf.SparseTensor)) else tf.gather(t, places)  # noqa: E731
+    return batch if multiple == 1 else map_examples(repeated, batch, shared)
+
+
 def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     """The same batch with its first axis of unknown length, so that an axis of known length is not the batch's."""
 

@@ -20,8 +20,8 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, sums, together
-from tfdp_rec.clipping.arithmetic import refuse_coarse_products
-from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, open_specs
+from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unless_exact
+from tfdp_rec.clipping.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.factors import Reads
 from tfdp_rec.clipping.folding import folded
 from tfdp_rec.clipping.independence import CallRead, StepReading
@@ -41,6 +41,7 @@ _MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64
 _TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions."
 LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest that float32 has
 _OF_WEIGHTS = 2.0**-12  # of it, what the roundings of weights, and of contributions by them, may take
+_NOTHING = 2.0**-30  # of the clip: what a row that does not count may contribute
 
 Factors = dict[str, list[factors.Factor]]
 
@@ -51,14 +52,14 @@ class Weighted(Mapping[str, Gradient]):
     Args:
         collected: variable path -> the factors of its per-example gradients.
         weights: w, `[batch]`.
-        depth: how exactly they must be added up.
+        depths: variable path -> how exactly its sum must be added up.
     """
 
-    def __init__(self, collected: Factors, weights: tf.Tensor, depth: sums.Depth):
-        self._collected, self._weights, self._depth = collected, weights, depth
+    def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, sums.Depth]):
+        self._collected, self._weights, self._depths = collected, weights, depths
 
     def __getitem__(self, path: str) -> Gradient:
-        return together.weighted_sum(self._collected[path], self._weights, self._depth)
+        return together.weighted_sum(self._collected[path], self._weights, self._depths[path])
 
     def __contains__(self, path: object) -> bool:
         return path in self._collected  # or asking would add up
@@ -72,7 +73,7 @@ class Weighted(Mapping[str, Gradient]):
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         scaled = tf.cast(scale, self._weights.dtype) * self._weights
-        return together.weighted_sum(self._collected[path], scaled, self._depth)
+        return together.weighted_sum(self._collected[path], scaled, self._depths[path])
 
 
 @dataclasses.dataclass
@@ -119,12 +120,20 @@ def shared_inputs(model: keras.Model) -> tuple[str, ...]:
 
 
 def collect(
-    recorder: Recording, tape: tf.GradientTape, losses: tf.Tensor, reading: StepReading | None = None
+    recorder: Recording,
+    tape: tf.GradientTape,
+    losses: tf.Tensor,
+    reading: StepReading | None = None,
+    counted: tf.Tensor | None = None,
 ) -> Factors:
-    """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
+    """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed.
+
+    `counted` `[rows]` is 1 for the rows whose losses are differentiated, 0 for others; all of them if None.
+    """
     watched = [t for call in recorder.calls for t in call.watched]
     sources = [*watched, *(resource(v) for v in recorder.direct)]
-    backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+    seeds = None if counted is None else tf.cast(counted, losses.dtype)
+    backward = tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
     if reading is not None:
         read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
     else:
@@ -171,15 +180,24 @@ def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 
 
-def measure(collected: Factors) -> tuple[tf.Tensor, tf.Tensor]:
-    """(norms, reaches): each example's gradient norm over all variables, rounded up, and the size of its parts."""
-    several = [together.measure(own) for own in collected.values()]
-    kind = tf.float64 if any(norm.dtype == tf.float64 for norm, _ in several) else tf.float32
-    norms, reaches = (tf.stack([tf.cast(v, kind) for v in each], axis=1) for each in zip(*several))
+class Measured(NamedTuple):
+    """Each example's gradient norm over all variables, rounded up; the size of its parts; each variable's type."""
+
+    norms: tf.Tensor
+    reaches: tf.Tensor
+    types: dict[str, tf.DType]
+
+
+def measure(collected: Factors) -> Measured:
+    """The norms of factored gradients, in the widest type among them."""
+    several = {path: together.measure(own) for path, own in collected.items()}
+    types = {path: norm.dtype for path, (norm, _) in several.items()}
+    widest = tf.float64 if tf.float64 in types.values() else tf.float32
+    norms, reaches = (tf.stack([tf.cast(v, widest) for v in each], axis=1) for each in zip(*several.values()))
     total = factors.length(norms)
     if all(len(own) == 1 and own[0].whole for own in collected.values()):
-        return total, total
-    return total, factors.length(reaches)
+        return Measured(total, total, types)
+    return Measured(total, factors.length(reaches), types)
 
 
 class ReadsByTable(Mapping[str, Reads]):
@@ -187,13 +205,20 @@ class ReadsByTable(Mapping[str, Reads]):
 
     Args:
         collected: variable path -> the factors of its per-example gradients.
+        count: number of examples, where what follows them does not count.
     """
 
-    def __init__(self, collected: Factors):
+    def __init__(self, collected: Factors, count: tf.Tensor | None = None):
         self._sparse = {path: several for path, several in collected.items() if all(f.sparse for f in several)}
+        self._count = count
 
     def __getitem__(self, path: str) -> Reads:
-        return Reads(*(tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in self._sparse[path]))))
+        all_rows = (tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in self._sparse[path])))
+        example, ids, shared = all_rows
+        if self._count is None:
+            return Reads(example, ids, shared)
+        counts = example < tf.cast(self._count, example.dtype)
+        return Reads(tf.boolean_mask(example, counts), tf.boolean_mask(ids, counts), shared)
 
     def __contains__(self, path: object) -> bool:
         return path in self._sparse
@@ -211,10 +236,11 @@ def _here(leaf: Any) -> Any:
 
 
 class Share(NamedTuple):
-    """What part of a batch a sum is of: one of so many parts, of so many examples in all."""
+    """What part of a batch a sum is of: one of so many parts, of so many examples in all and at most so many each."""
 
     parts: tf.Tensor | int
     examples: tf.Tensor
+    each: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,48 +286,79 @@ class Clipping:
         if tf.executing_eagerly():
             raise RuntimeError("Only a graph is read for examples that depend on each other: use traced(...).")
         shared = shared_inputs(self.model)
-        batch = hide_batch_axis(tf.nest.map_structure(_here, batch), shared)
-        return self._sum(batch, share, StepReading(self.model, batch, shared))
+        rows = self._rows(tf.nest.map_structure(_here, batch), share)
+        batch, counted = given = hide_batch_axis((rows.batch, rows.counted), shared)
+        return self._sum(rows._replace(batch=batch, counted=counted), share, StepReading(self.model, given, shared))
 
     def unread_sum(self, batch: Any) -> ClippedSum:
         """The same run eagerly, its examples taken for independent and its seeds as they are: for a second opinion."""
-        return self._sum(batch, None, None)
+        return self._sum(self._rows(batch, None), None, None)
 
-    def _sum(self, batch: Any, share: Share | None, reading: StepReading | None) -> ClippedSum:
-        refuse_coarse_products()
-        size = self.batch_size(batch)
+    def _rows(self, batch: Any, share: Share | None) -> _Computed:
+        """Parts of one example are all of one shape as they are."""
+        shared = shared_inputs(self.model)
+        alone = share is not None and share.each == 1
+        repeated = aligned(batch, shared, 1 if alone else ALIGNED)
+        count = self.batch_size(batch)
+        return _Computed(repeated, count, tf.cast(tf.range(self.batch_size(repeated)) < count, tf.float32))
+
+    def _sum(self, rows: _Computed, share: Share | None, reading: StepReading | None) -> ClippedSum:
+        refuse_other_arithmetic()
+        size = self.batch_size(rows.batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(self.model, tape, size, self.before_read) as recorder:
-                losses = checked_losses(self.loss(batch), size)
+                losses = checked_losses(self.loss(rows.batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
-        collected = collect(recorder, tape, losses, reading)
+        collected = collect(recorder, tape, losses, reading, rows.counted)
         # What is scaled here is what the norm is of and what is added up: the clip bounds it, whatever the scales are.
         for path in set(self.row_scale) & set(collected):
             collected[path] = [factor.rows_scaled(self.row_scale[path]) for factor in collected[path]]
-        return clip(collected, losses, self.l2_norm_clip, share)
+        return clip(collected, losses, self.l2_norm_clip, share, rows.count)
 
 
-def clip(collected: Factors, losses: tf.Tensor, l2_norm_clip: tf.Tensor, share: Share | None = None) -> ClippedSum:
+class _Computed(NamedTuple):
+    """What a sum is computed with: a batch whose first `count` rows count, as `counted` `[rows]` says by 1 and 0."""
+
+    batch: Any
+    count: tf.Tensor
+    counted: tf.Tensor
+
+
+def clip(
+    collected: Factors,
+    losses: tf.Tensor,
+    l2_norm_clip: tf.Tensor,
+    share: Share | None = None,
+    count: tf.Tensor | None = None,
+) -> ClippedSum:
     """The clipped sum of factored per-example gradients.
 
     Args:
         collected: variable path -> factors.
-        losses: `[batch]`.
+        losses: losses of the rows, `[rows]`.
         l2_norm_clip: C.
-        share: what part of a batch they are of, if not of the whole. The parts share the slack.
+        share: part of a batch that the rows are, if not the whole. The parts share the slack.
+        count: number of rows that count, all if None; the gradients of those behind are zero.
     """
-    norms, reaches = measure(collected)
+    norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
     with tf.control_dependencies(_not_too_many(collected, tf.size(norms), share)):
         norms = tf.identity(norms)
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    weights = clip_weights(norms, bound)
+    weights = silenced_unless_exact(clip_weights(norms, bound), norms)
+    if count is not None:
+        # Of weight zero where it is not so (a gradient of the user's own that nothing goes into and something comes
+        # out of); of weight one else, since weights of zero have what they weigh looked at for infinities.
+        weights = tf.where((tf.range(tf.size(norms)) < count) | (norms <= _NOTHING * bound), weights, 0)
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
     written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
     slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
-    depth = sums.Depth.within(slack, reach, tf.size(norms))
-    return ClippedSum(Weighted(collected, weights, depth), norms, l2_norm_clip, losses, ReadsByTable(collected))
+    # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32 sums.
+    by_type = {dtype: sums.Depth.within(slack, reach, tf.size(norms), dtype) for dtype in dict.fromkeys(types.values())}
+    depths = {path: by_type[dtype] for path, dtype in types.items()}
+    weighted, reads = Weighted(collected, weights, depths), ReadsByTable(collected, count)
+    return ClippedSum(weighted, norms[:count], l2_norm_clip, losses[:count], reads)
 
 
 def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:

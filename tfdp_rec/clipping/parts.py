@@ -27,7 +27,7 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
     if tf.executing_eagerly():
         return traced(lambda batch: in_parts(clipping, batch, microbatch_size, sum_of), batch, shared)
     size = clipping.batch_size(batch)
-    share = Share(tf.maximum(1, (size + microbatch_size - 1) // microbatch_size), size)
+    share = Share(tf.maximum(1, (size + microbatch_size - 1) // microbatch_size), size, microbatch_size)
 
     def part(start: tf.Tensor) -> ClippedSum:
         piece = map_examples(lambda t: t[start : start + microbatch_size], batch, shared)

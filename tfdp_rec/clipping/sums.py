@@ -60,16 +60,19 @@ class Depth:
     parts: tf.Tensor
 
     @classmethod
-    def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor) -> Depth:
+    def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
         """The depth at which the errors of two sums, with and without one example, stay within `slack` clips.
 
         Args:
-            slack: as a share of the clip.
+            slack: share of the clip.
             reach: Σ over the examples of the sizes of their parts, in clips.
-            examples: how many there are.
+            examples: number of examples.
+            dtype: type that the sum is made in.
         """
-        roundings = tf.cast(slack, reach.dtype) / (2 * unit(reach.dtype))
-        parts = roundings / tf.maximum(reach, 1.0) - 3
+        roundings = tf.cast(slack, reach.dtype) / (2 * unit(dtype))
+        first_order = roundings / tf.maximum(reach, 1.0)
+        # D (1 + D u) ≤ first_order: an addition's error is a share of what is there, the errors before it included.
+        parts = first_order / (1 + unit(dtype) * first_order) - 3
         whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
         return cls(tf.maximum(whole, parts), parts)
 

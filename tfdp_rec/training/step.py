@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
+from tfdp_rec.clipping.batches import map_examples
 from tfdp_rec.clipping.engine import Graph
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.training.batch import Batch, predictions_of
@@ -79,7 +80,10 @@ class PrivateStep:
         clipping = Clipping(self.model, loss, clip, self.model.release.before_read, scales)
         if size is not None:
             return in_parts(clipping, examples, size), None
-        return clipping.sum(examples), self.take_predictions()
+        clipped = clipping.sum(examples)
+        # What was computed with holds examples more than once, up to a whole number of vectors.
+        first = lambda t: t[: tf.size(clipped.losses)]  # noqa: E731
+        return clipped, map_examples(first, self.take_predictions(), self.model.shared_inputs)
 
     def forget_graph(self) -> None:
         """What was traced is of tables that others have come to share."""
