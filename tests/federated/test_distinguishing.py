@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 import pytest
-from catalogues import named
 import tensorflow as tf
+from catalogues import named
 from scipy import stats
 
 from tfdp_rec.federated import (

@@ -191,7 +191,8 @@ def test_a_model_that_is_no_number_for_some_news_gets_an_answer_from_everybody(u
     chosen = update(features=features, **options.get(kind, {}))
     try:
         for history, shown in ((named(1, 2, 3), TWO), (named(1, 2, 4), TWO), (named(3) * 5, TWO[1:]), ((), TWO)):
-            answer = Participant(chosen, Client(history, shown), allows(tmp_path, methods=(kind,)), kind).answer(weights)
+            asked = Participant(chosen, Client(history, shown), allows(tmp_path, methods=(kind,)), kind)
+            answer = asked.answer(weights)
             assert [a.shape for a in answer] == [w.shape for w in weights]
             assert all(np.isfinite(a[np.isfinite(w)]).all() for a, w in zip(answer, weights))
         everywhere = [np.full_like(w, np.nan) for w in weights]

@@ -107,8 +107,8 @@ class State:
             raise ValueError(f"{path} does not hold clicks: restore it, or remove it to forget them.") from problem
         if any(isinstance(click, str) for click in state.clicks):
             raise ValueError(
-                f"{path} holds clicks without their categories, as versions before 0.2 did: what was sent exact of them "
-                "is in no ledger. Remove it and its ledger to begin anew, and take all of the old clicks as told."
+                f"{path} holds clicks without their categories, as versions before 0.2 did: what was sent exact of "
+                "them is in no ledger. Remove it and its ledger to begin anew, and take all of its clicks as told."
             )
         return state
 
