@@ -103,6 +103,15 @@ def test_a_graph_that_could_remember_or_fail_is_refused(way, tmp_path):
     assert not (tmp_path / "seen").exists()
 
 
+def test_functions_are_refused_also_where_they_are_not_called(tmp_path):
+    graph, other = tf.compat.v1.GraphDef(), tf.compat.v1.GraphDef()
+    graph.ParseFromString(content_of(plain)[0])
+    other.ParseFromString(content_of(Memory(tmp_path).nested)[0])
+    graph.library.CopyFrom(other.library)
+    with pytest.raises(ValueError, match="holds a function, which a phone does not run"):
+        graphs.encoder(graph.SerializeToString(), H, D, B)
+
+
 def test_a_plain_graph_runs_and_hints_to_tensorflow_are_dropped():
     content, _ = content_of(plain)
     graph = tf.compat.v1.GraphDef()

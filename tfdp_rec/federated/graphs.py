@@ -98,9 +98,9 @@ def _refuse_operations(found: Iterable[str], allowed: frozenset[str]) -> None:
     other = sorted(set(found) - allowed)
     if other:
         raise _Refused(
-            f"The bundle's graph holds {', '.join(other[:5])}, which a phone does not run: what is not on its list "
-            "might remember what it has seen, or fail for some clicks. Export a user encoder without; docs/federated.md has "
-            "the list."
+            f"The bundle's graph holds {', '.join(other[:5])}, which a phone does not run: what is not on its list may "
+            "remember what it has seen, or fail for some clicks. Export a user encoder without; the list is in "
+            "docs/federated.md."
         )
 
 
