@@ -202,7 +202,7 @@ class Trainings:
             method = "gradient"
             noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
         return build.local_update(
-            method, model, self.data.catalogue.features,
+            method, model, self.data.catalogue,
             attention_of(cell, cell.epsilon, PADDING, "relu"), cell.epsilon, negatives=NEGATIVES, history=HISTORY,
             samples=SAMPLES, noise=noise,
         )  # fmt: skip

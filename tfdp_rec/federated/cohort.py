@@ -170,9 +170,9 @@ def draw(
     for index, client in enumerate(clients):
         recent = client.history[-history_length:]
         protected[index, : len(recent)] = [news not in client.declared for news in recent]
-    padded = mechanism.padding_mask(history.shape, source) & protected
+    padded = np.logical_and(mechanism.padding_mask(history.shape, source), protected)
     noise = mechanism.noise((len(clients), mechanism.num_basis), source)
-    noise *= protected.any(axis=1)[:, None]
+    noise *= np.any(protected, axis=1, keepdims=True)
     samples = np.zeros((len(clients), samples_per_client, labels.num_negatives + 1), dtype=np.int32)
     counted = np.zeros((len(clients), samples_per_client), dtype=np.float32)
     for index, client in enumerate(clients):
