@@ -157,8 +157,8 @@ class PrivatePlan:
         if spent >= self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             raise ValueError(
                 f"The budget is gone: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
-                f"{self._target:g}, and no step more fits. Release what was trained; to train on with these data, plan a "
-                "larger epsilon."
+                f"{self._target:g}, and no step more fits. Release what was trained; to train on with these data, plan "
+                "a larger epsilon."
             )
 
     @functools.cached_property

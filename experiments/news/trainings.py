@@ -187,7 +187,7 @@ class Trainings:
         plain = dataclasses.replace(noisy, epsilon=math.inf, padding=0.0)
         for mechanism, rounds in ((plain, silent), (noisy, self.sizes.rounds - silent)):
             exact = LabelPermutation(math.inf, NEGATIVES)
-            update = local.PublishedUpdate(model, self.data.catalogue.features, mechanism, exact, HISTORY, SAMPLES)
+            update = local.PublishedUpdate(model, self.data.catalogue, mechanism, exact, HISTORY, SAMPLES)
             self._simulation(cell, update, clients, 0.01).run(rounds)
 
     def update_of(self, cell: Cell, model: Any) -> local.LocalUpdate:
@@ -202,7 +202,7 @@ class Trainings:
             method = "gradient"
             noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
         return build.local_update(
-            method, model, self.data.catalogue.features,
+            method, model, self.data.catalogue,
             attention_of(cell, cell.epsilon, PADDING, "relu"), cell.epsilon, negatives=NEGATIVES, history=HISTORY,
             samples=SAMPLES, noise=noise,
         )  # fmt: skip
@@ -266,16 +266,16 @@ class Ranked:
     """
 
     def __init__(self, model: Any, data: mind.NewsDataset, tests: Sequence[mind.Impression], direct: bool) -> None:
-        self.model, self.tests, self.direct = model, tests, direct
+        self.model, self.tests, self.direct, self.rows = model, tests, direct, data.catalogue.rows
         self.news = model.catalogue_vectors(data.catalogue.features)
-        self.history = cohort.histories([cohort.Client(shown.history, ()) for shown in tests], HISTORY)
+        self.history = cohort.histories([shown.history for shown in tests], HISTORY, data.catalogue.rows)
         self.basis = np.array(model.private_attention.basis)
 
     def _encode(self, padded: Any = None) -> tuple[Any, Any]:
         return self.model.encode_history(tf.constant(self.news), self.history, padded)
 
     def _metrics(self, users: Any) -> dict[str, float]:
-        scores = [self.news[list(s.candidates)] @ users[i] for i, s in enumerate(self.tests)]
+        scores = [self.news[self.rows(s.candidates)] @ users[i] for i, s in enumerate(self.tests)]
         return ranking.average_metrics(scores, [shown.clicks for shown in self.tests])
 
     def plain(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from catalogues import catalogue_of, named
 
 
 class World:
@@ -17,10 +18,11 @@ class World:
         words = rng.integers(2, 9, size=(13, 4)) + 7 * (topics[:, None] - 1)
         words[0] = 0
         self.features = {"title": words.astype("int32"), "category": topics}
+        self.catalogue = catalogue_of(self.features | {"subcategory": topics, "body": self.features["title"]})
         self.clients = [
             Client(
-                tuple(rng.integers(1, 13, size=5).tolist()),
-                tuple((tuple(rng.permutation(np.arange(1, 13))[:8].tolist()), int(rng.integers(8))) for _ in range(2)),
+                named(*rng.integers(1, 13, size=5).tolist()),
+                tuple((named(*rng.permutation(np.arange(1, 13))[:8].tolist()), int(rng.integers(8))) for _ in range(2)),
             )
             for _ in range(6)
         ]

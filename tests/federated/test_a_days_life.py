@@ -18,15 +18,11 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "ledger-a-day.md"
 @pytest.fixture(scope="module")
 def day(world, tmp_path_factory):
     """What the page's program leaves behind: its names, in the folder that it ran in."""
-    from tfdp_rec.datasets.mind.files import NewsCatalogue
     from tfdp_rec.federated import serving
 
     folder = tmp_path_factory.mktemp("day")
-    features = world.features | {"subcategory": world.features["category"], "body": world.features["title"]}
-    ids = ("", *(f"N{i}" for i in range(1, 13)))
-    catalogue = NewsCatalogue(ids, features, (), ("", "politics", "sport"), ("", "a", "b"))
     mechanism = AttentionMechanism(3, 2.0, 1e-5, padding=0.2)
-    serving.export_client(world.model(), catalogue, folder / "bundle", mechanism, history_length=5, tflite=False)
+    serving.export_client(world.model(), world.catalogue, folder / "bundle", mechanism, history_length=5, tflite=False)
     names = {"bundle": folder / "bundle"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from catalogues import catalogue_of, named
 from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, local
@@ -38,7 +39,8 @@ def device(target, update, folder, method):
     history.insert(12, target)
     shown = tuple((tuple(range(20 + 8 * i, 28 + 8 * i)), int(rng.integers(8))) for i in range(4))
     terms = Terms(folder / f"{method}-{target}.jsonl", float("inf"), methods=(method,))
-    return Participant(update, Client(tuple(history), shown), terms, method)
+    clicks = tuple((named(*rows), click) for rows, click in shown)
+    return Participant(update, Client(named(*history), clicks), terms, method)
 
 
 def new_model():
@@ -73,8 +75,7 @@ def adversarial(model, features):
 def answered(device, weights):
     """Whether the answer is of the same form, and the seconds it took (of the clock, of the processor)."""
     began = time.perf_counter(), time.process_time()
-    device.pay_round()
-    answer = device.step(weights)
+    answer = device.answer(weights)
     ended = time.perf_counter(), time.process_time()
     whole = [a.shape == w.shape and a.dtype == w.dtype for a, w in zip(answer, weights, strict=True)]
     return all(whole), ended[0] - began[0], ended[1] - began[1]
@@ -85,7 +86,7 @@ def rounds(kind, number, folder):
     features, model = catalogue(), new_model()
     update_class, options = KINDS[kind]
     mechanism = AttentionMechanism(5, 8.0, 1e-5, padding=0.2, activation="relu")
-    update = update_class(model, features, mechanism, LabelPermutation(8.0, 3), LENGTH, 4, **options)
+    update = update_class(model, catalogue_of(features), mechanism, LabelPermutation(8.0, 3), LENGTH, 4, **options)
     models = list(adversarial(model, features).values())
     devices = [device(target, update, folder, kind) for target in (TARGET, OTHER)]
     rng = np.random.default_rng(2)

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from catalogues import named
 from scipy import stats
 
 from tfdp_rec.federated import (
@@ -51,7 +52,7 @@ def bound_of(scores):
 def sent(update, history, world, count, source):
     """What the server receives: one flat update a draw, [count, number of weights]."""
     candidates, clicked = world.clients[0].clicks[0]
-    draws = update.draw([Client(tuple(history), ((candidates, clicked),))] * count, source)
+    draws = update.draw([Client(named(*history), ((candidates, clicked),))] * count, source)
     if isinstance(update, local.PublishedUpdate):
         noise = draws.noise.astype("float32")
         values = (draws.history, draws.padded, noise, draws.samples, draws.counted)
@@ -110,7 +111,7 @@ def attack(world, kind, mechanism, draws_count):
     for setting in (plain_setting, worst_setting):
         model, histories = setting(world)
         labels = LabelPermutation(math.inf, 3)
-        update = kind(model, world.features, mechanism, labels, world.length, 1)
+        update = kind(model, world.catalogue, mechanism, labels, world.length, 1)
         source = words.seeded(17)
         updates = [sent(update, history, world, draws_count, source) for history in histories]
         bounds += [bound_of(scores) for scores in statistics(updates, draws_count // 10)]

@@ -10,7 +10,8 @@ import pytest
 from tfdp_rec.cli import federate, main
 from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import build
-from tfdp_rec.federated.participant import DATA, UNIT
+from tfdp_rec.federated.device import UNIT
+from tfdp_rec.federated.participant import DATA
 from tfdp_rec.federated.settings import Nodes, Settings
 from tfdp_rec.privacy import Ledger
 from tfdp_rec.privacy.events import PureDpEvent

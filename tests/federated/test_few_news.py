@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from catalogues import catalogue_of
 
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, local
 from tfdp_rec.federated.cohort import Draws
@@ -45,7 +46,7 @@ def eagerly():
 def made(model, features, name="private"):
     kind, settings = KINDS[name]
     mechanism = AttentionMechanism(3, 5.0, 1e-5, activation="relu")
-    return kind(model, features, mechanism, LabelPermutation(2.0, NEGATIVES), LENGTH, SAMPLES, **settings)
+    return kind(model, catalogue_of(features), mechanism, LabelPermutation(2.0, NEGATIVES), LENGTH, SAMPLES, **settings)
 
 
 def draws(clients=2, seed=0):
@@ -103,7 +104,7 @@ def test_a_catalogue_that_is_smaller_is_encoded_whole(eagerly, model, features, 
     update = made(model, features)
     counts = encoded(update, monkeypatch)
     update.gradients(draws(8))
-    assert counts == [1 + 8 * 5, NEWS]
+    assert counts == [1 + 8 * 5, NEWS + 1], "and the anonymous news once more, for those that are not there"
 
 
 def test_the_history_reaches_the_update_through_the_released_attention_alone(model, features, monkeypatch):

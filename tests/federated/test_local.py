@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from catalogues import named
 from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, calibration, local
@@ -26,7 +27,7 @@ def shared_model(world):
 @functools.cache
 def shared_update(world, kind, mechanism, labels, settings):
     """One update per setting for all tests: tracing is what takes the time."""
-    return kind(shared_model(world), world.features, mechanism, labels, world.length, world.samples, **dict(settings))
+    return kind(shared_model(world), world.catalogue, mechanism, labels, world.length, world.samples, **dict(settings))
 
 
 def update_of(world, kind, mechanism=PRIVATE, labels=None, **settings):
@@ -35,7 +36,7 @@ def update_of(world, kind, mechanism=PRIVATE, labels=None, **settings):
 
 def fresh_update(world, kind, mechanism=PRIVATE, labels=None, **settings):
     labels = labels or LabelPermutation(2.0, 3)
-    return kind(world.model(), world.features, mechanism, labels, world.length, world.samples, **settings)
+    return kind(world.model(), world.catalogue, mechanism, labels, world.length, world.samples, **settings)
 
 
 def kinds(epsilon=5.0):
@@ -188,8 +189,9 @@ def test_accounts_of_every_form(world):
 
 
 def test_declared_categories_are_neither_padded_nor_relabelled_and_spend_nothing(world):
-    free = Client((1, 2, 3), (((1, 2, 3, 8, 9, 10), 1),), sensitive=frozenset())
-    mixed = Client((1, 2, 8), (((1, 2, 3, 8, 9, 10), 1),), sensitive=frozenset(range(7, 13)))
+    declared = frozenset(named(*range(1, 7)))
+    free = Client(named(1, 2, 3), ((named(1, 2, 3, 8, 9, 10), 1),), declared)
+    mixed = Client(named(1, 2, 8), ((named(1, 2, 3, 8, 9, 10), 1),), declared)
     mechanism = AttentionMechanism(3, 0.1, 1e-5, padding=0.6)
     update = update_of(world, local.PrivateUpdate, mechanism, LabelPermutation(0.01, 3))
     source = words.seeded(1)
@@ -269,6 +271,9 @@ def test_arguments_that_do_not_fit_are_refused(world):
         update_of(world, local.PrivateUpdate, AttentionMechanism(4, 1.0))
     with pytest.raises(ValueError, match="cohort_size"):
         Simulation(update_of(world, local.PrivateUpdate), world.clients, 7)
+    for sizes in ((10**6, 2), (0, 2), (5, 0), (5, 10**4)):
+        with pytest.raises(ValueError, match="at most 10,000 news|at least 1"):
+            local.PrivateUpdate(shared_model(world), world.catalogue, PRIVATE, LabelPermutation(2.0, 3), *sizes)
     with pytest.raises(ValueError, match="impressions"):
         client_of([])
     for name, change in (("l2_norm_clip", (0.0, 1.0)), ("epsilon", (1.0, 0.0)), ("delta", (1.0, 1.0, 0.0))):

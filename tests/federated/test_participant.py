@@ -6,18 +6,21 @@ import math
 
 import numpy as np
 import pytest
+from catalogues import catalogue_of, named
 from dp_accounting import GaussianDpEvent
 from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, PublishedLabelPermutation, local
 from tfdp_rec.federated.cohort import Client, draw
-from tfdp_rec.federated.participant import BudgetSpent, Participant, Refused, Terms
+from tfdp_rec.federated.device import UNIT
+from tfdp_rec.federated.participant import DATA, BudgetSpent, Participant, Refused, Terms
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
+from tfdp_rec.privacy import BrokenLedger, Ledger
 from tfdp_rec.privacy.events import PureDpEvent
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import REPLACE, read, total
 
-TWO = (((1, 2, 3, 4, 5, 6), 0), ((7, 8, 9, 10, 11, 12), 1))
+TWO = ((named(1, 2, 3, 4, 5, 6), 0), (named(7, 8, 9, 10, 11, 12), 1))
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +32,8 @@ def model(world):
 def update(world, model):
     def make(epsilon=8.0, label=8.0, kind=local.PrivateUpdate, features=None, labels=LabelPermutation, **more):
         attention = AttentionMechanism(3, epsilon, 1e-5, padding=0.2, activation="relu")
-        features = world.features if features is None else features
-        return kind(model, features, attention, labels(label, 3), world.length, world.samples, **more)
+        catalogue = world.catalogue if features is None else catalogue_of(features)
+        return kind(model, catalogue, attention, labels(label, 3), world.length, world.samples, **more)
 
     return make
 
@@ -77,23 +80,24 @@ def test_a_click_that_is_a_label_and_history_pays_for_both(update, world, tmp_pa
 
 def test_a_label_belongs_to_its_candidates(update, tmp_path):
     chosen = update(label=0.01)
-    both = Participant(chosen, Client((1, 2), TWO), allows(tmp_path))
+    both = Participant(chosen, Client(named(1, 2), TWO), allows(tmp_path))
     both.pay_round()
-    later = Participant(chosen, Client((1, 2), TWO[1:]), allows(tmp_path))
+    later = Participant(chosen, Client(named(1, 2), TWO[1:]), allows(tmp_path))
     later.pay_round()
     assert later.data.clicks == both.data.clicks[1:]
-    new = (((2, 3, 4, 5, 6, 7), 3),)
-    other = Participant(chosen, Client((1, 2), new + TWO), allows(tmp_path))
+    new = ((named(2, 3, 4, 5, 6, 7), 3),)
+    other = Participant(chosen, Client(named(1, 2), new + TWO), allows(tmp_path))
     other.pay_round()
     assert other.data.clicks[1:] == both.data.clicks
     drawn = [paid for paid in read(tmp_path / "ledger.jsonl").paid if paid.label == "labels"]
-    assert [len(paid.about) for paid in drawn] == [2, 1], "one payment for each that was drawn, none twice"
+    assert [paid.about for paid in drawn] == [tuple(sorted(named(*range(1, 13)))), tuple(sorted(new[0][0]))]
+    assert [len(paid.settings["labels"]) for paid in drawn] == [2, 1], "none is drawn twice"
 
 
 def test_labels_are_drawn_once_whoever_asks_and_paid_once(update, world, tmp_path):
     """A join that builds a participant for every call: the label a round uses is the one that was paid for."""
     chosen = update(2.0, label=0.01)
-    many = Client((1, 2), tuple((tuple(range(1, 13)), 3) for _ in range(2)))
+    many = Client(named(1, 2), tuple((named(*range(1, 13)), 3) for _ in range(2)))
     seen = set()
     for _ in range(5):
         asked = Participant(chosen, many, allows(tmp_path))
@@ -186,12 +190,13 @@ def test_a_model_that_is_no_number_for_some_news_gets_an_answer_from_everybody(u
     options = {"gradient": {"kind": local.GradientUpdate, "noise": noise}, "private+user": {"user_gradient": noise}}
     chosen = update(features=features, **options.get(kind, {}))
     try:
-        for history, shown in (((1, 2, 3), TWO), ((1, 2, 4), TWO), ((3,) * 5, TWO[1:]), ((), TWO)):
-            answer = Participant(chosen, Client(history, shown), allows(tmp_path), kind).step(weights)
+        for history, shown in ((named(1, 2, 3), TWO), (named(1, 2, 4), TWO), (named(3) * 5, TWO[1:]), ((), TWO)):
+            asked = Participant(chosen, Client(history, shown), allows(tmp_path, methods=(kind,)), kind)
+            answer = asked.answer(weights)
             assert [a.shape for a in answer] == [w.shape for w in weights]
             assert all(np.isfinite(a[np.isfinite(w)]).all() for a, w in zip(answer, weights))
         everywhere = [np.full_like(w, np.nan) for w in weights]
-        Participant(chosen, Client((1, 2), TWO), allows(tmp_path), kind).step(everywhere)
+        Participant(chosen, Client(named(1, 2), TWO), allows(tmp_path, methods=(kind,)), kind).answer(everywhere)
     finally:
         for variable, value in zip(model.trainable_variables, before):
             variable.assign(value)
@@ -214,36 +219,38 @@ def test_the_attention_of_news_that_are_no_numbers_is_that_of_the_anonymous_news
             variable.assign(value)
 
 
-def test_weights_of_another_model_are_refused_whole(update, world, tmp_path):
+def test_weights_of_another_model_are_refused_before_anything_is_paid(update, world, tmp_path):
     asked = Participant(update(), world.clients[0], allows(tmp_path))
     weights = [np.array(v) for v in asked.update.model.trainable_variables]
-    for wrong in (weights[:-1], [*weights[:-1], weights[-1][..., None]]):
-        with pytest.raises(ValueError, match="another model"):
-            asked.step(wrong)
+    text = [*weights[:-1], np.full(weights[-1].shape, "weights")]
+    for wrong in (weights[:-1], [*weights, weights[0]], [*weights[:-1], weights[-1][..., None]], text):
+        with pytest.raises(Refused, match="another model"):
+            asked.answer(wrong)
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_short_impressions_train_and_pay(update, tmp_path):
-    shown = (((1,), 0), ((2, 3), 1), ((4, 5, 6), 0), ((7, 8, 9, 10), 2))
+    shown = ((named(1), 0), (named(2, 3), 1), (named(4, 5, 6), 0), (named(7, 8, 9, 10), 2))
     chosen = update(label=2.0)
     chosen.samples_per_client = 4
-    asked = Participant(chosen, Client((1, 2), shown), allows(tmp_path))
+    asked = Participant(chosen, Client(named(1, 2), shown), allows(tmp_path))
     asked.pay_round()
     drawn = chosen.draw([asked.data])
     assert drawn.counted.tolist() == [[0.0, 1.0, 1.0, 1.0]]
     for slot, (candidates, _) in enumerate(shown[1:], 1):
-        label, *negatives = drawn.samples[0, slot].tolist()
+        label, *negatives = named(*drawn.samples[0, slot])
         assert label in candidates and set(negatives) == set(candidates) - {label}, "all the others, over and over"
     labels = [paid for paid in read(tmp_path / "ledger.jsonl").paid if paid.label == "labels"]
-    assert len(labels[0].about) == 3, "one news alone is no choice, and costs nothing"
+    assert labels[0].about == tuple(sorted(named(*range(2, 11)))), "one news alone is no choice, and costs nothing"
     published = update(label=2.0, kind=local.PublishedUpdate, labels=PublishedLabelPermutation)
-    published.draw([Client((1, 2), shown)])
+    published.draw([Client(named(1, 2), shown)])
 
 
 def test_the_training_draws_noise_has_the_mechanisms_scale():
     """Kills a draw of half the noise: the draw itself, not the mechanism, is looked at."""
     mechanism = AttentionMechanism(4, 3.0, 1e-5, padding=0.1, activation="relu")
-    clients = [Client((1, 2, 3), ()) for _ in range(4000)]
-    noise = draw(clients, mechanism, LabelPermutation(1.0, 2), 5, 1, words.seeded(7)).noise
+    clients = [Client(named(1, 2, 3), ()) for _ in range(4000)]
+    noise = draw(clients, lambda ids: [1] * len(ids), mechanism, LabelPermutation(1.0, 2), 5, 1, words.seeded(7)).noise
     assert noise.shape == (4000, 4)
     assert stats.kstest(noise.ravel(), stats.norm(scale=mechanism.noise_scale).cdf).pvalue > 1e-6
     for wrong in (0.5, 0.9, 1.1):
@@ -266,7 +273,7 @@ def test_an_update_releases_the_attention_with_the_noise_that_was_drawn(update, 
 
 def test_the_ledger_holds_no_click(update, world, tmp_path):
     """Labels are releases; the history and the true clicks are nowhere in the file."""
-    secret = Client((11, 12), ((tuple(range(1, 13)), 6),))
+    secret = Client(named(11, 12), ((named(*range(1, 13)), 6),))
     texts = []
     for click in (6, 2):
         (tmp_path / str(click)).mkdir()
@@ -278,3 +285,122 @@ def test_the_ledger_holds_no_click(update, world, tmp_path):
                 line.pop(key, None)
         texts.append(lines)
     assert texts[0] == texts[1], "same draw, same ledger, whatever was clicked"
+
+
+# What was clicked is the device's own record, whatever a catalogue says.
+
+
+def changed(world, order, without=()):
+    """The fixture's catalogue with its news in another order, some of them gone."""
+    rows = [0, *(row for row in order if row not in without)]
+    features = {name: value[rows] for name, value in world.catalogue.features.items()}
+    return dataclasses.replace(world.catalogue, ids=tuple(world.catalogue.ids[row] for row in rows), features=features)
+
+
+def test_a_label_is_the_same_wherever_its_news_stand_in_todays_catalogue(update, world, tmp_path):
+    """A row more at the top, once: each day another name for the same click, and another label drawn."""
+    spent = []
+    for day in range(5):
+        order = [(row + day) % 12 + 1 for row in range(12)]
+        catalogue = changed(world, order, without={day + 1})
+        chosen = update(1.0, label=1.0)
+        today = local.PrivateUpdate(chosen.model, catalogue, chosen.mechanism, chosen.labels, 5, 2)
+        shown = (TWO[0][0][day:] + TWO[0][0][:day], -day % 6)
+        asked = Participant(today, Client(named(9), (shown,)), allows(tmp_path))
+        asked.pay_round()
+        spent.append(asked.data.clicks[0][0][asked.data.clicks[0][1]])
+    assert len(set(spent)) == 1, "one private label, by its id"
+    paid = read(tmp_path / "ledger.jsonl").paid
+    assert [p.label for p in paid].count("labels") == 1 and [p.label for p in paid].count("round") == 5
+
+
+def test_draws_whose_candidates_overlap_pay_together(update, tmp_path):
+    """A record whose list of candidates was cut still tells of the same click."""
+    chosen = update(math.inf, label=1.0)
+    chosen.round_events = lambda client: ()
+    for left in (6, 5, 4, 3):
+        click = (TWO[0][0][:left], 0)
+        Participant(chosen, Client((), (click,)), allows(tmp_path)).pay_round()
+    assert total(read(tmp_path / "ledger.jsonl"), 0.0) == pytest.approx(4.0)
+
+
+def test_news_that_the_catalogue_lacks_are_noised_and_paid_for_as_the_anonymous_news(update, world):
+    """Once: no noise and no payment for a history of expired news, and no label for a click on one."""
+    chosen, without = update(2.0, label=0.5), changed(world, range(1, 13), {3, 4})
+    today = local.PrivateUpdate(chosen.model, without, chosen.mechanism, chosen.labels, 5, 2)
+    expired = Client(named(3, 4), ((named(4, 5, 6, 7), 0),))
+    drawn = [today.draw([expired], words.seeded(seed)) for seed in range(200)]
+    assert np.std([each.noise for each in drawn]) == pytest.approx(today.mechanism.noise_scale, rel=0.2)
+    assert all((each.history[0, :2] != 0).all() for each in drawn)
+    assert 0 < np.mean([each.padded[0, :2] for each in drawn]) < 0.5 and not drawn[0].padded[0, 2:].any()
+    assert all(each.counted[0].tolist() == [1.0, 0.0] for each in drawn)
+    assert len({int(each.samples[0, 0, 0]) for each in drawn}) > 1, "the label is drawn among all candidates"
+    assert today.round_events(expired) and expired.spends_on_labels
+    places, known = np.array([[11, 11, 0, 0, 0]], "int32"), np.array([[1, 1, 0, 0, 0]], "int32")
+    assert today.rows(named(3, 4)) == [11, 11]
+    as_anonymous = chosen._encode(known, known != 0).numpy()
+    np.testing.assert_allclose(today._encode(places, np.zeros((1, 5), bool)).numpy(), as_anonymous, atol=1e-5)
+
+
+def test_what_is_declared_is_an_unbounded_entry_and_counts_once_it_is_withdrawn(update, world, tmp_path):
+    chosen = update(2.0, label=1.0)
+    declared = Client(named(1, 2), TWO, frozenset(named(1, 7, 12)))
+    Participant(chosen, declared, allows(tmp_path, 10.0)).pay_round()
+    Participant(chosen, declared, allows(tmp_path, 10.0)).pay_round()
+    exact = [paid.about for paid in read(tmp_path / "ledger.jsonl").paid if paid.label == "declared"]
+    assert exact == [("N1",)], "7 and 12 were shown, and 1 was clicked"
+    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == math.inf
+    with pytest.raises(BudgetSpent, match="to inf"):
+        Participant(chosen, dataclasses.replace(declared, declared=frozenset()), allows(tmp_path, 10.0)).pay_round()
+
+
+# The ledger is there, or the device takes part in nothing.
+
+
+def test_a_training_ledger_that_is_gone_or_older_is_refused(update, world, tmp_path):
+    asked = Participant(update(), world.clients[0], allows(tmp_path))
+    asked.pay_round()
+    path = tmp_path / "ledger.jsonl"
+    older = path.read_bytes()
+    assert (tmp_path / "ledger.jsonl.mark").stat().st_mode & 0o777 == 0o600
+    Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
+    newest = path.read_bytes()
+    path.write_bytes(older)
+    with pytest.raises(BrokenLedger, match="older backup"):
+        asked.pay_round()
+    path.unlink()
+    with pytest.raises(BrokenLedger, match="is gone"):
+        asked.pay_round()
+    assert not path.exists()
+    path.write_bytes(newest)
+    (tmp_path / "ledger.jsonl.mark").write_text("{")
+    with pytest.raises(BrokenLedger, match="holds no mark"):
+        asked.pay_round()
+
+
+def test_a_ledger_that_names_news_by_rows_is_refused_in_words(update, world, tmp_path):
+    settings = {"labels": [{"candidates": [3, 1, 2], "position": 1}]}
+    with Ledger(tmp_path / "ledger.jsonl", UNIT, DATA, REPLACE) as old:
+        old.pay(PureDpEvent(1.0), label="labels", settings=settings, about=("label 0123456789abcdef",))
+    with pytest.raises(BrokenLedger, match="by their rows in a catalogue"):
+        Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"history": 10**6}, {"history": 0}, {"history": 5.5}, {"samples": 10**6}, {"negatives": 10**6}, {"dim": 10**6},
+        {"num_basis": 10**6}, {"num_basis": 1}, {"seed": -1}, {"samples": 100, "negatives": 100},
+    ],
+)  # fmt: skip
+def test_sizes_that_a_server_asks_for_have_limits_before_anything_is_paid(asked, tmp_path):
+    """`history=10**6` was granted once, and would take all memory."""
+    from tfdp_rec.datasets.mind.generated import SyntheticNews
+    from tfdp_rec.federated import build
+    from tfdp_rec.federated.settings import Settings
+
+    SyntheticNews(num_users=2, num_news=20, num_days=1, candidates=5, history_length=3).write(tmp_path)
+    node = {"partition-id": 0, "data": str(tmp_path), "ledger": str(tmp_path / "l.jsonl"), "budget-epsilon": 1e9}
+    with pytest.raises(ValueError, match="must be a whole number from|at most 10,000 news"):
+        build.participant(Settings.of_run({"dim": 8, **asked}), node)
+    assert not (tmp_path / "l.jsonl").exists()

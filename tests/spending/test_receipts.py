@@ -348,6 +348,10 @@ def test_no_statement_says_that_a_ledger_paid_which_is_gone(tmp_path):
 # A budget looks again whenever something else than its own steps was done.
 
 
+def by_hand(steps):
+    return Entry(GaussianDpEvent(1.0), steps, BY_HAND, SAMPLING.get_state())
+
+
 def of_another_model(model, accountant):
     other = optimizer_of()
     accountant.follow(other)
@@ -365,7 +369,7 @@ def of_shared_weights(model, accountant):
     [
         lambda model, accountant: setattr(model.optimizer, "noise_multiplier", 2.0),
         lambda model, accountant: model.privacy_history.add(model.optimizer, Source(PoissonSampling(500, 50)), 1),
-        lambda model, accountant: model.privacy_history.add_entry(Entry(GaussianDpEvent(1.0), 1, BY_HAND, SAMPLING.get_state())),
+        lambda model, accountant: model.privacy_history.add_entry(by_hand(1)),
         lambda model, accountant: accountant.record(GaussianDpEvent(1.0), 1),
         lambda model, accountant: accountant.spend(GaussianDpEvent(5.0), "counts"),
         lambda model, accountant: model.privacy_history._begun.assign_add(1),

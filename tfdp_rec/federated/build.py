@@ -61,7 +61,7 @@ def _news_encoder(catalogue: mind.NewsCatalogue, encoder: str, dim: int) -> kera
 def local_update(
     method: str,
     model: news.NewsRecommender,
-    features: dict[str, Any],
+    catalogue: mind.NewsCatalogue,
     attention: AttentionMechanism,
     label_epsilon: float,
     *,
@@ -75,7 +75,7 @@ def local_update(
     Args:
         method: private, private+user, published, or gradient (DP-FedRec: neither attention nor labels are private).
         model: what is trained.
-        features: of the news.
+        catalogue: of today's news.
         attention: the mechanism of a client's attention.
         label_epsilon: of one label.
         negatives: with each label.
@@ -86,7 +86,7 @@ def local_update(
     if method == "gradient":
         attention, label_epsilon = dataclasses.replace(attention, epsilon=math.inf, padding=0.0), math.inf
     permute = PublishedLabelPermutation if method == "published" else LabelPermutation
-    common = (model, features, attention, permute(label_epsilon, negatives), history, samples)
+    common = (model, catalogue, attention, permute(label_epsilon, negatives), history, samples)
     if method == "published":
         return local.PublishedUpdate(*common)
     if method == "gradient":
@@ -96,7 +96,7 @@ def local_update(
     return local.PrivateUpdate(*common, user_gradient=noise if method == "private+user" else None)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)  # the settings are a server's: no more models stay than two runs take
 def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
     """A run's model and data, once a process."""
     data = mind.read(settings.data, title_length=8, body_length=16)
@@ -104,7 +104,7 @@ def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
     return news_model(data.catalogue, s.encoder, s.dim, s.num_basis, s.temperature, s.seed), data
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def update(settings: Settings) -> local.LocalUpdate:
     """A run's local update, once a process."""
     s, (model, data) = settings, world(settings)
@@ -113,7 +113,7 @@ def update(settings: Settings) -> local.LocalUpdate:
         s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu", calibration=calibration
     )
     return local_update(
-        s.method, model, data.catalogue.features, attention, s.label_epsilon, negatives=s.negatives, history=s.history,
+        s.method, model, data.catalogue, attention, s.label_epsilon, negatives=s.negatives, history=s.history,
         samples=s.samples, noise=VectorMechanism(s.l2_norm_clip, s.epsilon, s.delta),
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Par
     return participants.Participant(update(here), users[partition], terms, settings.method)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def _users(settings: Settings) -> list[Client]:
     users = sorted(world(settings)[1].by_user().items())
     return [client_of(impressions) for _, impressions in users]

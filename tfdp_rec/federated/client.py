@@ -7,11 +7,17 @@ tells nothing new. The draw's key is the *number* of clicks, the model and the s
 made of the clicks themselves the server would see whether two histories are equal.) The payment is on disk before the
 answer is computed.
 
+**What was clicked is the phone's own record**: the news' id, and the category that it was shown in. A bundle is only
+looked up for today's vectors. News that it lacks (any more), or whose vector is no number, count as the anonymous news,
+and are noised and paid for as all are; its graph is read before it runs (`graphs.py`).
+
 **Each click has its own budget**, and pays for the answers that its window was open for, no more. Once the next
 answer would cost it more than the budget, it is left out: from then on it counts as the anonymous news, as if padded.
 So there is always an answer, with the same noise, and which clicks are left out depends on how many answers there
-were, never on what was clicked. News that the bundle does not have (any more), or whose vector is no number, count as
-anonymous too.
+were, never on what was clicked.
+
+**What a person declares non-sensitive is sent as it is**, and paid for as what it is: without bound. `spent` leaves
+such clicks out as long as they are declared. A click whose declaration is withdrawn counts, and is used no more.
 
 Reference:
     Liu et al., "PrivateRec", 2022, Algorithms 1 and 2; docs/privacy-privaterec.md, section 6.
@@ -24,7 +30,6 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,16 +37,16 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.federated import device, graphs
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
 from tfdp_rec.privacy.profiles import composed_epsilon, releases_of
-from tfdp_rec.spending.ledger import REPLACE, Ledger
-from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.ledger_lines import Mark, Payment, Snapshot
 
-UNIT, DATA = "click", Snapshot(None, "clicks that one person is served by")
-
-Encoder = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]]
+DATA = Snapshot(None, "clicks that one person is served by")
+FORMAT = "tfdp_rec bundle 2"
+MOST_HISTORY = 1_000
 
 
 def pack_query(attention: ArrayLike) -> bytes:
@@ -75,13 +80,13 @@ class State:
     """What the phone remembers besides its ledger.
 
     Args:
-        clicks: News ids, oldest first.
+        clicks: (news id, category that it was shown in), oldest first.
         draw_key: What the stored draw belongs to.
         draw: The released attention vector.
         mark: Where the ledger stood when this was written.
     """
 
-    clicks: list[str] = dataclasses.field(default_factory=list)
+    clicks: list[list[str]] = dataclasses.field(default_factory=list)
     draw_key: str = ""
     draw: list[float] = dataclasses.field(default_factory=list)
     mark: list[Any] = dataclasses.field(default_factory=list)
@@ -91,15 +96,21 @@ class State:
         """From a file; an empty one if there is none.
 
         Raises:
-            ValueError: If the file is not one of these.
+            ValueError: If the file is not one of these, or of an older version.
         """
         if not os.path.exists(path):
             return cls()
         try:
             with open(path, encoding="utf-8") as file:
-                return cls(**json.load(file))
+                state = cls(**json.load(file))
         except (ValueError, TypeError) as problem:
             raise ValueError(f"{path} does not hold clicks: restore it, or remove it to forget them.") from problem
+        if any(isinstance(click, str) for click in state.clicks):
+            raise ValueError(
+                f"{path} holds clicks without their categories, as versions before 0.2 did: what was sent exact of "
+                "them is in no ledger. Remove it and its ledger to begin anew, and take all of its clicks as told."
+            )
+        return state
 
 
 class PrivateClient:
@@ -108,15 +119,16 @@ class PrivateClient:
     Args:
         bundle: Folder written by `serving.export_client`.
         ledger: Path of this user's ledger; the clicks are beside it, in a file of the same name with `.clicks`.
+            One that is gone while the clicks are there is refused.
         budget_epsilon: The most that answers may tell of one click, over all the answers that it is in.
         budget_delta: Failure probability at which the budget is measured.
-        non_sensitive: Categories whose clicks need no protection.
-        runtime: "saved_model" or "tflite": which exported graph to run.
+        non_sensitive: Categories whose clicks, as the phone showed them, need no protection.
+        runtime: Which of the bundle's graphs to run: "graph" or "tflite".
         source: Where the randomness comes from.
 
     Raises:
         ValueError: On a budget that is out of range or less than one answer costs, a published calibration, an unknown
-            category or runtime, or a ledger that is no evidence.
+            runtime, a bundle that a phone does not run, or a ledger that is no evidence.
         FileNotFoundError: If the bundle lacks the graph that the runtime needs.
     """
 
@@ -127,7 +139,7 @@ class PrivateClient:
         budget_epsilon: float,
         budget_delta: float = 1e-5,
         non_sensitive: tuple[str, ...] = (),
-        runtime: Literal["saved_model", "tflite"] = "saved_model",
+        runtime: Literal["graph", "tflite"] = "graph",
         source: words.WordSource = words.os_entropy,
     ) -> None:
         if not (budget_epsilon > 0 and math.isfinite(budget_epsilon)):
@@ -135,51 +147,44 @@ class PrivateClient:
         if not 0 <= budget_delta < 1:
             raise ValueError(f"budget_delta must be in [0, 1), got {budget_delta}.")
         folder = Path(bundle)
-        self._about = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+        self._about = _about(folder)
         self.mechanism = AttentionMechanism.from_settings(self._about["mechanism"])
         self.mechanism.guarantee()
-        news = np.load(folder / "news.npz")
-        self._vectors, self._category = _finite(news["vectors"]), news["category"].tolist()
-        self._row = {name: row for row, name in enumerate(news["ids"].tolist())}
-        unknown = set(non_sensitive) - set(self._category)
-        if unknown:
-            raise ValueError(f"non_sensitive names unknown categories {sorted(unknown)}.")
+        self._row, self._vectors = _news(folder)
+        self._encode = _encoder(folder, runtime, self._about["history_length"], self._vectors.shape[1], self.mechanism)
         self.non_sensitive = tuple(sorted(non_sensitive))
         self.budget_epsilon, self.budget_delta, self._source = budget_epsilon, budget_delta, source
-        self._encode, self._known = _encoder(folder, runtime), list[tuple[dict[DpEvent, int], bool]]()
+        self._known: list[tuple[dict[DpEvent, int], bool]] = []
         if not self._affords({}):
             raise ValueError(
                 f"One answer at these settings costs more than budget_epsilon = {budget_epsilon:g}: no click could "
                 "ever be used. Allow more, or ask for a bundle with more noise."
             )
         self._state_path = f"{ledger}.clicks"
-        self._ledger = Ledger(ledger, UNIT, DATA, REPLACE)
-        try:
-            state = State.read(self._state_path)
-            if state.mark:
-                self._ledger.refuse_behind(0, Mark(*state.mark))
-        except BaseException:
-            self.close()
-            raise
+        state = State.read(self._state_path)
+        self._ledger = device.open_ledger(ledger, DATA, Mark(*state.mark) if state.mark else None)
 
-    def record(self, news_id: str) -> None:
+    def record(self, news_id: str, category: str = "") -> None:
         """Remember a click, also on news that the bundle does not have.
 
         Args:
             news_id: What was clicked.
+            category: Category that it was shown in; a click without one is always protected.
 
         Raises:
-            ValueError: If it is empty.
+            ValueError: If the id is empty.
         """
         if not news_id:
             raise ValueError("news_id must not be empty: it is what was clicked.")
         state = State.read(self._state_path)
-        state.clicks.append(news_id)
+        state.clicks.append([news_id, category])
         self._save(state)
 
     def spent(self) -> float:
-        """ε spent so far on the click that most was told of, at the budget's δ."""
-        return self._ledger.epsilon(self.budget_delta)
+        """ε spent so far, at the budget's δ, on the click that most was told of, without those that are declared."""
+        clicks = State.read(self._state_path).clicks
+        declared = {str(number) for number, click in enumerate(clicks) if not self._protects(click)}
+        return device.epsilon(self._ledger.paid, self.budget_delta, declared)
 
     def attention(self) -> NDArray[np.float64]:
         """This user's private attention vector; the same one until something public changes."""
@@ -189,15 +194,18 @@ class PrivateClient:
             return np.array(state.draw)
         first = max(0, len(state.clicks) - self._about["history_length"])
         window = range(first, len(state.clicks))
-        rows = [self._row.get(state.clicks[n], 0) for n in window]
-        sensitive = np.array([self._protects(row) for row in rows], dtype=bool)
-        used = self._used([n for n, protected in zip(window, sensitive) if protected])
+        protected = np.array([self._protects(state.clicks[n]) for n in window], dtype=bool)
+        used = self._used([n for n, secret in zip(window, protected) if secret])
+        exact = [n for n, secret in zip(window, protected) if not secret]
+        payments = device.exact_payments(self._ledger, tuple(map(str, exact)))
         if used:
-            self._ledger.pay(
-                self.mechanism.event, label="answer", settings=self.mechanism.settings(), about=tuple(map(str, used))
+            payments.append(
+                Payment(self.mechanism.event, 1, "answer", self.mechanism.settings(), about=tuple(map(str, used)))
             )
-        shown = [row if n in used or not protected else 0 for n, row, protected in zip(window, rows, sensitive)]
-        state.draw, state.draw_key = self._release(shown, sensitive).tolist(), key
+        for payment in payments:
+            self._ledger.pay(**vars(payment))
+        shown = [self._row.get(state.clicks[n][0], 0) if n in used or n in exact else 0 for n in window]
+        state.draw, state.draw_key = self._release(shown, protected).tolist(), key
         self._save(state)
         return np.array(state.draw)
 
@@ -214,9 +222,8 @@ class PrivateClient:
         with writing(self._state_path, private=True) as file:
             json.dump(dataclasses.asdict(state), file)
 
-    def _protects(self, row: int) -> bool:
-        """Whether a click is private; on news that the bundle does not have (row 0) it always is."""
-        return row == 0 or self._category[row] not in self.non_sensitive
+    def _protects(self, click: list[str]) -> bool:
+        return not click[1] or click[1] not in self.non_sensitive
 
     def _draw_key(self, state: State) -> str:
         public = [len(state.clicks), self._about["model"], self._about["mechanism"], self.non_sensitive]
@@ -246,20 +253,42 @@ class PrivateClient:
         self._known.append((more, fits))
         return fits
 
-    def _release(self, rows: list[int], sensitive: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _release(self, rows: list[int], protected: NDArray[np.bool_]) -> NDArray[np.float64]:
         """From the window's rows, 0 for those that are left out; every position that is there is padded anew."""
         length, width = self._about["history_length"], self._vectors.shape[1]
         vectors = np.zeros((1, length, width), dtype=np.float32)
         mask = np.zeros((1, length), dtype=bool)
         padded = self.mechanism.padding_mask(len(rows), self._source)
         for place, row in enumerate(rows):
-            shown = 0 if padded[place] and sensitive[place] else row
+            shown = 0 if padded[place] and protected[place] else row
             vectors[0, place], mask[0, place] = self._vectors[shown], True
         if not rows:
             vectors[:], mask[:] = self._vectors[0], True
-        clipped = self._encode(vectors, mask)[0]
+        try:
+            clipped = self._encode(vectors, mask)[0]
+        except Exception:  # what fails for some clicks must not show: it counts as no number, which is noised
+            clipped = np.full(self.mechanism.num_basis, np.nan)
         noise = self.mechanism.noise(clipped.shape, self._source)
-        return self.mechanism.finish(clipped, noise if sensitive.any() else np.zeros_like(noise))
+        return self.mechanism.finish(clipped, noise if protected.any() else np.zeros_like(noise))
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What bundle.json says, with sizes that a phone has room for."""
+    about: dict[str, Any] = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{folder} is no bundle of this version ({FORMAT}): export it anew.")
+    length = about["history_length"]
+    if not isinstance(length, int) or not 1 <= length <= MOST_HISTORY:
+        raise ValueError(f"history_length must be a whole number from 1 to {MOST_HISTORY}, got {length!r}.")
+    return about
+
+
+def _news(folder: Path) -> tuple[dict[str, int], NDArray[np.float32]]:
+    news = np.load(folder / "news.npz")
+    ids, vectors = news["ids"].tolist(), news["vectors"]
+    if vectors.ndim != 2 or len(ids) != len(vectors) or not ids:
+        raise ValueError(f"{folder / 'news.npz'} must hold one vector for each news: export the bundle anew.")
+    return {name: row for row, name in enumerate(ids)}, _finite(vectors)
 
 
 def _finite(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -268,33 +297,11 @@ def _finite(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(whole, vectors, np.where(whole[0], vectors[0], 0.0)).astype(np.float32)
 
 
-def _encoder(folder: Path, runtime: str) -> Encoder:
-    if runtime == "saved_model":
-        return _saved_model(folder / "saved_model")
-    if runtime == "tflite":
-        return _tflite(folder / "client.tflite")
-    raise ValueError(f"runtime must be 'saved_model' or 'tflite', got {runtime!r}.")
-
-
-def _saved_model(path: Path) -> Encoder:
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} is missing from the bundle.")
-    import tensorflow as tf
-
-    loaded = tf.saved_model.load(str(path))
-    run = loaded.signatures["attention"]
-
-    def encode(vectors: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-        return run(vectors=tf.constant(vectors), mask=tf.constant(mask))["attention"].numpy()
-
-    encode.keep = loaded  # type: ignore[attr-defined]  # the signatures die with what was loaded
-    return encode
-
-
-def _tflite(path: Path) -> Encoder:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing from the bundle; export_client says when it is made.")
-    import tensorflow as tf
-
-    run: Any = tf.lite.Interpreter(str(path)).get_signature_runner("attention")
-    return lambda vectors, mask: run(vectors=vectors, mask=mask)["attention"]
+def _encoder(folder: Path, runtime: str, length: int, width: int, mechanism: AttentionMechanism) -> graphs.Encoder:
+    kinds = {"graph": ("attention.pb", graphs.encoder), "tflite": ("client.tflite", graphs.lite_encoder)}
+    if runtime not in kinds:
+        raise ValueError(f"runtime must be 'graph' or 'tflite', got {runtime!r}.")
+    name, kind = kinds[runtime]
+    if not (folder / name).is_file():
+        raise FileNotFoundError(f"{folder / name} is missing from the bundle; export_client says when it is made.")
+    return kind((folder / name).read_bytes(), length, width, mechanism.num_basis)

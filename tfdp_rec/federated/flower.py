@@ -1,12 +1,12 @@
 """PrivateRec on Flower: a client app whose mods guard what leaves, and a server app with FedAdam.
 
-    message from the server -> [silence] -> [SecAgg+ mod] -> [guard] -> local update, and back the same way
+    message from the server -> [silence] -> [SecAgg+ mod] -> [guard] -> participant, and back the same way
 
-The guard asks the participant, which checks the round against the node's own terms and pays for it in its ledger
-*before* the update is computed. Of the reply it lets through the new weights alone: no loss, no metric, no count of
-examples (every client weighs 1, so counts tell nothing). Whatever fails, silence answers with one constant sentence:
-the text of an error, which Flower would send to the server, may quote a click; it goes to the node's own log. The
-update itself draws its noise, padding and labels from the operating system.
+The participant checks the round against the model's shapes and the node's own terms, pays for it in its ledger, and
+only then computes the update. The guard lets messages of training through alone, and of the reply the new weights: no
+loss, no metric, no count of examples (every client weighs 1, so counts tell nothing). Whatever fails, silence answers
+with one constant sentence: the text of an error, which Flower would send to the server, may quote a click; it goes to
+the node's own log. The update itself draws its noise, padding and labels from the operating system.
 
 With SecAgg+ the server sees the sum of the updates only. That hides single updates from an honest-but-curious
 server; the ε stated is the local one and does not rely on it.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,8 +41,6 @@ REFUSED = 1  # Flower's code for an error that the application raised
 NO_ANSWER = "This client does not take part in this round."
 
 _log = logging.getLogger(__name__)
-_paid = threading.local()  # the participant that has just paid, from the guard to what it guards
-
 
 Join: TypeAlias = "Callable[[Context], Participant]"
 
@@ -63,23 +60,11 @@ def client_app(join: Join, secure: Callable[[Context], bool] = lambda context: F
             self.participant = participant
 
         def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> tuple[Any, int, dict[str, Any]]:
-            return self.participant.step(parameters), 1, {}
+            return self.participant.answer(parameters), 1, {}
 
     return ClientApp(
-        client_fn=lambda context: Updater(take_paid()).to_client(), mods=[silence, masked(secure), guard(join)]
+        client_fn=lambda context: Updater(join(context)).to_client(), mods=[silence, masked(secure), guard]
     )
-
-
-def take_paid() -> Participant:
-    """The participant that has paid for this round, with the labels that it paid for; good for one update.
-
-    Raises:
-        RuntimeError: Nobody has paid.
-    """
-    participant: Participant | None = vars(_paid).pop("participant", None)
-    if participant is None:
-        raise RuntimeError("No round was paid for: nothing is computed without the guard.")
-    return participant
 
 
 def silence(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -112,31 +97,17 @@ def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Cal
     return mod
 
 
-def guard(join: Join) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """The client mod that has a round paid for and strips the reply; messages that are no training are not answered.
-
-    Args:
-        join: From a node's context to its participant; asked once a round.
-    """
-
-    def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-        return silence(message, context, lambda message, context: _paid_round(join, message, context, call_next))
-
-    return mod
+def guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """The innermost client mod: lets messages of training through alone, and strips the reply."""
+    return silence(message, context, lambda message, context: _guarded(message, context, call_next))
 
 
-def _paid_round(join: Join, message: Message, context: Context, call_next: Callable) -> Message:
+def _guarded(message: Message, context: Context, call_next: Callable) -> Message:
     from flwr.app.message_type import MessageType
 
     if message.metadata.message_type != MessageType.TRAIN:
         raise Refused(f"The server asks for {message.metadata.message_type!r}, and this client only trains.")
-    participant = join(context)
-    participant.pay_round()
-    _paid.participant = participant
-    try:
-        reply: Message = call_next(message, context)
-    finally:
-        vars(_paid).clear()  # good for this round alone, used or not
+    reply: Message = call_next(message, context)
     return reply if reply.has_error() else strip(reply)
 
 

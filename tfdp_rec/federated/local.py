@@ -25,7 +25,7 @@ Reference:
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ import tensorflow as tf
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client, Draws, draw
 from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
@@ -41,21 +42,23 @@ from tfdp_rec.federated.vector import ClippedVector
 from tfdp_rec.noise import words
 
 Gradients = list[NDArray[np.float32]]
+MOST_HISTORY, MOST_ENCODED = 1_000, 10_000
 
 
 class LocalUpdate(abc.ABC):
-    """A client's update of one model on one public catalogue.
+    """A client's update of one model on today's public catalogue.
 
     Args:
         model: A model with the parts of `tfdp_rec.models.news.NewsRecommender`, built.
-        features: The catalogue's features, row 0 the anonymous news.
+        catalogue: Today's news. Clicked news that it lacks count as the anonymous news.
         mechanism: Padding and noise of the attention vector.
         labels: Permutation of labels.
         history_length: Positions every history is brought to.
         samples_per_client: Training clicks used of each client.
 
     Raises:
-        ValueError: If the mechanism is not of the model's sizes, or features hold ids that the model cannot read.
+        ValueError: If the mechanism is not of the model's sizes, features hold ids that the model cannot read, or a
+            client would encode too many news.
     """
 
     holds = True
@@ -64,7 +67,7 @@ class LocalUpdate(abc.ABC):
     def __init__(
         self,
         model: Any,
-        features: dict[str, NDArray[np.int32]],
+        catalogue: NewsCatalogue,
         mechanism: AttentionMechanism,
         labels: LabelPermutation | PublishedLabelPermutation,
         history_length: int = 20,
@@ -75,14 +78,22 @@ class LocalUpdate(abc.ABC):
                 f"mechanism must have the model's num_basis and clip_norm {model.num_basis}, "
                 f"{model.clip_norm}, got {mechanism.num_basis}, {mechanism.clip_norm}."
             )
-        _refuse_unreadable(model, features)
-        self.model, self.mechanism, self.labels = model, mechanism, labels
-        self.features = {name: tf.constant(value) for name, value in features.items()}
+        _refuse_unreadable(model, catalogue.features)
+        _refuse_large(history_length, samples_per_client, labels.num_negatives)
+        self.model, self.mechanism, self.labels, self.catalogue = model, mechanism, labels, catalogue
+        # The anonymous news once more, behind the last: the row of what the catalogue lacks. 0 is an empty position.
+        self._unknown = len(catalogue)
+        self.features = {name: tf.concat([value, value[:1]], axis=0) for name, value in catalogue.features.items()}
         self.history_length, self.samples_per_client = history_length, samples_per_client
+
+    def rows(self, ids: Sequence[str]) -> list[int]:
+        """Today's rows of news, none of them 0: what the catalogue lacks is a second anonymous news."""
+        return [row or self._unknown for row in self.catalogue.rows(ids)]
 
     def draw(self, clients: list[Client], source: words.WordSource = words.os_entropy) -> Draws:
         """What the clients draw for one update."""
-        return draw(clients, self.mechanism, self.labels, self.history_length, self.samples_per_client, source)
+        sizes = (self.history_length, self.samples_per_client)
+        return draw(clients, self.rows, self.mechanism, self.labels, *sizes, source)
 
     @abc.abstractmethod
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
@@ -359,6 +370,18 @@ def noised_mean(
 
 def _count(features: dict[str, Any]) -> int:
     return int(next(iter(features.values())).shape[0])
+
+
+def _refuse_large(history: int, samples: int, negatives: int) -> None:
+    """What a server asks for is refused before anything is paid, or takes a device's memory."""
+    if history < 1 or samples < 1:
+        raise ValueError(f"history and samples must be at least 1, got {history} and {samples}.")
+    encoded = history + samples * (1 + negatives)
+    if history > MOST_HISTORY or encoded > MOST_ENCODED:
+        raise ValueError(
+            f"A client encodes at most {MOST_ENCODED:,} news and {MOST_HISTORY:,} of its history, and history = "
+            f"{history}, samples = {samples}, negatives = {negatives} ask for {encoded:,}. Ask for less."
+        )
 
 
 def _refuse_unreadable(model: Any, features: dict[str, NDArray[np.int32]]) -> None:

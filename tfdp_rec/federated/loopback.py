@@ -1,8 +1,11 @@
 """A SuperLink and SuperNodes as real processes on 127.0.0.1.
 
-Every address is bound to loopback, telemetry is off, Flower's own files go to a folder of the run, and each process
-leads a group of its own that is killed as a whole on exit. Should this process be killed itself, the kernel ends
-its children (PR_SET_PDEATHSIG, Linux), and Flower's helpers end with their parents.
+Every address is bound to loopback, telemetry is off, nothing is installed at run time, Flower's own files go to a
+folder of the run, and each process leads a group of its own that is killed as a whole on exit. Should this process be
+killed itself, the kernel ends its children (PR_SET_PDEATHSIG, Linux), and Flower's helpers end with their parents.
+
+Flower's options change from version to version: up to 1.35 an address for each of three services, then for two, from
+1.40 on one host and port. A command's own --help says which it takes.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Loopback:
         self.folder = Path(folder)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.control, self.fleet, self._server = (free_port() for _ in range(3))
+        self._helps: dict[str, str] = {}
         home = self.folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
@@ -60,14 +64,13 @@ class Loopback:
         Raises:
             TimeoutError: If it does not within a minute.
         """
-        process = self._start(
-            "superlink",
-            "flower-superlink",
-            "--insecure",
-            *("--serverappio-api-address", f"127.0.0.1:{self._server}"),
-            *("--fleet-api-address", f"127.0.0.1:{self.fleet}"),
-            *("--control-api-address", f"127.0.0.1:{self.control}"),
-        )
+        command, services = "flower-superlink", {"serverappio": self._server, "fleet": self.fleet}
+        if "--host" in self._help(command):
+            self.fleet = self.control
+        where = self._listening(command, {**services, "control": self.control})
+        install = "--disable-runtime-dependency-installation"
+        quiet = [install] if install in self._help(command) else []
+        process = self._start("superlink", command, "--insecure", *where, *quiet)
         wait_for(lambda: _answers(self.control), 60, lambda: self.log("superlink"))
         return process
 
@@ -78,14 +81,10 @@ class Loopback:
             name: Of its log.
             config: The node's own: whose clicks it holds, and on what terms.
         """
-        return self._start(
-            name,
-            "flower-supernode",
-            "--insecure",
-            *("--superlink", f"127.0.0.1:{self.fleet}"),
-            *("--clientappio-api-address", f"127.0.0.1:{free_port()}"),
-            *("--node-config", " ".join(f"{key}={_toml(value)}" for key, value in config.items())),
-        )
+        where = self._listening("flower-supernode", {"clientappio": free_port()})
+        values = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        link = ("--superlink", f"127.0.0.1:{self.fleet}")
+        return self._start(name, "flower-supernode", "--insecure", *link, *where, "--node-config", values)
 
     def run(self, app: str | Path) -> subprocess.Popen[bytes]:
         """Submit an app; its log is "run"."""
@@ -98,6 +97,22 @@ class Loopback:
     def failed(self) -> bool:
         """Whether the run was refused or its server app stopped with an error."""
         return bool(re.search(r"─ Error ─|Traceback|Exit Code: [1-9]", self.log("run")))
+
+    def _help(self, command: str) -> str:
+        """What a command says of its options."""
+        if command not in self._helps:
+            asked = [str(self._bin / command), "--help"]
+            self._helps[command] = subprocess.run(
+                asked, env=self._environment, capture_output=True, text=True, timeout=120
+            ).stdout
+        return self._helps[command]
+
+    def _listening(self, command: str, services: Mapping[str, int]) -> list[str]:
+        """The options that bind a command's services to these ports of loopback, the last one where there is one."""
+        if "--host" in self._help(command):
+            return ["--host", "127.0.0.1", "--port", str(list(services.values())[-1])]
+        flags = {f"--{service}-api-address": f"127.0.0.1:{port}" for service, port in services.items()}
+        return [part for flag, address in flags.items() if flag in self._help(command) for part in (flag, address)]
 
     def _start(self, name: str, command: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "wb") as log:

@@ -103,8 +103,8 @@ class AttentionMechanism:
     calibration: calibrations.Calibration = calibrations.AnalyticGaussian()
 
     def __post_init__(self) -> None:
-        if self.num_basis < 2:
-            raise ValueError(f"num_basis must be at least 2, got {self.num_basis}.")
+        if not (isinstance(self.num_basis, int) and self.num_basis >= 2):
+            raise ValueError(f"num_basis must be a whole number, at least 2, got {self.num_basis}.")
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
         if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):

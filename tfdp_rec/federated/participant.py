@@ -1,21 +1,22 @@
 """One person's device in federated training: its data, its own terms, and the ledger that it pays in.
 
-    a round is asked for -> terms: method, least noise -> labels drawn once, paid -> round paid -> local update
+    weights come in -> their shapes -> terms: method, least noise, budget -> labels drawn once -> paid -> local update
 
 What the server wishes (mechanism, noise) is checked against the node's own configuration, and every wish that is
 granted is written into the ledger with the settings that it was granted with: a later round at other settings changes
-nothing of what was spent. Every release of the history is taken to tell of every click, and a label of its own click,
-so that a click that is a label today and history tomorrow pays for both.
+nothing of what was spent. Every release of the history is taken to tell of every click, and a label's draw of every
+click on a news among its candidates: by the ids that the device keeps, whatever rows they have in today's catalogue. So
+a click that is a label today and history tomorrow pays for both, and candidates that overlap pay together.
 
 Whether a round is answered depends on the settings, on the ledger, and on how many clicks there are: never on what
-they are.
+they are, and never on what the catalogue holds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,15 +26,19 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.federated import device
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.local import LocalUpdate
+from tfdp_rec.files import writing
 from tfdp_rec.noise import words
 from tfdp_rec.privacy.profiles import composed_epsilon, releases_of
-from tfdp_rec.spending.ledger import REPLACE, Ledger
-from tfdp_rec.spending.ledger_lines import Payment, Snapshot
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot
 
-UNIT, DATA = "click", Snapshot(None, "clicks that one person trains with")
+DATA = Snapshot(None, "clicks that one person trains with")
+
+Labels = dict[tuple[str, ...], list[str]]  # candidates, sorted -> the private labels drawn among them, in order
 
 
 class Refused(RuntimeError):
@@ -120,62 +125,88 @@ class Participant:
     client_rate: float = 1.0
     source: words.WordSource = words.os_entropy
 
+    def answer(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """One round, paid for first: the server's weights in, this client's out. What is no number is no change.
+
+        Raises:
+            Refused: The terms do not allow the round, or the weights are of another model; nothing is paid then.
+        """
+        variables = self.update.model.trainable_variables
+        numbers = all(np.issubdtype(np.asarray(value).dtype, np.floating) for value in weights)
+        if not numbers or [np.shape(value) for value in weights] != [tuple(variable.shape) for variable in variables]:
+            raise Refused("The weights of this round are not of the model's shapes: the run is of another model.")
+        self.pay_round()
+        for variable, value in zip(variables, weights):
+            variable.assign(value)
+        gradients, _ = self.update.gradients(self.update.draw([self.data]))
+        return [
+            w - self.client_rate * np.where(np.isfinite(g), g, 0.0).astype(g.dtype) for w, g in zip(weights, gradients)
+        ]
+
     def pay_round(self) -> None:
         """Writes one more round down, and the labels that it needs and that were never drawn.
 
         Raises:
             Refused: The terms do not allow it; nothing is written then.
+            BrokenLedger: The ledger is no evidence of what this device has spent.
         """
         if self.method not in self.terms.methods:
             raise Refused(
                 f"The server asks for method {self.method}, and this node computes {', '.join(self.terms.methods)} "
                 "alone."
             )
-        with Ledger(self.terms.ledger, UNIT, DATA, REPLACE) as ledger:
-            kept = _kept_labels(ledger)
-            needed = self._labels_needed(kept)
-            payments = [*self._payment_for_labels(needed), *self._payment_for_round()]
-            self._refuse_dear(payments)
+        with device.open_ledger(self.terms.ledger, DATA, _mark(self._marked)) as ledger:
+            needed = self._labels_needed(_kept_labels(ledger))
+            private = [*self._payment_for_labels(needed), *self._payment_for_round()]
+            payments = [*device.exact_payments(ledger, self.data.exact), *private]
+            self._refuse_dear(private)
             self._refuse_overspending(ledger, payments)
             for payment in payments:
-                if payment.about is not None:
+                if payment.label == "labels":
                     payment = dataclasses.replace(payment, settings={**payment.settings, "labels": self._drawn(needed)})
                 ledger.pay(**vars(payment))
+            with writing(self._marked, private=True) as file:
+                json.dump(dataclasses.asdict(ledger.mark), file)
             self.data = self._with_labels(_kept_labels(ledger))
 
-    # Labels: drawn once, kept with their candidates.
+    @property
+    def _marked(self) -> str:
+        """Path of what the device remembers of its ledger."""
+        return f"{self.terms.ledger}.mark"
+
+    # Labels: drawn once, kept with the ids of their candidates.
 
     @property
     def _keeps_labels(self) -> bool:
         mine = self.update.label_event is not None and isinstance(self.update.labels, LabelPermutation)
         return mine and self.data.label_epsilon is None
 
-    def _labels_needed(self, kept: Mapping[tuple[int, ...], list[int]]) -> list[int]:
-        """Which training clicks have no label: in each list of candidates those after the last that has one."""
+    def _labels_needed(self, kept: Labels) -> list[int]:
+        """Which training clicks have no label: among the same candidates those after the last that has one."""
         if not self._keeps_labels:
             return []
-        seen: Counter[tuple[int, ...]] = Counter()
+        seen: Counter[tuple[str, ...]] = Counter()
         needed = []
         for index, (shown, click) in enumerate(self.data.clicks):
-            if self.data.protects(shown[click]) and len(shown) > 1:
-                seen[shown] += 1
-                if seen[shown] > len(kept.get(shown, ())):
+            if self.data.is_secret(shown, click):
+                seen[_question(shown)] += 1
+                if seen[_question(shown)] > len(kept.get(_question(shown), ())):
                     needed.append(index)
         return needed
 
     def _drawn(self, needed: list[int]) -> list[dict[str, Any]]:
         clicks = [self.data.clicks[index] for index in needed]
         return [
-            {"candidates": list(shown), "position": int(self.update.labels.sample(len(shown), click, self.source)[0])}
+            {"candidates": shown, "label": shown[int(self.update.labels.sample(len(shown), click, self.source)[0])]}
             for shown, click in clicks
         ]
 
-    def _with_labels(self, kept: Mapping[tuple[int, ...], list[int]]) -> Client:
+    def _with_labels(self, kept: Labels) -> Client:
         if not self._keeps_labels:
             return self.data
-        left = {shown: list(positions) for shown, positions in kept.items()}
+        left = {question: list(labels) for question, labels in kept.items()}
         clicks = tuple(
-            (shown, left[shown].pop(0) if self.data.protects(shown[click]) and len(shown) > 1 else click)
+            (shown, shown.index(left[_question(shown)].pop(0)) if self.data.is_secret(shown, click) else click)
             for shown, click in self.data.clicks
         )
         return dataclasses.replace(self.data, clicks=clicks, label_epsilon=0.0)
@@ -183,10 +214,10 @@ class Participant:
     # What it costs.
 
     def _payment_for_labels(self, needed: list[int]) -> list[Payment]:
-        """One payment: a click is drawn once in it. Clicks on the same candidates cannot be told apart: all pay."""
+        """One payment: it draws no click twice. It may tell of any click on a candidate of one of its draws."""
         if not needed or self.update.label_event is None:
             return []
-        items = sorted({_item(self.data.clicks[index][0]) for index in needed})
+        items = sorted({news for index in needed for news in self.data.clicks[index][0]})
         return [Payment(self.update.label_event, 1, "labels", self.update.settings(), about=tuple(items))]
 
     def _payment_for_round(self) -> list[Payment]:
@@ -213,38 +244,48 @@ class Participant:
     def _refuse_overspending(self, ledger: Ledger, payments: list[Payment]) -> None:
         if self.terms.budget_epsilon == float("inf"):
             return
-        total = ledger.epsilon(self.terms.budget_delta, more=payments)
+        total = device.epsilon([*ledger.paid, *payments], self.terms.budget_delta, self.data.declared)
         if total > self.terms.budget_epsilon:
             raise BudgetSpent(
                 f"Another round would bring epsilon to {total:.3g}, above the budget of "
                 f"{self.terms.budget_epsilon:.3g}."
             )
 
-    def step(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """One local update: the server's weights in, this client's out. Numbers that are not finite count as no change.
 
-        Raises:
-            ValueError: The weights are not of the model's shapes.
-        """
-        variables = self.update.model.trainable_variables
-        if [tuple(np.shape(value)) for value in weights] != [tuple(variable.shape) for variable in variables]:
-            raise ValueError("The weights of this round are not of the model's shapes: the run is of another model.")
-        for variable, value in zip(variables, weights):
-            variable.assign(value)
-        gradients, _ = self.update.gradients(self.update.draw([self.data]))
-        return [
-            w - self.client_rate * np.where(np.isfinite(g), g, 0.0).astype(g.dtype) for w, g in zip(weights, gradients)
-        ]
+def _question(shown: tuple[str, ...]) -> tuple[str, ...]:
+    """What a label answers, in whatever order the candidates stand."""
+    return tuple(sorted(shown))
 
 
-def _kept_labels(ledger: Ledger) -> dict[tuple[int, ...], list[int]]:
-    """The private labels that were ever drawn, under the candidates that were shown, in order."""
-    kept: dict[tuple[int, ...], list[int]] = {}
+def _kept_labels(ledger: Ledger) -> Labels:
+    """The private labels that were ever drawn.
+
+    Raises:
+        BrokenLedger: For a ledger that names news by rows.
+    """
+    kept: Labels = {}
     for paid in ledger.paid:
-        for label in paid.settings.get("labels", ()):
-            kept.setdefault(tuple(label["candidates"]), []).append(int(label["position"]))
+        for drawn in paid.settings.get("labels", ()):
+            if "label" not in drawn:
+                raise BrokenLedger(
+                    f"{ledger.path} names news by their rows in a catalogue, as versions before 0.2 did: nobody can "
+                    "tell which clicks its labels were about. Begin another ledger, and take what this one has spent "
+                    "off its budget."
+                )
+            kept.setdefault(_question(tuple(drawn["candidates"])), []).append(drawn["label"])
     return kept
 
 
-def _item(shown: tuple[int, ...]) -> str:
-    return "label " + hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+def _mark(path: str) -> Mark | None:
+    """What the device remembers of its ledger; None if it never paid.
+
+    Raises:
+        BrokenLedger: If the file does not say it.
+    """
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return Mark(**json.load(file))
+    except (ValueError, TypeError) as problem:
+        raise BrokenLedger(f"{path} holds no mark of a ledger: restore it from where its ledger is kept.") from problem

@@ -52,13 +52,15 @@ def pseudo_readers(
     for _ in range(count):
         liked = rng.choice(present, size=min(len(present), int(rng.integers(1, 3))), replace=False)
         pool = np.flatnonzero(np.isin(category, liked) & (np.arange(len(category)) > 0))
-        history = tuple(rng.choice(pool, size=history_length).tolist())
-        shown = [_impression(rng, pool, len(category), candidates) for _ in range(clicks)]
+        history = tuple(catalogue.ids[row] for row in rng.choice(pool, size=history_length))
+        shown = [_impression(rng, pool, catalogue.ids, candidates) for _ in range(clicks)]
         readers.append(Client(history, tuple(shown)))
     return readers
 
 
-def _impression(rng: np.random.Generator, pool: np.ndarray, size: int, candidates: int) -> tuple[tuple[int, ...], int]:
+def _impression(
+    rng: np.random.Generator, pool: np.ndarray, ids: tuple[str, ...], candidates: int
+) -> tuple[tuple[str, ...], int]:
     clicked = int(rng.choice(pool))
-    others = rng.choice(np.delete(np.arange(1, size), clicked - 1), size=candidates - 1, replace=False)
-    return (clicked, *others.tolist()), 0
+    others = rng.choice(np.delete(np.arange(1, len(ids)), clicked - 1), size=candidates - 1, replace=False)
+    return tuple(ids[row] for row in (clicked, *others)), 0

@@ -4,12 +4,13 @@
         rank                attention [Q, B], candidates [Q, C] -> news ids and scores, best first
         top                 attention [Q, B], k -> the same over the whole catalogue
     client/
-        saved_model/        signature attention: vectors [1, H, d], mask [1, H] -> attention [1, B]
+        attention.pb        a graph: vectors [1, H, d], mask [1, H] -> attention [1, B]; its weights are constants
         client.tflite       the same, where TensorFlow Lite can convert it
-        news.npz            ids, categories and vectors of the news; row 0 is the anonymous news
+        news.npz            ids and vectors of the news; row 0 is the anonymous news
         bundle.json         the mechanism's settings, history length, a name for the model
 
-Neither folder holds a random state: noise is drawn by the client outside the graph.
+Neither folder holds a random state: noise is drawn by the client outside the graph. Nor does the bundle say which news
+are of which category: a click's category is what the phone showed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.mind.files import NewsCatalogue
+from tfdp_rec.federated import graphs
+from tfdp_rec.federated.client import FORMAT
 from tfdp_rec.federated.mechanism import AttentionMechanism
 
 
@@ -66,7 +69,7 @@ def export_client(
         tflite: Whether to make client.tflite too.
 
     Raises:
-        ValueError: If the mechanism does not fit the model or has no guarantee.
+        ValueError: If the mechanism does not fit the model or has no guarantee, or a phone would not run the graph.
         FileExistsError: If the folder is there already.
         RuntimeError: If TensorFlow Lite cannot convert the user encoder; pass tflite=False then.
     """
@@ -92,34 +95,47 @@ def _write_client(
     tflite: bool,
 ) -> None:
     vectors = model.catalogue_vectors(catalogue.features)
-    client = _Client(model)
-    signature = client.attention.get_concrete_function(
-        tf.TensorSpec((1, history_length, vectors.shape[1]), tf.float32, "vectors"),
-        tf.TensorSpec((1, history_length), tf.bool, "mask"),
-    )
-    tf.saved_model.save(client, str(path / "saved_model"), signatures={"attention": signature})
+    sizes = (history_length, vectors.shape[1], mechanism.num_basis)
+    attention = _attention(model, *sizes[:2])
+    content = attention.graph.as_graph_def().SerializeToString()
+    graphs.encoder(content, *sizes)
+    (path / "attention.pb").write_bytes(content)
     if tflite:
-        (path / "client.tflite").write_bytes(_convert(path / "saved_model"))
-    rows = np.arange(len(catalogue))
-    np.savez(
-        path / "news.npz",
-        ids=np.array(catalogue.ids),
-        category=np.array(catalogue.category_of(rows)),
-        vectors=vectors,
-    )
+        content = _converted(attention)
+        graphs.lite_encoder(content, *sizes)
+        (path / "client.tflite").write_bytes(content)
+    np.savez(path / "news.npz", ids=np.array(catalogue.ids), vectors=vectors)
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights()))
     about = {"mechanism": mechanism.settings(), "history_length": history_length, "model": digest.hexdigest()[:16]}
-    (path / "bundle.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+    (path / "bundle.json").write_text(json.dumps({"format": FORMAT, **about}, indent=1), encoding="utf-8")
 
 
-def _convert(saved_model: Path) -> bytes:
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=["attention"])
+def _attention(model: Any, length: int, width: int) -> Any:
+    """The user encoder and the attention as a concrete function that holds its weights as constants."""
+    layers = [
+        (layer, [v.numpy() for v in layer.trainable_variables], [v.numpy() for v in layer.non_trainable_variables])
+        for layer in (model.user_encoder, model.private_attention)
+    ]
+    signature = [tf.TensorSpec((1, length, width), tf.float32, "vectors"), tf.TensorSpec((1, length), tf.bool, "mask")]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def attention(vectors: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        value, more = vectors, {"mask": mask}
+        for layer, *weights in layers:
+            value, _ = layer.stateless_call(*([tf.constant(w) for w in part] for part in weights), value, **more)
+            more = {}
+        return tf.identity(value, name="attention")
+
+    return attention.get_concrete_function()
+
+
+def _converted(attention: Any) -> bytes:
     try:
-        converted: bytes = converter.convert()
+        converted: bytes = tf.lite.TFLiteConverter.from_concrete_functions([attention]).convert()
     except Exception as error:
         raise RuntimeError(
             f"TensorFlow Lite cannot convert this user encoder ({type(error).__name__}); "
-            "export with tflite=False and run the SavedModel."
+            "export with tflite=False and run the graph."
         ) from error
     return converted
 
@@ -150,17 +166,6 @@ class _Server(tf.Module):
         scores = tf.matmul(tf.matmul(attention, self.basis), self.vectors[1:], transpose_b=True)
         best, rows = tf.math.top_k(scores, k)
         return {"news": tf.gather(self.ids, rows + 1), "scores": best}
-
-
-class _Client(tf.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.encoder, self.layer = model.user_encoder, model.private_attention
-        self.weights = [v.value for v in (*self.encoder.variables, *self.layer.variables)]
-
-    @tf.function
-    def attention(self, vectors: tf.Tensor, mask: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"attention": self.layer(self.encoder(vectors, mask=mask))}
 
 
 def _refuse_existing(folder: str | Path) -> None:

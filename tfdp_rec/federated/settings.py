@@ -1,8 +1,8 @@
 """What a federated run needs to know: the options of `tfdp-rec federate`, and the run configuration of its Flower app.
 
 A run's settings travel as one value; Flower carries its fields as the app's configuration. What clients allow is not
-among
-them: that is each node's own (`Nodes`), and whoever submits a run has no say in it.
+among them: that is each node's own (`Nodes`), and the submitter of a run has no say in it. Sizes have limits, checked
+where a device reads the settings: before it builds a model, pays or computes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ ENCODERS = ("nrms", "naml", "plm")
 ABOVE_0 = Check("must be positive", lambda value: value > 0)
 
 
+def _size(most: int, least: int = 1) -> Check:
+    words = f"must be a whole number from {least} to {most}"
+    return Check(words, lambda value: isinstance(value, int) and least <= value <= most)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """A federated run.
 
     Raises:
-        ValueError: for an unknown method or encoder, and a budget that nobody would count or that cannot hold.
+        ValueError: For an unknown method or encoder, or a size out of range.
     """
 
     data: str = option("", "folder with news.tsv and behaviors.tsv; every user of it is a client")
@@ -34,23 +39,23 @@ class Settings:
     initial: str = option("", "weights to start from, as such a run writes them; left out, new ones, kept beside")
     method: str = option("private", "private, private+user, published or gradient (DP-FedRec)", choices=METHODS)
     encoder: str = option("nrms", "nrms, naml or plm (a small transformer)", choices=ENCODERS)
-    dim: int = option(32, "width of a news vector")
-    num_basis: int = option(5, "basis vectors B")
+    dim: int = option(32, "width of a news vector", _size(1_024))
+    num_basis: int = option(5, "basis vectors B", _size(1_024, 2))
     temperature: float = option(0.1, "temperature of the attention")
     epsilon: float = option(10.0, "privacy of one round's attention (or gradient); inf for none")
     delta: float = option(1e-5, "failure probability of one round")
     padding: float = option(0.2, "probability that a click is padded")
     label_epsilon: float = option(10.0, "privacy of one label; inf for none")
-    negatives: int = option(4, "negatives with each label")
-    history: int = option(20, "clicks of history")
-    samples: int = option(4, "training clicks used of each client")
+    negatives: int = option(4, "negatives with each label", _size(1_000))
+    history: int = option(20, "clicks of history", _size(1_000))
+    samples: int = option(4, "training clicks used of each client", _size(1_000))
     l2_norm_clip: float = option(0.05, "clip of noised gradients")
     rounds: int = option(3, "rounds")
     clients: int = option(4, "clients that must be there")
     fraction: float = option(1.0, "share of them asked in a round")
     eta: float = option(0.01, "server learning rate")
     secure: bool = option(False, "SecAgg+ masks what clients send")
-    seed: int = option(0, "seed of the initial weights (not of any noise)")
+    seed: int = option(0, "seed of the initial weights (not of any noise)", _size(2**32 - 1, 0))
 
     def __post_init__(self) -> None:
         refuse_wrong(self)

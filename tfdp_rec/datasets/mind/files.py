@@ -4,12 +4,13 @@
     behaviors.tsv   impression  user  time  history ("N1 N2")  candidates ("N3-0 N4-1", or "N3 N4" untold)
 
 `read` gives a `NewsDataset`: a catalogue of public news features, whose row 0 is the anonymous news (padding
-tokens only), and impressions that refer to catalogue rows. What does not fit is named, never passed over:
+tokens only), and impressions, which name news by their ids. A row is a place in today's catalogue and identifies
+nothing. What does not fit is named, never passed over:
 
 * a malformed line raises with file and line number, or with `malformed="skip"` is counted in the report;
-* a history item or candidate that news.tsv lacks is left out and counted;
-* an impression whose click was left out, or that has no click at all, is left out of the training samples and
-  counted; an empty history stays, with no items.
+* a history item or candidate that news.tsv lacks stays, under its id, and is counted: whether a click is there must
+  not depend on a catalogue that changes;
+* an empty history, and an impression without a click, stay and are counted.
 
 Reference:
     Wu et al., "MIND: a large-scale dataset for news recommendation", ACL 2020.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -54,9 +56,13 @@ class NewsCatalogue:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def category_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Category names of the given rows."""
-        return [self.categories[i] for i in self.features["category"][rows]]
+    def rows(self, ids: Iterable[str]) -> list[int]:
+        """Today's rows of the given news; 0, the anonymous news, for those that are not there."""
+        return [self._row_of.get(news, 0) for news in ids]
+
+    @functools.cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {news: row for row, news in enumerate(self.ids)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +72,15 @@ class Impression:
     Args:
         user: User id.
         time: When.
-        history: Catalogue rows clicked before, oldest first.
-        candidates: Catalogue rows shown.
+        history: Ids of the news clicked before, oldest first.
+        candidates: Ids of the news shown.
         clicks: Positions in `candidates` that were clicked.
     """
 
     user: str
     time: datetime.datetime
-    history: tuple[int, ...]
-    candidates: tuple[int, ...]
+    history: tuple[str, ...]
+    candidates: tuple[str, ...]
     clicks: tuple[int, ...]
 
 
@@ -160,7 +166,7 @@ def read(
         body_length: Tokens kept of an abstract.
         min_word_count: Rarer words become the unknown word.
         malformed: Whether a line that does not parse raises or is counted.
-        catalogue: A catalogue read before (of the training split) to refer to instead of this news.tsv.
+        catalogue: A catalogue read before (of the training split), in place of this news.tsv.
         tokenizer: What makes token ids of titles and abstracts, such as `wordpiece.WordPiece` for a pre-trained text
             encoder; left out, the words of this news.tsv.
 
@@ -180,12 +186,12 @@ def read(
         report["repeated news"] += len(lines) - len(unique)
         texts = (text for row in unique.values() for text in row[3:5])
         catalogue = _catalogue(unique, title_length, body_length, tokenizer or Words.of(texts, min_word_count))
-    rows = {news: row for row, news in enumerate(catalogue.ids) if row}
+    known = frozenset(catalogue.ids)
     impressions = []
     path = Path(folder) / "behaviors.tsv"
     for where, columns in _rows(path, _BEHAVIOUR_COLUMNS, malformed, report):
         try:
-            impressions.append(_impression(columns, rows, report))
+            impressions.append(_impression(columns, known, report))
         except ValueError as error:
             _malformed(f"{where}: {error}", malformed, report)
     return NewsDataset(catalogue, tuple(impressions), dict(report))
@@ -231,26 +237,18 @@ def _tokens(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.i
     return table
 
 
-def _impression(columns: list[str], rows: dict[str, int], report: Counter[str]) -> Impression:
-    _, user, time, history, shown = columns
+def _impression(columns: list[str], known: frozenset[str], report: Counter[str]) -> Impression:
+    _, user, time, past, shown = columns
     moment = datetime.datetime.strptime(time, _TIME)
-    known = [rows[news] for news in history.split() if news in rows]
-    report["history items not in news.tsv"] += len(history.split()) - len(known)
-    candidates: list[int] = []
-    clicks: list[int] = []
-    for item in shown.split():
-        news, label = _candidate(item)
-        if news not in rows:
-            report["candidates not in news.tsv"] += 1
-            continue
-        if label == "1":
-            clicks.append(len(candidates))
-        candidates.append(rows[news])
-    if not known:
-        report["empty histories"] += 1
-    if not clicks:
-        report["impressions without a known click"] += 1
-    return Impression(user, moment, tuple(known), tuple(candidates), tuple(clicks))
+    history = tuple(past.split())
+    labelled = [_candidate(item) for item in shown.split()]
+    candidates = tuple(news for news, _ in labelled)
+    clicks = tuple(place for place, (_, label) in enumerate(labelled) if label == "1")
+    report["history items not in news.tsv"] += sum(news not in known for news in history)
+    report["candidates not in news.tsv"] += sum(news not in known for news in candidates)
+    report["empty histories"] += not history
+    report["impressions without a click"] += not clicks
+    return Impression(user, moment, history, candidates, clicks)
 
 
 def _candidate(item: str) -> tuple[str, str]:

@@ -1,0 +1,69 @@
+"""A device's ledger: opened only where it is the newest that the device remembers, and added up by click.
+
+The device keeps a mark of its ledger in a file of its own. A ledger that is gone, or was put back from an older backup,
+does not hold that mark and is refused: begun anew it would forget what was spent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from dp_accounting import NonPrivateDpEvent
+
+from tfdp_rec.privacy.composing import epsilon_of
+from tfdp_rec.spending.ledger import REPLACE, Ledger
+from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot, by_item, composed
+
+UNIT = "click"
+EXACT = NonPrivateDpEvent()
+
+
+def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
+    """The device's ledger; a new one where the device remembers none.
+
+    Raises:
+        BrokenLedger: If it is gone or older than the mark.
+    """
+    if mark is not None and not os.path.exists(path):
+        raise BrokenLedger(
+            f"{path} is gone, and this device has paid in it: without it nobody knows what was spent. Put the newest "
+            "copy of it back."
+        )
+    ledger = Ledger(path, UNIT, data, REPLACE)
+    try:
+        if mark is not None:
+            ledger.refuse_behind(0, mark)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def exact_payments(ledger: Ledger, clicks: Collection[str]) -> list[Payment]:
+    """One unbounded payment for those of the clicks, sent as they are, that have none yet."""
+    booked = {item for paid in ledger.paid if paid.event == EXACT for item in paid.about or ()}
+    new = tuple(sorted(set(clicks) - booked))
+    return [Payment(EXACT, label="declared", about=new)] if new else []
+
+
+def epsilon(payments: Sequence[Payment], delta: float, declared: Collection[str]) -> float:
+    """ε of the click that most was told of, without those that are declared today.
+
+    Args:
+        payments: All of a ledger, and those that are planned.
+        delta: δ.
+        declared: Items that need no protection. What was sent of one that is declared no more counts in full.
+    """
+    left = [
+        payment if payment.about is None else dataclasses.replace(payment, about=_without(payment.about, declared))
+        for payment in payments
+    ]
+    items = by_item([payment for payment in left if payment.about != ()])
+    return max(epsilon_of(composed(each), delta) for each in items)
+
+
+def _without(about: tuple[str, ...], declared: Collection[str]) -> tuple[str, ...]:
+    return tuple(item for item in about if item not in declared)
