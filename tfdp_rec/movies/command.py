@@ -14,6 +14,7 @@ from tfdp_rec import quiet
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.settings import POISSON, SHUFFLED, Place, Settings, Source
+from tfdp_rec.run_folder import refuse_another
 from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ def _refuse_other_places(args: argparse.Namespace, place: Place, kept: RunCheckp
     """A folder that is taken, a cluster that cannot be, and a worker that was given the coordinator's command."""
     if kept and kept.asked and args.out and os.path.abspath(args.out) != kept.out:
         raise ValueError(f"The run in {args.checkpoint} writes to {kept.out}: leave --out out to go on with it.")
-    if not args.resume and args.out and os.path.exists(os.path.join(args.out, "config.json")):
-        raise FileExistsError(f"{args.out} holds another run; give another --out.")
+    if not args.resume and args.out:
+        refuse_another(args.out)
     if place.local and min(place.local) < 1:
         workers, servers = place.local
         raise ValueError(f"--local needs at least one worker and one server, got {workers} and {servers}.")

@@ -106,15 +106,6 @@ class Served:
             raise WrongQuestion(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
 
 
-def servable_in(folder: Path) -> Path:
-    """The SavedModel of a run's folder; the folder itself, if it is one.
-
-    Args:
-        folder: what a user named.
-    """
-    return folder if (folder / _SAVED_MODEL).is_file() else folder / "servable"
-
-
 def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:
     """What a signature takes, by name."""
     return dict(sorted(signature.structured_input_signature[1].items()))
