@@ -4,6 +4,7 @@ The run is a small one, on public items or on found ones, whose SavedModel and p
 that it can be cut off at every line of what keeps it.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -221,7 +223,7 @@ def test_a_disk_that_takes_nothing_costs_nothing(small, tmp_path, capsys, option
         assert ("Read-only file system" if "ro" in options else "free some space") in said and said.count("\n") == 1
         assert list(disk.iterdir()) == []
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a disk")
@@ -231,18 +233,15 @@ def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp
     mounted(disk, "-o", "size=64m")
 
     def meanwhile(*arguments, **options):
-        with open(disk / "others", "wb") as file:
-            try:
-                while True:
-                    file.write(b"-" * 4096)
-                    file.flush()
-            except OSError:
+        with open(disk / "others", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"-" * 4096):
                 pass
         return fit(*arguments, **options)
 
     try:
         with monkeypatch.context() as patch:
             patch.setattr(SpectralRecommender, "fit", meanwhile)
+            patch.setattr(job, "export", lambda filepath, *_: Path(filepath).write_bytes(b"-" * 2**23))
             assert train(*small[:-1], disk / "run") == 2
         said = capsys.readouterr().err
         assert "Go on with" in said
@@ -250,7 +249,7 @@ def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp
         (disk / "others").unlink()
         gone_on_with(disk / "run")
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 # What a process that was killed leaves.
