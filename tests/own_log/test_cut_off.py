@@ -1,4 +1,4 @@
-"""A run without --checkpoint that is cut off anywhere: nothing paid is lost, no raw log stays, and it can be gone on with.
+"""A run without --checkpoint that is cut off anywhere: nothing paid is lost, no raw log stays, and it can go on.
 
 The run is a small one, on public items or on found ones, whose SavedModel and pictures are replaced by small files, so
 that it can be cut off at every line of what keeps it.
@@ -9,7 +9,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,11 +22,10 @@ from own_log.conftest import train
 
 from tfdp_rec import interruption
 from tfdp_rec.cli import main
-from tfdp_rec.own_log import command, job, kept, recommend, report
+from tfdp_rec.own_log import job, kept, report
 from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.privacy.ledger import ZERO_OUT, read
-from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender
 
 SUMS = ["private sums"]
@@ -83,12 +81,12 @@ def no_raw_log(run):
 
 def gone_on_with(run, expected=SUMS):
     """It goes on with the command that was shown, or, where nothing was paid, is begun again; and costs once."""
-    if labels(run):
-        assert (run / "private" / "resume" / "recommender.npz").exists() or (run / "release" / "released.npz").exists()
-        assert main(["train", "--out", str(run), "--resume", "--quiet"]) == 0
-    else:
+    if not labels(run):
         assert not run.exists()
         return
+    if not (run / "release" / "released.npz").exists():  # which is written last
+        assert (run / "private" / "resume" / "recommender.npz").exists()
+        assert main(["train", "--out", str(run), "--resume", "--quiet"]) == 0
     assert labels(run) == expected and Earlier.load(run).release.fits == 1
     assert sorted(path.name for path in (run / "private").iterdir()) == ["config.json", "report.md", "results.json"]
 
@@ -264,7 +262,7 @@ def killed(run, monkeypatch, small):
     assert (run / "private" / "resume" / "log").exists()
 
 
-def test_the_next_run_removes_the_log_that_a_killed_one_left_and_says_how_to_go_on(small, tmp_path, monkeypatch, capsys):
+def test_the_next_run_removes_the_log_that_a_killed_one_left(small, tmp_path, monkeypatch, capsys):
     killed(tmp_path / "run", monkeypatch, small)
     other = [*small[:-1], tmp_path / "other"]
     with open(tmp_path / "run" / "private" / "resume" / "in-use", "a") as lock:  # as long as it lives
@@ -283,7 +281,8 @@ def test_another_run_is_not_begun_where_one_can_be_gone_on_with(small, tmp_path,
     capsys.readouterr()
     assert train(*small) == 2
     said = capsys.readouterr().err
-    assert f"go on with it, tfdp-rec train --out {tmp_path / 'run'} --resume; or" in said and no_raw_log(tmp_path / "run")
+    assert f"go on with it, tfdp-rec train --out {tmp_path / 'run'} --resume; or" in said
+    assert no_raw_log(tmp_path / "run")
     moved = (tmp_path / "run").rename(tmp_path / "moved")
     gone_on_with(moved)
 

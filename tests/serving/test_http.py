@@ -233,7 +233,8 @@ def test_a_model_that_keras_exported_is_served_too(tmp_path):
     items = keras.Input([], dtype="int32", name="item")
     model = tfdp_rec.PrivateModel({"item": items}, keras.layers.Embedding(5, 2)(items))
     model.export(tmp_path / "mine", verbose=False)
-    assert servable_in(tmp_path / "mine") == tmp_path / "mine" and servable_in(tmp_path) == tmp_path / "release/servable"
+    assert servable_in(tmp_path / "mine") == tmp_path / "mine"
+    assert servable_in(tmp_path) == tmp_path / "release" / "servable"
     rows = Served(servable_in(tmp_path / "mine")).predict({"instances": [{"item": 3}, {"item": 0}]})["predictions"]
     np.testing.assert_allclose(rows, model.predict({"item": np.array([3, 0], "int32")}, verbose=0))
 
@@ -335,7 +336,8 @@ def test_a_length_that_is_none_is_answered(server, length):
 
 def test_two_lengths_are_none(server):
     with dialled(server) as line:
-        line.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n".encode() + b"Content-Length: 2\r\n" * 2 + b"\r\n{}")
+        head = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n"
+        line.sendall(head.encode() + b"Content-Length: 2\r\n" * 2 + b"\r\n{}")
         assert line.recv(12) == b"HTTP/1.1 411"
 
 

@@ -151,6 +151,7 @@ def _in_options(message: str, args: argparse.Namespace) -> str:
 
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
+    args.given = given
     with interruption.answered() as asked:
         return _run(parser.prog, args, asked)
 

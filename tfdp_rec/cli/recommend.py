@@ -15,8 +15,8 @@ HELP = """\
   tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5      of a log of your own
   tfdp-rec recommend runs/spring                                       nothing had yet: the most popular
 
-RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids that the model does not
-know are named and ignored; the answer leaves out what the history holds.
+RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
+that the model does not know are named and ignored; the answer leaves out what the history holds.
 """
 
 

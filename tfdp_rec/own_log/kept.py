@@ -28,8 +28,8 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dp_accounting import DpEvent
 
@@ -248,11 +248,7 @@ class Kept:
             find: a function that finds them, and pays.
             most: bytes that their file may have.
         """
-        path = self.directory / _ITEMS
-        if not path.exists():
-            with self._paying(path, most) as (payer, file):
-                find(payer).write(file)
-        return Items.read(path)
+        return Items.read(self._released(_ITEMS, most, find))
 
     def sums(self, event: DpEvent, make: Callable[[], SpectralRecommender], most: int) -> SpectralRecommender:
         """The recommender: as it was made, or made now that it is paid for.
@@ -262,28 +258,30 @@ class Kept:
             make: a function that makes it.
             most: bytes that its file may have.
         """
-        path = self.directory / _SUMS
-        if not path.exists():
-            with self._paying(path, most) as (payer, file):
-                payer.spend(event, _LABELS[_SUMS])
-                make().write(file)
-        return SpectralRecommender.load(path)
 
-    @contextlib.contextmanager
-    def _paying(self, path: pathlib.Path, most: int) -> Iterator[tuple[Payer, IO[bytes]]]:
-        """Where a release is paid for, made, and put into its file, for which there is room from the start."""
+        def paid(payer: Payer) -> SpectralRecommender:
+            payer.spend(event, _LABELS[_SUMS])
+            return make()
+
+        return SpectralRecommender.load(self._released(_SUMS, most, paid))
+
+    def _released(self, name: str, most: int, make: Callable[[Payer], Items | SpectralRecommender]) -> pathlib.Path:
+        """The file of a release: paid for, made, and put there now that there is room for it, unless it is there."""
         assert self._ledger is not None
+        path, payer = self.directory / name, Payer(self._ledger, self._marked)
+        if path.exists():
+            return path
         self._refuse_lost()
-        payer = Payer(self._ledger, self._marked)
         try:
             with writing(path, "wb", private=True, reserve=most) as file:
-                yield payer, file
+                make(payer).write(file)
         except (KeyboardInterrupt, OSError):
             if not path.exists():  # else it was kept, and is paid for
                 with interruption.deferred():
                     payer.give_back()
                     self._marked()
             raise
+        return path
 
     def _refuse_lost(self) -> None:
         assert self._ledger is not None

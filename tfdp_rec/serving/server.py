@@ -4,9 +4,9 @@
     GET  /v1/models/NAME[/versions/1]/metadata    its signatures
     POST /v1/models/NAME[/versions/1]:predict     an answer
 
-Every error is {"error": "..."}. **What one caller can take is bounded**: the seconds of a question and of an answer, the
-bytes and the depth of a question, the values of an answer, connections at once; where there are too many, that whose
-caller has done nothing for longest makes room.
+Every error is {"error": "..."}. **What one caller can take is bounded**: the seconds of a question and of an answer,
+the bytes and the depth of a question, the values of an answer, connections at once; where there are too many, that
+whose caller has done nothing for longest makes room.
 
 For trying out and for small traffic: what is asked here can be asked of TensorFlow
 Serving. **Questions are histories**, and nothing protects those: so it listens to this machine alone unless it is told
