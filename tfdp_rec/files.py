@@ -147,7 +147,7 @@ def hold(directory: Path) -> None:
     path = os.path.realpath(os.path.join(directory, "in-use"))
     if path in _held:
         return
-    file = open(path, "a", encoding="utf-8")
+    file = open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

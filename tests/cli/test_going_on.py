@@ -211,8 +211,8 @@ def test_a_run_that_has_lost_its_last_steps_ends_within_its_budget(interrupted, 
     (tmp_path / "kept" / "run.json").write_text(json.dumps({**run, "out": str(tmp_path / "run")}))
     path = tmp_path / "kept" / "lazydpsgd" / "ledger.jsonl"
     sampling = PoissonSampling(480, 60, unit="user")
-    accountant = Accountant(GaussianDpEvent(run["noise"]), sampling, DELTA, ledger=path)
-    accountant.record(GaussianDpEvent(run["noise"]), 4)  # that a process made, and took with it
+    accountant = Accountant(GaussianDpEvent(run["noises"]["lazydpsgd"]), sampling, DELTA, ledger=path)
+    accountant.record(GaussianDpEvent(run["noises"]["lazydpsgd"]), 4)  # that a process made, and took with it
     accountant.close()
     assert train(tmp_path / "kept", "--resume", "--quiet") == 0
     results = results_of(tmp_path / "run")
