@@ -26,7 +26,12 @@ class Asked:
     @property
     def code(self) -> int:
         """128 and the signal's number."""
-        return 128 + (_asked or signal.SIGINT)
+        return 128 + last()
+
+
+def last() -> int:
+    """The signal that asked last."""
+    return _asked or signal.SIGINT
 
 
 @contextlib.contextmanager

@@ -47,20 +47,22 @@ def test_a_server_on_all_interfaces_is_reached_from_inside_alone(libc, monkeypat
     )
     thread = threading.Thread(target=lambda: codes.append(own_network.run(command)))
     thread.start()
-    port, rest = out.stdout.readline().split(maxsplit=1)
-    assert rest == f"['lo'] {os.getuid()}\n"
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(port)), timeout=5)
-    ends.write("\n")
-    ends.close()
-    thread.join()
-    out.stdin.close()
+    try:
+        port, rest = out.stdout.readline().split(maxsplit=1)
+        assert rest == f"['lo'] {os.getuid()}\n"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(port)), timeout=5)
+    finally:
+        ends.close()  # which ends it
+        thread.join()
+        out.stdin.close()
     assert codes == [0] and out.wait() == 0
 
 
 def test_a_signal_goes_on_to_the_command_and_its_code_comes_back(libc):
-    """It is told to stop by SIGINT, as after Ctrl-C, whatever this process was told."""
-    waits = "import os, time\ntry:\n os.kill(os.getppid(), 15)\n time.sleep(600)\nexcept KeyboardInterrupt: os._exit(7)"
+    """The same signal: one that is ignored here, as in the background, would be ignored there."""
+    ends = "signal.signal(15, lambda *_: os._exit(7))"
+    waits = f"import os, signal, time\n{ends}\nos.kill(os.getppid(), 15)\ntime.sleep(600)"
     with interruption.answered():
         assert own_network.run([sys.executable, "-c", waits]) == 7
 

@@ -15,6 +15,8 @@ import struct
 import subprocess
 from collections.abc import Sequence
 
+from tfdp_rec import interruption
+
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # of unshare(2)
 _PARENT_ENDS = 1  # of prctl(2)
 _SET_FLAGS, _UP = 0x8914, 0x1  # of netdevice(7)
@@ -40,7 +42,7 @@ def run(command: Sequence[str]) -> int | None:
             code = child.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
+            child.send_signal(interruption.last())
 
 
 def _enter(libc: ctypes.CDLL, user: int, group: int) -> None:
