@@ -17,9 +17,9 @@ PACKAGE = ROOT / "tfdp_rec"
 FLOORS = (
     {
         "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "page", "quiet",
-        "registration", "settings",
+        "interruption", "registration", "settings",
     },
-    {"noise"},
+    {"noise", "run_folder"},
     {"clipping", "audit", "datasets"},
     {"privacy"},
     {"spending"},

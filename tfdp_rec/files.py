@@ -13,7 +13,9 @@ import glob
 import math
 import os
 import shutil
+import tempfile
 import uuid
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -50,13 +52,14 @@ def replacing(path: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def writing(path: Path, mode: str = "w", private: bool = False) -> Iterator[IO[Any]]:
+def writing(path: Path, mode: str = "w", private: bool = False, reserve: int = 0) -> Iterator[IO[Any]]:
     """An open file that appears under its name, whole and synced, once the block is done.
 
     Args:
-        path: of the file; its folder must exist.
+        path: the file's path; its folder must exist.
         mode: "w" for text in UTF-8, "wb" for bytes.
-        private: readable by its owner alone.
+        private: whether its owner alone may read it.
+        reserve: bytes of the disk that are the file's before the block begins, so that no full disk stops it later.
 
     Example:
         >>> import tempfile
@@ -69,7 +72,32 @@ def writing(path: Path, mode: str = "w", private: bool = False) -> Iterator[IO[A
     with replacing(path) as temporary:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666)
         with open(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
+            if reserve:
+                os.posix_fallocate(handle, 0, reserve)
             yield file
+            if reserve:
+                file.truncate()
+
+
+def matching(pattern: str) -> list[str]:
+    """The file or folder of that name; if there is none, those that the pattern fits, sorted.
+
+    A shell that fits `w*.csv` gives the name `w[1].csv`, which as a pattern would mean `w1.csv`.
+
+    Args:
+        pattern: a path, or a pattern of paths.
+    """
+    return [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern))
+
+
+def only_for_owner(path: Path) -> None:
+    """Closes a file, or a folder with all that is in it, to everybody but its owner."""
+    for folder, _, files in os.walk(path):
+        os.chmod(folder, 0o700)
+        for file in files:
+            os.chmod(os.path.join(folder, file), 0o600)
+    if os.path.isfile(path):
+        os.chmod(path, 0o600)
 
 
 def remove(path: Path) -> None:
@@ -119,13 +147,73 @@ def hold(directory: Path) -> None:
     path = os.path.realpath(os.path.join(directory, "in-use"))
     if path in _held:
         return
-    file = open(path, "a", encoding="utf-8")
+    file = open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
         raise ValueError(f"Another process trains with {directory}: end it first, or use another directory.") from None
     _held[path] = file
+
+
+def let_go(directory: Path) -> None:
+    """Lets another process hold a directory that this one held."""
+    file = _held.pop(os.path.realpath(os.path.join(directory, "in-use")), None)
+    if file is not None:
+        file.close()
+
+
+@contextlib.contextmanager
+def unheld(directory: Path) -> Iterator[bool]:
+    """Whether no process holds a directory; held by this one for as long as the block lasts.
+
+    Args:
+        directory: one that `hold` was called for.
+    """
+    path = os.path.realpath(os.path.join(directory, "in-use"))
+    with contextlib.ExitStack() as stack:
+        free = False
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(open(path, "r+", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        yield free
+
+
+class Temporary:
+    """A folder in the system's place for temporary files, for its owner alone, that lasts as long as this object.
+
+    A process that was killed leaves its own. The next that makes one of the same kind removes those.
+
+    Args:
+        kind: what its name begins with.
+
+    Example:
+        >>> folder = Temporary("tfdp-rec-example-")
+        >>> os.path.isdir(folder.name)
+        True
+        >>> folder.cleanup()
+        >>> os.path.exists(folder.name)
+        False
+    """
+
+    def __init__(self, kind: str):
+        for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{kind}*", "in-use")):
+            with unheld(os.path.dirname(left)) as free:
+                if free and os.stat(left).st_uid == os.getuid():
+                    remove(os.path.dirname(left))
+        self.name = tempfile.mkdtemp(prefix=kind)
+        lock = open(os.path.join(self.name, ".in-use"), "a", encoding="utf-8")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # before it has the name that others look for
+        os.rename(lock.name, held := os.path.realpath(os.path.join(self.name, "in-use")))
+        _held[held] = lock
+        self.cleanup = weakref.finalize(self, _end_of, self.name, os.getpid())
+
+
+def _end_of(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child ends, and its parent goes on
+        let_go(folder)
+        remove(folder)
 
 
 def rows_at_a_time(shape: Sequence[int], values: int) -> int:

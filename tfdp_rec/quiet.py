@@ -12,11 +12,15 @@ import sys
 from collections.abc import Iterator
 
 
-def import_tensorflow() -> None:
+def import_tensorflow(of_a_cluster: bool = False) -> None:
     """Imports TensorFlow and has it look for devices, its standard error closed meanwhile; TFDP_REC_DEBUG=1 leaves it
     open. What fails raises as ever.
+
+    Args:
+        of_a_cluster: whether servers are going to be called. Of a lost one TensorFlow says so in a thousand lines, and
+            raises it as well.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if of_a_cluster and not os.environ.get("TFDP_REC_DEBUG") else "2")
     os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     loud = os.environ.get("TFDP_REC_DEBUG") or "tensorflow" in sys.modules
     with contextlib.nullcontext() if loud else _silence():
@@ -24,7 +28,7 @@ def import_tensorflow() -> None:
 
         tf.config.list_physical_devices()
     if not loud:  # it would warn of every model after the fifth that it must be traced
-        tf.get_logger().setLevel("ERROR")
+        tf.get_logger().setLevel("CRITICAL" if of_a_cluster else "ERROR")
 
 
 def when_all_is_said() -> None:

@@ -42,6 +42,10 @@ def cut_at(monkeypatch, step):
     monkeypatch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
 
 
+def results_of(run):
+    return {r["mechanism"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+
+
 def files(folder):
     return {p.name for p in folder.rglob("*")}
 
@@ -83,9 +87,9 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
     ledger = resumed / "kept" / "lazydpsgd" / "ledger.jsonl"
     paid = read(ledger).paid
     assert [p.label for p in paid].count("popularity counts") == 1 and read(ledger).steps == 12
-    (result,) = [r for r in json.loads((resumed / "run" / "results.json").read_text()) if r["mechanism"] == "lazydpsgd"]
+    result = results_of(resumed / "run")["lazydpsgd"]
     assert result["steps"] == 12
-    noise = json.loads((resumed / "run" / "config.json").read_text())["noise_multipliers"]["lazydpsgd"]
+    noise = json.loads((resumed / "run" / "private" / "config.json").read_text())["noise_multipliers"]["lazydpsgd"]
     oracle = Accountant(GaussianDpEvent(noise), PoissonSampling(480, 60, unit="user"), DELTA)
     oracle.spend(GaussianDpEvent(prior_noise(2.0, DELTA)), "popularity counts")
     assert result["epsilon"] == pytest.approx(oracle.epsilon(12)) == pytest.approx(total(read(ledger), DELTA))
@@ -102,7 +106,7 @@ def test_private_sums_are_paid_for_once_and_never_made_again(interrupted, resume
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
     kept = [ledger.with_name("recommender.npz").read_bytes() for ledger in ledgers]
     assert kept[0] == kept[1]
-    (result,) = [r for r in json.loads((resumed / "run" / "results.json").read_text()) if r["mechanism"] == "spectral"]
+    result = results_of(resumed / "run")["spectral"]
     assert result["epsilon"] == pytest.approx(total(read(ledgers[0]), DELTA)) and 1.9 < result["epsilon"] <= 2.0
     assert "recommender.npz" not in files(resumed / "run")
 
@@ -121,7 +125,7 @@ def test_sums_that_were_paid_for_and_lost_are_not_made_again(tmp_path):
 
 
 def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interrupted, resumed):
-    lines = [json.loads(line) for line in (resumed / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (resumed / "run" / "private" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]
     assert [line["step"] for line in lines if line["mechanism"] == "sgd"] == [2, 4, 6, 8, 10, 12]
     assert (interrupted / "kept" / "sgd" / "result.json").exists()
@@ -132,13 +136,14 @@ def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_releases_the_same(
 
     ledger = resumed / "kept" / "lazydpsgd" / "ledger.jsonl"
     before = ledger.read_bytes()
-    weights = keras.models.load_model(resumed / "run" / "model.keras").get_weights()
+    weights = keras.models.load_model(resumed / "run" / "release" / "model.keras").get_weights()
     shutil.rmtree(resumed / "run")
     assert train(resumed / "kept", "--resume", "--quiet") == 0
-    again = keras.models.load_model(resumed / "run" / "model.keras").get_weights()
+    again = keras.models.load_model(resumed / "run" / "release" / "model.keras").get_weights()
     assert all(np.array_equal(one, other) for one, other in zip(weights, again, strict=True))
     assert ledger.read_bytes() == before
-    assert main(["export", str(resumed / "run" / "model.keras"), str(tmp_path / "servable"), "--top-k", "3"]) == 0
+    model = resumed / "run" / "release" / "model.keras"
+    assert main(["export", str(model), str(tmp_path / "servable"), "--top-k", "3"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -206,11 +211,11 @@ def test_a_run_that_has_lost_its_last_steps_ends_within_its_budget(interrupted, 
     (tmp_path / "kept" / "run.json").write_text(json.dumps({**run, "out": str(tmp_path / "run")}))
     path = tmp_path / "kept" / "lazydpsgd" / "ledger.jsonl"
     sampling = PoissonSampling(480, 60, unit="user")
-    accountant = Accountant(GaussianDpEvent(run["noise"]), sampling, DELTA, ledger=path)
-    accountant.record(GaussianDpEvent(run["noise"]), 4)  # that a process made, and took with it
+    accountant = Accountant(GaussianDpEvent(run["noises"]["lazydpsgd"]), sampling, DELTA, ledger=path)
+    accountant.record(GaussianDpEvent(run["noises"]["lazydpsgd"]), 4)  # that a process made, and took with it
     accountant.close()
     assert train(tmp_path / "kept", "--resume", "--quiet") == 0
-    results = {r["mechanism"]: r for r in json.loads((tmp_path / "run" / "results.json").read_text())}
+    results = results_of(tmp_path / "run")
     assert results["lazydpsgd"]["steps"] == 8 and read(path).steps == 12
     assert 1.9 < results["lazydpsgd"]["epsilon"] <= 2.0
 
@@ -229,9 +234,7 @@ def test_a_killed_run_goes_on(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run([*command, "--resume", "--quiet"], env=environment, check=True, timeout=300)
-    (result,) = [
-        r for r in json.loads((tmp_path / "run" / "results.json").read_text()) if r["mechanism"] == "lazydpsgd"
-    ]
+    result = results_of(tmp_path / "run")["lazydpsgd"]
     assert result["epsilon"] == pytest.approx(total(read(ledger), DELTA)) and result["epsilon"] <= 2.0
     assert 100 <= result["steps"] <= 400 and read(ledger).steps >= result["steps"]
 
@@ -243,8 +246,15 @@ def wait_for(process, done, seconds=200):
         time.sleep(0.02)
 
 
+def trainer_of(process):
+    """The process that trains: where servers have a network of their own, a child of the one that was started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    of_command = [pid for pid in children if b"tfdp_rec.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(of_command[0]) if of_command else process.pid
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_on_a_cluster_goes_on(tmp_path, end):
     """Attempts are paid for in the trainer's ledger, beside the prior; what is made again is paid for again."""
     kept, out = tmp_path / "kept", tmp_path / "run"
@@ -256,14 +266,15 @@ def test_a_run_on_a_cluster_goes_on(tmp_path, end):
         [*command, *begin, "--out", str(out)], env=environment, stderr=subprocess.PIPE, text=True
     )
     wait_for(process, lambda: ledger.exists() and read(ledger).steps > 100)
-    assert {p.stat().st_mode & 0o77 for p in [out / "timelines", *(out / "timelines").iterdir()]} == {0}
-    process.send_signal(end)
+    timelines = out / "private" / "timelines"
+    assert {p.stat().st_mode & 0o77 for p in [timelines, *timelines.iterdir()]} == {0}
+    os.kill(trainer_of(process) if end == signal.SIGKILL else process.pid, end)
     said = process.communicate(timeout=100)[1]
-    assert (end == signal.SIGKILL) == (out / "timelines").exists()
+    assert (end == signal.SIGKILL) == timelines.exists()
     assert end == signal.SIGKILL or f"Go on with: tfdp-rec train --checkpoint {kept} --resume" in said
     subprocess.run([*command, "--resume", "--quiet"], env=environment, check=True, timeout=300)
-    results = {r["mechanism"]: r for r in json.loads((out / "results.json").read_text())}
-    assert not (out / "timelines").exists()
+    results = results_of(out)
+    assert not timelines.exists()
     assert [p.label for p in read(ledger).paid].count("popularity counts") == 1
     assert 250 <= results["lazydpsgd"]["steps"] == read(ledger).steps <= 300
     assert (

@@ -27,11 +27,17 @@ def run(tmp_path_factory):
 
 
 def test_a_run_folder_holds_everything(run):
-    assert {p.name for p in run.iterdir()} >= {
+    assert {p.name for p in run.iterdir()} == {"private", "release"}
+    assert {p.name for p in (run / "private").iterdir()} == {
         "config.json", "metrics.jsonl", "results.json", "report.html", "report.md", "recall_at_k.png", "loss.png",
-        "recall.png", "epsilon.png", "tensorboard", "servable", "recommender.npz", "titles.json",
+        "recall.png", "epsilon.png", "tensorboard",
     }  # fmt: skip
-    results = {r["mechanism"]: r for r in json.loads((run / "results.json").read_text())}
+    assert {p.stat().st_mode & 0o77 for p in [run / "private", *(run / "private").rglob("*")]} == {0}
+    released = {"servable", "recommender.npz", "titles.json", "servable.txt", "statement.txt", "card.md"}
+    assert {p.name for p in (run / "release").iterdir()} == released
+    statement, card = ((run / "release" / name).read_text() for name in ("statement.txt", "card.md"))
+    assert "differential privacy" in statement and statement in card and "recall" not in card
+    results = {r["mechanism"]: r for r in json.loads((run / "private" / "results.json").read_text())}
     assert set(results) == {"popularity", "dp-popularity", "lazydpsgd", "eana", "spectral", "spectral-exact"}
     assert 0 < results["lazydpsgd"]["epsilon"] <= 2
     assert 1.9 < results["spectral"]["epsilon"] <= 2
@@ -40,32 +46,34 @@ def test_a_run_folder_holds_everything(run):
     assert {results[name]["epsilon"] for name in ("eana", "spectral-exact")} == {float("inf")}
     assert {result["test_users"] for result in results.values()} == {120}
     assert results["lazydpsgd"]["steps"] == 8
-    assert json.loads((run / "config.json").read_text())["negatives"] == 150  # all movies: there are no 4,000
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    config = json.loads((run / "private" / "config.json").read_text())
+    assert config["negatives"] == 150  # all movies: there are no 4,000
+    lines = [json.loads(line) for line in (run / "private" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8]
 
 
 def test_one_private_recommender_leaves_the_run(run):
     """Chosen by its name; of the others there is nothing in the folder, and the page says what more would cost."""
-    assert (run / "servable.txt").read_text() == "spectral\n" and not (run / "model.keras").exists()
-    page = (run / "report.md").read_text()
-    assert "**SpectralRecommender** is in `servable/`, and it alone" in page
+    assert (run / "release" / "servable.txt").read_text() == "spectral\n"
+    assert not (run / "release" / "model.keras").exists()
+    page = (run / "private" / "report.md").read_text()
+    assert "**SpectralRecommender** is in `release/servable/`, and it alone" in page
     assert "LazyDPSGD, SpectralRecommender were made from the same users" in page and "the sum of their ε" in page
     assert page.count("Guarantee:") == 3  # EANA's says that it has none
 
 
 def test_the_report_says_what_it_is_made_of(run):
-    page = (run / "report.md").read_text()
+    page = (run / "private" / "report.md").read_text()
     assert "without noise" in page.split("|")[0]
     assert "LazyDPSGD" in page and "∞" in page
     assert "norm" not in page.split("## What is promised")[0]
 
 
 def test_the_report_is_one_page_that_says_what_its_markdown_says(run):
-    page = self_contained((run / "report.html").read_text())
-    told = (run / "report.md").read_text()
+    page = self_contained((run / "private" / "report.html").read_text())
+    told = (run / "private" / "report.md").read_text()
     assert page.tags.count("img") == 4 and page.tags.count("source") == 4
-    results = json.loads((run / "results.json").read_text())
+    results = json.loads((run / "private" / "results.json").read_text())
     assert page.rows[0] == report.table(results)[0] and page.rows[1 : 1 + len(results)] == report.table(results)[1:]
     assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
     statements = re.findall(r"```\n(Guarantee:.*?)\n```", told, re.S)
@@ -75,23 +83,23 @@ def test_the_report_is_one_page_that_says_what_its_markdown_says(run):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
-    fits((run / "report.html").read_text(), width, tmp_path)
+    fits((run / "private" / "report.html").read_text(), width, tmp_path)
 
 
 def test_the_card_says_what_the_statement_says_and_how_to_ask(run, capsys):
-    page = self_contained((run / "report.html").read_text())
-    said = entries(SpectralRecommender.load(run / "recommender.npz").statement())
+    page = self_contained((run / "private" / "report.html").read_text())
+    said = entries(SpectralRecommender.load(run / "release" / "recommender.npz").statement())
     for name in ("Guarantee", "Protected unit", "Adjacency", "Covers", "Does not cover"):
         assert f"{name}\n{said[name]}\n" in page.text
     assert "generated timelines, of nobody" in page.text and "nothing of real users" in page.text
     (typed,) = re.findall("tfdp-rec (recommend small --history .*)", page.text)
     first, *_ = [row for row in page.rows if row[0].isdigit()]
-    assert first[1] == json.loads((run / "titles.json").read_text())[first[0]] and first[0] in typed
+    assert first[1] == json.loads((run / "release" / "titles.json").read_text())[first[0]] and first[0] in typed
     assert main(["recommend", str(run), *typed.split()[2:]]) == 0
 
 
 def test_recommend_answers_and_names_unknown_ids(run, capsys):
-    known = [int(i) for i in list(json.loads((run / "titles.json").read_text()))[:2]]
+    known = [int(i) for i in list(json.loads((run / "release" / "titles.json").read_text()))[:2]]
     assert main(["recommend", str(run), "--history", *map(str, known), "999999999", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["unknown"] == [999999999]
@@ -110,12 +118,12 @@ def test_recommend_answers_and_names_unknown_ids(run, capsys):
 def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
     import tensorflow as tf
 
-    assert main(["export", str(run / "recommender.npz"), str(tmp_path / "again"), "--top-k", "10"]) == 0
+    assert main(["export", str(run / "release" / "recommender.npz"), str(tmp_path / "again"), "--top-k", "10"]) == 0
     history = tf.constant([[0]], tf.int64)
-    served = [tf.saved_model.load(str(folder)) for folder in (run / "servable", tmp_path / "again")]
+    served = [tf.saved_model.load(str(folder)) for folder in (run / "release" / "servable", tmp_path / "again")]
     first, again = (one.serve(history) for one in served)
     assert first["movie_ids"].numpy().tolist() == again["movie_ids"].numpy().tolist()
-    assert main(["export", str(run / "recommender.npz"), str(tmp_path / "again")]) == 2
+    assert main(["export", str(run / "release" / "recommender.npz"), str(tmp_path / "again")]) == 2
     assert "exists already" in capsys.readouterr().err
 
 

@@ -1,12 +1,18 @@
 """`tfdp-rec train --local` and `--cluster`: the main job through real servers; what cannot be is refused at once."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from cli.test_going_on import wait_for
 
 from tfdp_rec.cli import main
+from tfdp_rec.distribute import own_network
+from tfdp_rec.spending.ledger import read
 
 SMALL = "--users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3 --negatives 40 --quiet --epsilon 2"
 SMALL = SMALL.split()
@@ -22,11 +28,12 @@ def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Failed to remove" not in done.stderr, "pages about servers that are gone, as they should be"
-    assert {p.name for p in folder.iterdir()} >= {"report.md", "servable", "model.keras", "results.json"}
-    assert not (folder / "timelines").exists()
-    results = {r["mechanism"]: r for r in json.loads((folder / "results.json").read_text())}
+    assert {"report.md", "results.json"} <= {p.name for p in (folder / "private").iterdir()}
+    assert {"servable", "model.keras"} <= {p.name for p in (folder / "release").iterdir()}
+    assert not (folder / "private" / "timelines").exists()
+    results = {r["mechanism"]: r for r in json.loads((folder / "private" / "results.json").read_text())}
     assert results["lazydpsgd"]["steps"] == 4 and 0 < results["lazydpsgd"]["epsilon"] <= 2
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     assert "recall@10" in lines[-1] and lines[-1]["step"] == 4
 
 
@@ -45,3 +52,29 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, says, tmp_path, capsys
     assert main(["train", *SMALL, *given, "--out", str(tmp_path / "run")]) == 2
     errors = capsys.readouterr().err
     assert says in errors and errors.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_lost_server_is_one_sentence_and_no_server_listens_where_others_could_reach_it(tmp_path):
+    """A thousand lines of TensorFlow's stood before the sentence; four ports were open on all interfaces."""
+    folder, kept = tmp_path / "run", tmp_path / "kept"
+    command = ["train", *SMALL, "--steps", "5000", "--mechanism", "lazydpsgd", "--local", "1", "2"]
+    command += ["--out", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdp_rec.cli", *command, "--checkpoint", str(kept)], stderr=subprocess.PIPE, text=True,
+        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
+    )  # fmt: skip
+    ledger = kept / "lazydpsgd" / "ledger.jsonl"
+    wait_for(process, lambda: ledger.exists() and len(read(ledger).lines) > 4)
+    started, alone = descendants(process.pid), own_network.run(["true"]) == 0
+    assert not alone or os.readlink("/proc/self/ns/net") not in {os.readlink(f"/proc/{pid}/ns/net") for pid in started}
+    os.kill(started[-1], signal.SIGKILL)  # the last that was started: a parameter server
+    said = process.communicate(timeout=200)[1]
+    assert process.returncode == 2 and "A parameter server died" in said
+    assert said.count("\n") <= (1 if alone else 4), said[:3000]
+
+
+def descendants(pid):
+    """Of a process, the last that was started last."""
+    own = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return own + [each for child in own for each in descendants(child)]

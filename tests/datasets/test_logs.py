@@ -1,9 +1,12 @@
 """Logs: every form tells the same rows; grouped as a loop would; what is wrong is named; whole or not there."""
 
 import errno
+import gc
 import gzip
 import json
 import os
+import shutil
+import tempfile
 
 import numpy as np
 import pyarrow as pa
@@ -469,3 +472,70 @@ def test_a_user_without_items_teaches_a_model_nothing():
     batch = {"context": np.array([[1, 0], [0, 0]]), "label": np.array([2, 0]), "negatives": np.array([1, 3])}
     found = tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=1.0)
     assert found.norms[0] > 0.01 and found.norms[1] < 1e-6
+
+
+# Odd names and values.
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_read_and_not_another(tmp_path):
+    for name, item in (("w[1].csv", "right"), ("w1.csv", "wrong")):
+        (tmp_path / name).write_text(f"u,i\na,{item}\n")
+    for source in (tmp_path / "w[1].csv", [str(tmp_path / "w[1].csv")]):
+        assert Interactions.read(source, user="u", item="i").found()[1].to_pylist() == ["right"]
+    both = Interactions.read(str(tmp_path / "w*.csv"), user="u", item="i").found()[1]
+    assert sorted(both.to_pylist()) == ["right", "wrong"]
+
+
+def test_nanoseconds_are_times_without_pandas(tmp_path):
+    """pyarrow asks pandas for them as soon as one is shown."""
+    times = pa.array([1_234_567_890_123_456_789, 5], pa.timestamp("ns"))
+    pa.parquet.write_table(pa.table({"u": ["a", "a"], "i": ["x", "y"], "t": times}), tmp_path / "log.parquet")
+    log = Interactions.read(tmp_path / "log.parquet", user="u", item="i", time="t")
+    assert log.found()[1].to_pylist() == ["x", "y"] and log.found()[0].items.tolist() == [2, 1]
+    with pytest.raises(ValueError, match="row 1: t is '2009-02-13 23:31:30.123456789'"):
+        Interactions.read(tmp_path / "log.parquet", user="u", item="i", features=["t"])
+
+
+@pytest.mark.parametrize("values", [[1.5, 1e300], [1.7e9, -1e19]])
+def test_a_number_that_is_no_time_is_named_with_file_and_row(tmp_path, values):
+    pa.parquet.write_table(pa.table({"u": ["a", "b"], "i": ["x", "y"], "t": values}), tmp_path / "log.parquet")
+    with pytest.raises(ValueError, match=r"log.parquet, row 2: t is '.*', which is no time"):
+        Interactions.read(tmp_path / "log.parquet", user="u", item="i", time="t")
+
+
+def test_nanoseconds_as_floats_are_times_and_beside_seconds_two_units():
+    log = {"u": ["a", "a"], "i": ["x", "y"], "t": [1.7e18, 1.6e18]}
+    assert Interactions.read(log, user="u", item="i", time="t").found()[0].items.tolist() == [2, 1]
+    with pytest.raises(ValueError, match="the column began with seconds since 1970"):
+        Interactions.read({**log, "t": [1.7e9, 1.6e18]}, user="u", item="i", time="t")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "jsonl", "frame"])
+def test_two_columns_of_one_name_are_refused_by_file(tmp_path, kind):
+    table = pa.table([pa.array(["a"]), pa.array(["x"]), pa.array(["z"])], names=["u", "i", "i"])
+    path = tmp_path / f"log.{kind}"
+    if kind == "csv":
+        path.write_text("u,i,i\na,x,z\n")
+    elif kind == "parquet":
+        pa.parquet.write_table(table, path)
+    elif kind == "arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    elif kind == "jsonl":
+        path.write_text('{"u": "a", "i": "x", "i": "z"}\n')
+    with pytest.raises(ValueError, match="has 2 columns called 'i'|specified twice"):
+        Interactions.read(table if kind == "frame" else path, user="u", item="i")
+
+
+def test_what_killed_processes_left_in_the_place_for_temporary_files_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rows = {"u": ["a"], "i": ["x"]}
+    alive = Interactions.read(rows, user="u", item="i")
+    (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_mode & 0o77 == 0
+    dead = shutil.copytree(kept, tmp_path / "tfdp-rec-interactions-dead")
+    other = Interactions.read(rows, user="u", item="i")
+    assert not dead.exists() and kept.exists() and len(list(tmp_path.iterdir())) == 2
+    del alive, other
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []

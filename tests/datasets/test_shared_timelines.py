@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_rec.data import Interactions, NextItemExamples, PoissonSampling, synthetic
+from tfdp_rec.datasets.movielens import generated
 from tfdp_rec.datasets.shared_timelines import _FILES, SharedTimelines
 
 
@@ -59,3 +60,12 @@ def test_a_log_without_an_order_is_refused(tmp_path):
     log = Interactions.read({"u": [1, 1, 2, 2], "i": [1, 2, 1, 2]}, user="u", item="i", items=[1, 2])
     with pytest.raises(ValueError, match="read the log with time="):
         SharedTimelines(NextItemExamples(log, negatives=0), tmp_path)
+
+
+def test_the_files_are_their_owners_alone(tmp_path):
+    timelines = generated.timelines(num_users=50, num_movies=100, events=900)
+    folder = SharedTimelines(NextItemExamples(timelines, negatives=20), tmp_path / "shared").folder
+    assert {path.stat().st_mode & 0o77 for path in [folder, *folder.iterdir()]} == {0}
+    (folder / "movies").chmod(0o644)
+    SharedTimelines(NextItemExamples(timelines, negatives=20), folder)
+    assert (folder / "movies").stat().st_mode & 0o77 == 0

@@ -68,7 +68,7 @@ def test_a_killed_server_is_silent_and_a_restarted_one_answers_at_the_same_addre
 
 
 def test_a_server_that_died_by_itself_is_noticed(cluster):
-    os.kill(cluster.pid("ps:0"), signal.SIGTERM)
+    os.kill(cluster.pid("ps:0"), signal.SIGKILL)
     deadline = time.monotonic() + 10
     while cluster.pid("ps:0") is not None and time.monotonic() < deadline:
         time.sleep(0.05)

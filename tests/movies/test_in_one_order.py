@@ -28,8 +28,8 @@ def run(tmp_path_factory):
 
 
 def test_each_costs_what_the_run_may(run):
-    results = {r["mechanism"]: r for r in json.loads((run / "results.json").read_text())}
-    noises = json.loads((run / "config.json").read_text())["noise_multipliers"]
+    results = {r["mechanism"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    noises = json.loads((run / "private" / "config.json").read_text())["noise_multipliers"]
     order = FixedOrder(480, 60, unit="user")
     plan = optimised_correlation(12, order.separation, participations=order.participations(12))
     whole = {
@@ -43,9 +43,9 @@ def test_each_costs_what_the_run_may(run):
 
 
 def test_the_report_says_what_the_order_promises_and_releases_the_planned_one(run):
-    said = (run / "report.md").read_text()
+    said = (run / "private" / "report.md").read_text()
     assert "no amplification claimed" in " ".join(said.split())
-    assert "**LazyDPFTRL** is in `servable/`" in said and "LazyDPFTRL" in said.split("## What is promised")[1]
+    assert "**LazyDPFTRL** is in `release/servable/`" in said and "LazyDPFTRL" in said.split("## What is promised")[1]
 
 
 def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
@@ -83,7 +83,7 @@ def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch,
     ledger = kept / "lazydpftrl" / "ledger.jsonl"
     before = total(read(ledger), DELTA)
     assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = json.loads((tmp_path / "run" / "private" / "results.json").read_text())
     (result,) = [r for r in results if r["mechanism"] == "lazydpftrl"]
     assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
     assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)

@@ -59,7 +59,7 @@ def further(root, days, number, *options):
 
 
 def known(run):
-    return (run / "servable" / "assets" / "items.txt").read_text().split()
+    return (run / "release" / "servable" / "assets" / "items.txt").read_text().split()
 
 
 def answer(capsys, run, *arguments):
@@ -72,12 +72,12 @@ def answer(capsys, run, *arguments):
 
 
 def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(days, root, tmp_path, capsys):
-    ledger, first = root / "run" / "ledger.jsonl", known(root / "run")
+    ledger, first = root / "run" / "release" / "ledger.jsonl", known(root / "run")
     spent = [total(read(ledger), DELTA)]
     for number in (1, 2):
         assert further(root, days, number) == 0
         spent.append(total(read(ledger), DELTA))
-        said = (root / "run" / "statement.txt").read_text()
+        said = (root / "run" / "release" / "statement.txt").read_text()
         assert f"(epsilon = {np.ceil(round(spent[-1] * 1000, 6)) / 1000:g}, delta" in said
         assert f"{number + 1} so far, of at most 3" in said
     assert spent == sorted(spent) and spent[0] < 5 and 7.99 < spent[-1] <= 8.0
@@ -103,7 +103,7 @@ def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(d
 @pytest.mark.slow
 def test_a_continued_run_is_served(days, root):
     assert further(root, days, 1) == 0
-    server = Server(Served(str(root / "run" / "servable")), port=0)
+    server = Server(Served(str(root / "run" / "release" / "servable")), port=0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     inputs = {"history": [["sku-30"]], "k": 2, "allowed": ["new-1", "sku-31"]}
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
@@ -126,7 +126,7 @@ def test_what_is_released_is_the_sum_of_the_days(days, root, monkeypatch):
     assert more >= 2 and both.users == 0.5 * one.users + made[0].num_users
     assert both.counts_noise == pytest.approx(np.hypot(0.5 * np.pad(one.counts_noise, (0, more)), sigma))
     assert made[0]._before.counts == pytest.approx(0.5 * one.counts)
-    assert json.loads((root / "run" / "config.json").read_text())["keep"] == 0.5
+    assert json.loads((root / "run" / "private" / "config.json").read_text())["keep"] == 0.5
 
 
 @pytest.mark.slow
@@ -153,35 +153,35 @@ def harmed(days, root, harm):
     if harm == "no run":
         shutil.rmtree(run)
     elif harm == "movies":
-        (run / "config.json").write_text('{"job": "movies"}')
+        (run / "private" / "config.json").write_text('{"job": "movies"}')
     elif harm == "no sums":
-        (run / "released.npz").unlink()
+        (run / "release" / "released.npz").unlink()
     elif harm == "broken sums":
-        (run / "released.npz").write_bytes(b"PK")
+        (run / "release" / "released.npz").write_bytes(b"PK")
     elif harm == "no ledger":
-        (run / "ledger.jsonl").unlink()
+        (run / "release" / "ledger.jsonl").unlink()
     elif harm == "changed ledger":
-        text = (run / "ledger.jsonl").read_text()
-        (run / "ledger.jsonl").write_text(text.replace('"noise_multiplier":1', '"noise_multiplier":9'))
+        text = (run / "release" / "ledger.jsonl").read_text()
+        (run / "release" / "ledger.jsonl").write_text(text.replace('"noise_multiplier":1', '"noise_multiplier":9'))
     elif harm == "older ledger":
-        lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-        (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+        lines = (run / "release" / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+        (run / "release" / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
     elif harm == "another ledger":
-        (run / "ledger.jsonl").unlink()
-        with Ledger(run / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
+        (run / "release" / "ledger.jsonl").unlink()
+        with Ledger(run / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
             Lifetime(80.0, 1e-6, 3, False, None).decided(ledger)
     elif harm == "another unit":
-        (run / "ledger.jsonl").unlink()
-        with Ledger(run / "ledger.jsonl", "click", Snapshot(1, "x"), ADD_OR_REMOVE) as ledger:
+        (run / "release" / "ledger.jsonl").unlink()
+        with Ledger(run / "release" / "ledger.jsonl", "click", Snapshot(1, "x"), ADD_OR_REMOVE) as ledger:
             Lifetime(8.0, 1e-6, 3, False, None).decided(ledger)
             ledger.pay(GaussianDpEvent(9.0))
     elif harm == "config has a list":
-        fields = json.loads((run / "config.json").read_text())
-        (run / "config.json").write_text(json.dumps({**fields, "items": __file__}))
+        fields = json.loads((run / "private" / "config.json").read_text())
+        (run / "private" / "config.json").write_text(json.dumps({**fields, "items": __file__}))
     elif harm == "config says more":
-        fields = json.loads((run / "config.json").read_text())
-        (run / "config.json").write_text(json.dumps({**fields, "epsilon": 800.0, "days": 300}))
-        with Ledger(run / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT, data_changed=True) as ledger:
+        fields = json.loads((run / "private" / "config.json").read_text())
+        (run / "private" / "config.json").write_text(json.dumps({**fields, "epsilon": 800.0, "days": 300}))
+        with Ledger(run / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT, data_changed=True) as ledger:
             ledger.note("budget of all days", dataclasses.asdict(Lifetime(800.0, 1e-6, 300, False, None)))
             ledger.pay(GaussianDpEvent(0.8))
 
@@ -194,7 +194,7 @@ def harmed(days, root, harm):
         ("no sums", [], "has no released.npz, the sums that it released"),
         ("broken sums", [], "released.npz was changed"),
         ("no ledger", [], "has no ledger.jsonl, so that nobody knows what was spent"),
-        ("changed ledger", [], "of {run}/ledger.jsonl was changed"),
+        ("changed ledger", [], "of {run}/release/ledger.jsonl was changed"),
         ("older ledger", [], "lacks entries that were in it before"),
         ("another ledger", [], "is not the ledger that this was counted in"),
         ("another unit", [], "counts for one click (add-or-remove-one), not for one user"),
@@ -215,7 +215,7 @@ def harmed(days, root, harm):
 )
 def test_what_cannot_be_continued_is_refused_in_one_line_and_pays_nothing(days, root, capsys, harm, options, says):
     harmed(days, root, harm)
-    ledger = root / "run" / "ledger.jsonl"
+    ledger = root / "run" / "release" / "ledger.jsonl"
     before = ledger.read_bytes() if ledger.exists() else b""
     assert further(root, days, 1, *options) == 2
     said = capsys.readouterr().err
@@ -234,7 +234,8 @@ def test_a_day_needs_data_with_the_same_columns_and_kinds(days, root, capsys):
         assert says in said and said.count("\n") == 1, said
     assert train("--continue", root / "run", "--quiet") == 2
     assert "--data is missing" in capsys.readouterr().err
-    assert (root / "run" / "ledger.jsonl").read_bytes() == (days / "run" / "ledger.jsonl").read_bytes()
+    ledgers = [each / "run" / "release" / "ledger.jsonl" for each in (root, days)]
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
 
 
 def test_a_run_for_one_day_has_spent_it(run, log, tmp_path, capsys):
@@ -253,7 +254,7 @@ def test_days_are_of_logs_alone(capsys):
 def test_the_same_data_twice_is_warned_of_and_paid_again(days, root, capsys):
     assert further(root, days, 0) == 0
     assert "A day before had 2,500 users, too" in capsys.readouterr().err
-    assert [paid.label for paid in read(root / "run" / "ledger.jsonl").paid] == 2 * LABELS
+    assert [paid.label for paid in read(root / "run" / "release" / "ledger.jsonl").paid] == 2 * LABELS
     assert further(root, days, 1) == 0
     assert "A day before had" not in capsys.readouterr().err
 
@@ -274,6 +275,11 @@ def cut_off(days, root, monkeypatch, where, error=KeyboardInterrupt, checkpoint=
         return further(root, days, 1, *(["--checkpoint", root / "kept"] if checkpoint else []))
 
 
+def unchanged(days, root):
+    """What was released is what the first day released."""
+    return len({(each / "run" / "release" / "released.npz").read_bytes() for each in (days, root)}) == 1
+
+
 MOMENTS = [
     (SpectralRecommender, "fit"),
     *(pytest.param(where, marks=pytest.mark.slow) for where in
@@ -284,9 +290,9 @@ MOMENTS = [
 @pytest.mark.parametrize("where", MOMENTS, ids=lambda where: where[1])
 def test_ctrl_c_in_a_further_day_and_gone_on_with_costs_once(days, root, monkeypatch, capsys, where):
     assert cut_off(days, root, monkeypatch, where) == 130
-    assert (root / "run" / "released.npz").read_bytes() == (days / "run" / "released.npz").read_bytes()
+    assert unchanged(days, root)
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 0
-    assert [paid.label for paid in read(root / "run" / "ledger.jsonl").paid] == 2 * LABELS
+    assert [paid.label for paid in read(root / "run" / "release" / "ledger.jsonl").paid] == 2 * LABELS
     assert Earlier.load(root / "run").release.fits == 2
     capsys.readouterr()
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 2
@@ -303,13 +309,13 @@ def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(da
     said = capsys.readouterr().err
     assert "has paid for the private sums of a run that ended" in said and "with --continue, in another" in said
     assert further(root, days, 2) == 0
-    assert 7.99 < total(read(root / "run" / "ledger.jsonl"), DELTA) <= 8.0
+    assert 7.99 < total(read(root / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
     assert Earlier.load(root / "run").release.fits == 2
     assert further(root, days, 1) == 2
 
 
 def finished(days, tmp_path):
-    """The first day, and its checkpoint, elsewhere."""
+    """The run of the first day, and its checkpoint, elsewhere."""
     shutil.copytree(days / "run", tmp_path / "run")
     shutil.copytree(days / "kept", tmp_path / "kept")
     written = json.loads((tmp_path / "kept" / "run.json").read_text())
@@ -319,11 +325,11 @@ def finished(days, tmp_path):
 def test_the_first_days_checkpoint_does_not_put_an_older_ledger_back(days, tmp_path, capsys):
     finished(days, tmp_path)
     assert further(tmp_path, days, 1) == 0
-    after = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    after = (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes()
     capsys.readouterr()
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     assert "has gone on since this was begun" in capsys.readouterr().err
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == after
+    assert (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes() == after
 
 
 def test_no_day_is_added_while_the_first_days_checkpoint_writes_its_folder_anew(days, tmp_path, monkeypatch, capsys):
@@ -337,47 +343,41 @@ def test_no_day_is_added_while_the_first_days_checkpoint_writes_its_folder_anew(
         return export(*args, **kwargs)
 
     monkeypatch.setattr(job, "export", and_another)
-    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    before = (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes()
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
     assert between == [2] and "is in use: another pays into it" in capsys.readouterr().err
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+    assert (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_the_ledger_of_another_run_is_not_written_over(days, tmp_path, monkeypatch, capsys, when):
-    """Begun in the same folder with another checkpoint, and done first."""
+@pytest.mark.parametrize("older", [False, True])
+def test_the_ledger_of_another_run_is_not_written_over(days, tmp_path, capsys, older):
+    """Begun in the same folder with another checkpoint, and done first; an older version kept one ledger in each."""
     finished(days, tmp_path)
-    path, at_first = tmp_path / "run" / "ledger.jsonl", job.popularity
+    path = tmp_path / "run" / "release" / "ledger.jsonl"
+    if older:
+        shutil.copy(path, tmp_path / "kept")
     shutil.rmtree(tmp_path / "run")
-
-    def another(*args):
-        path.parent.mkdir()
-        with Ledger(path, "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
-            ledger.pay(GaussianDpEvent(9.0))
-        return at_first(*args) if args else None
-
-    if when == "before":
-        another()
-    else:
-        monkeypatch.setattr(job, "popularity", another)
+    path.parent.mkdir(parents=True)
+    with Ledger(path, "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
+        ledger.pay(GaussianDpEvent(9.0))
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
-    assert "is the ledger of another run" in said and said.count("\n") == 1
-    assert [paid.event for paid in read(path).paid] == [GaussianDpEvent(9.0)]
+    assert ("is the ledger of another run" if older else "is not the ledger that this was counted in") in said
+    assert [paid.event for paid in read(path).paid] == [GaussianDpEvent(9.0)] and said.count("\n") == 1
     assert [each.name for each in path.parent.iterdir()] == ["ledger.jsonl"]
 
 
 def test_two_days_are_not_added_at_once(days, root, capsys):
-    with Ledger(root / "run" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT, data_changed=True):
+    with Ledger(root / "run" / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT, data_changed=True):
         assert further(root, days, 1) == 2
     said = capsys.readouterr().err
     assert "is in use: another pays into it" in said and said.count("\n") == 1
-    assert (root / "run" / "released.npz").read_bytes() == (days / "run" / "released.npz").read_bytes()
+    assert unchanged(days, root)
 
 
 def test_a_second_process_on_the_same_folder_is_told_so_before_it_reads_the_log(days, root, capsys):
-    """Without --checkpoint both keep what they need beside the run folder."""
-    beside = root / ".run.private"
+    """Without --checkpoint both keep what they need in the run folder."""
+    beside = root / "run" / "private" / "resume"
     beside.mkdir()
     (beside / "run.json").write_text('{"job": "log"}')
     with open(beside / "in-use", "a") as lock:
@@ -391,11 +391,11 @@ def test_a_second_process_on_the_same_folder_is_told_so_before_it_reads_the_log(
 def test_a_day_between_ctrl_c_and_resume_is_not_written_over(days, root, monkeypatch, capsys):
     assert cut_off(days, root, monkeypatch, (SpectralRecommender, "fit")) == 130
     assert further(root, days, 2) == 0
-    released = (root / "run" / "released.npz").read_bytes()
+    released = (root / "run" / "release" / "released.npz").read_bytes()
     capsys.readouterr()
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 2
     assert "has gone on since this was begun" in capsys.readouterr().err
-    assert (root / "run" / "released.npz").read_bytes() == released
+    assert (root / "run" / "release" / "released.npz").read_bytes() == released
 
 
 @pytest.mark.slow
@@ -409,6 +409,6 @@ def test_public_items_join_by_a_longer_list(tmp_path, capsys):
     assert train("--data", tmp_path / "0.csv", *columns, "--out", tmp_path / "run") == 0
     more = ["--items", tmp_path / "1.txt", "--quiet"]
     assert train("--continue", tmp_path / "run", "--data", tmp_path / "1.csv", *more) == 0
-    ledger = read(tmp_path / "run" / "ledger.jsonl")
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
     assert Earlier.load(tmp_path / "run").items.ids.to_pylist() == [str(i) for i in range(12)]
     assert [paid.label for paid in ledger.paid] == 2 * LABELS[1:] and 7.99 < total(ledger, DELTA) <= 8.0

@@ -23,7 +23,7 @@ from tfdp_rec.own_log import job, recommend, report
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.own_log.chosen import ChosenUsers, popularity
 from tfdp_rec.own_log.earlier import Earlier
-from tfdp_rec.own_log.folders import sweep
+from tfdp_rec.own_log.kept import sweep
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.tested import HISTORY, NewItems
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
@@ -45,45 +45,49 @@ def answer(capsys, run, *arguments):
 
 def test_a_run_folder_holds_everything_and_no_row_of_the_log(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
-    assert {"config.json", "results.json", "report.html", "report.md", "recall_at_k.png", "statement.txt"} <= names
-    assert {"ledger.jsonl", "servable"} <= names
-    assert "servable/assets/items.txt" in names
+    assert sorted(path.name for path in run.iterdir()) == ["private", "release"]
+    private = {"config.json", "results.json", "report.html", "report.md", "recall_at_k.png"}
+    assert {path.name for path in (run / "private").iterdir()} == private
+    released = {"statement.txt", "ledger.jsonl", "servable", "released.npz", "card.md"}
+    assert {path.name for path in (run / "release").iterdir()} == released
+    assert "release/servable/assets/items.txt" in names
     assert not any(b"person-" in path.read_bytes() for path in run.rglob("*") if path.is_file())
     earlier = Earlier.load(run)
-    assert earlier.release.fits == 1 and earlier.mark.lines == len(read(run / "ledger.jsonl").lines)
-    assert sorted(earlier.items.ids.to_pylist()) == sorted((run / "servable/assets/items.txt").read_text().split())
+    assert earlier.release.fits == 1 and earlier.mark.lines == len(read(run / "release" / "ledger.jsonl").lines)
+    vocabulary = (run / "release/servable/assets/items.txt").read_text().split()
+    assert sorted(earlier.items.ids.to_pylist()) == sorted(vocabulary)
     kept = run.parent / "kept"
     assert {path.stat().st_mode & 0o77 for path in kept.iterdir() if path.name not in ("in-use", ".log.lock")} == {0}
     assert oct(kept.stat().st_mode)[-3:] == "700"
 
 
 def test_what_is_spent_is_what_is_stated_by_a_checker_that_knows_nothing_of_us(run, tmp_path):
-    ledger = run / "ledger.jsonl"
+    ledger = run / "release" / "ledger.jsonl"
     epsilon = checked(ledger, DELTA, tmp_path)
     assert 7.99 < epsilon <= 8.0 and epsilon == pytest.approx(total(read(ledger), DELTA), abs=2e-4)
     assert [paid.label for paid in read(ledger).paid] == ["private vocabulary", "private sums"]
     assert {paid.adjacency for paid in read(ledger).paid} == {"zero-out"}
-    said = (run / "statement.txt").read_text()
+    said = (run / "release" / "statement.txt").read_text()
     assert "(epsilon = 8, delta = 1e-06)-differential privacy" in said and "by itself epsilon = 2" in said
-    assert said in (run / "report.md").read_text()
+    assert said in (run / "private" / "report.md").read_text()
 
 
 def test_the_recommender_is_tested_beside_popularity_and_the_page_says_what_that_is(run):
-    found = {result["recommender"]: result for result in json.loads((run / "results.json").read_text())}
+    found = {result["recommender"]: result for result in json.loads((run / "private" / "results.json").read_text())}
     assert set(found) == {"popularity", "dp-popularity", "spectral"}
     assert found["spectral"]["recalls"]["recall@10"] > 0.8 > 0.2 > found["popularity"]["recalls"]["recall@10"]
     assert found["popularity"]["epsilon"] is None and 2 < found["dp-popularity"]["epsilon"] < 8
     assert all(0 < result["errors"]["recall@1"] < 0.03 for result in found.values())
-    page = (run / "report.md").read_text()
+    page = (run / "private" / "report.md").read_text()
     assert "computed from users' data without noise" in page.split("|")[0] and "95% intervals" in page
 
 
 def test_the_report_is_one_page_with_the_statement_word_for_word(run):
-    page = self_contained((run / "report.html").read_text())
-    said = (run / "statement.txt").read_text()
+    page = self_contained((run / "private" / "report.html").read_text())
+    said = (run / "release" / "statement.txt").read_text()
     assert page.text.count(said) == 1 and all(f"{name}\n{text}\n" in page.text for name, text in entries(said).items()
                                               if name != "Mechanism")  # fmt: skip
-    results = json.loads((run / "results.json").read_text())
+    results = json.loads((run / "private" / "results.json").read_text())
     assert page.rows[:4] == report.table(results) and page.tags.count("img") == 1
     assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
     assert "0.parquet, 1.parquet, users in user_id, items in sku, times in ts" in page.text
@@ -92,7 +96,7 @@ def test_the_report_is_one_page_with_the_statement_word_for_word(run):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
-    fits((run / "report.html").read_text(), width, tmp_path)
+    fits((run / "private" / "report.html").read_text(), width, tmp_path)
 
 
 def test_what_a_log_calls_things_stays_words_on_the_page(tmp_path, capsys):
@@ -104,10 +108,11 @@ def test_what_a_log_calls_things_stays_words_on_the_page(tmp_path, capsys):
     titles = written(tmp_path, "titles.csv", "id,title\n" + "".join(f"{sku},{bad}\n" for sku in skus))
     asked = ["--data", data, "--user", "u", "--item", "<i>sku", "--titles", titles, "--out", tmp_path / "<run>"]
     assert train(*asked) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{tmp_path}/<run>/report.html   ")
-    page = self_contained((tmp_path / "<run>" / "report.html").read_text())
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{tmp_path}/<run>/private/report.html   ")
+    page = self_contained((tmp_path / "<run>" / "private" / "report.html").read_text())
     assert [skus[0], bad] in page.rows and "<img src=x>.csv, users in u, items in <i>sku" in page.text
-    told = re.sub(r"(`+).*?\1", "", (tmp_path / "<run>" / "report.md").read_text(), flags=re.S)  # without code
+    told = (tmp_path / "<run>" / "private" / "report.md").read_text()
+    told = re.sub(r"(`+).*?\1", "", told, flags=re.S)  # without code
     assert r"\<script\>" in told and not re.search(r"(?<!\\)<", told)
 
 
@@ -132,7 +137,8 @@ def test_it_answers_with_the_users_own_ids_and_titles(run, capsys):
 def left_behind(folder):
     """What a process that was killed leaves."""
     folder.mkdir()
-    (folder / "run.json").write_text('{"job": "log"}')
+    nothing = {"job": "log", "out": str(folder / "gone"), "continues": None, "ledger": {}, "since": 0}
+    (folder / "run.json").write_text(json.dumps(nothing))
     (folder / "in-use").touch()
     return folder
 
@@ -158,9 +164,10 @@ def test_a_log_as_logs_are(tmp_path, capsys):
         assert words in said, said
     assert max(map(len, said.split("Held-back users")[1].split("\n\n")[0].splitlines())) <= 80
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "public.txt", "run"]
+    assert not (tmp_path / "run" / "private" / "resume").exists()
     found = answer(capsys, tmp_path / "run", "--history", "0", "1")
     assert {each["id"] for each in found["recommendations"][:2]} == {"2", "3"} and found["unknown"] == []
-    (paid,) = read(tmp_path / "run" / "ledger.jsonl").paid
+    (paid,) = read(tmp_path / "run" / "release" / "ledger.jsonl").paid
     assert 7.99 < epsilon_of(paid.event, DELTA) <= 8.0
 
 
@@ -197,11 +204,11 @@ MOMENTS = [(job, "Items"), (SpectralRecommender, "fit"), pytest.param((job, "exp
 def test_ctrl_c_anywhere_and_gone_on_with_costs_once(log, tmp_path, monkeypatch, capsys, where):
     assert interrupted(log, tmp_path, monkeypatch, where) == 130
     assert f"Go on with: tfdp-rec train --checkpoint {tmp_path / 'kept'} --resume" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "config.json").exists()
+    assert not (tmp_path / "run" / "private" / "config.json").exists()
     before = {path.name: path.read_bytes() for path in (tmp_path / "kept").glob("*.[np][pa][zr]*")}
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
     assert all((tmp_path / "kept" / name).read_bytes() == content for name, content in before.items())
-    ledger = read(tmp_path / "run" / "ledger.jsonl")
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
     assert [paid.label for paid in ledger.paid] == ["private vocabulary", "private sums"]
     assert 7.99 < total(ledger, DELTA) <= 8.0
 
@@ -213,7 +220,7 @@ def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, 
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
     assert "has paid for the private sums of a run that ended before it kept it" in said and said.count("\n") == 1
-    assert 7.99 < total(read(tmp_path / "kept" / "ledger.jsonl"), DELTA) <= 8.0
+    assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
 
 
 def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path, monkeypatch, capsys):
@@ -227,8 +234,9 @@ def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path
     assert list(tmp_path.iterdir()) == [], "given back: nobody saw any of it"
     with pytest.raises(MemoryError):
         ends((SpectralRecommender, "fit"), MemoryError)
-    assert [path.name for path in tmp_path.rglob("*")] == ["run", "ledger.jsonl"]
-    assert 7.99 < total(read(tmp_path / "run" / "ledger.jsonl"), DELTA) <= 8.0
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl", "private", "release", "run"]
+    assert "What it paid for was not kept" in capsys.readouterr().err
+    assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
     capsys.readouterr()
     assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet") == 2
     assert "cut off after it had paid" in capsys.readouterr().err
@@ -240,23 +248,28 @@ def _raised(error):
 
 @pytest.mark.parametrize("cut_short", [0, 5])
 def test_what_a_killed_run_has_paid_stays_in_its_folder(run, tmp_path, cut_short):
+    """As older versions left it, beside the run folder."""
     left = tmp_path / ".run.private"
     shutil.copytree(run.parent / "kept", left)
     written = json.loads((left / "run.json").read_text())
     (left / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
-    text = (left / "ledger.jsonl").read_bytes()
+    text = (run / "release" / "ledger.jsonl").read_bytes()
     (left / "ledger.jsonl").write_bytes(text[: len(text) - cut_short])
-    sweep(tmp_path)
-    assert [path.name for path in tmp_path.rglob("*")] == ["run", "ledger.jsonl"]
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == text[: len(text) - cut_short]
+    assert sweep(tmp_path) == [f"tfdp-rec train --checkpoint {left} --resume"]
+    assert not (left / "log").exists() and not (left / "ledger.jsonl").exists() and (left / "recommender.npz").exists()
+    assert sweep(tmp_path) == []
+    assert (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes() == text[: len(text) - cut_short]
 
 
 def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(run, tmp_path, capsys):
     shutil.copytree(run.parent / "kept", tmp_path / "kept")
     written = json.loads((tmp_path / "kept" / "run.json").read_text())
     (tmp_path / "kept" / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
+    (tmp_path / "run" / "release").mkdir(parents=True)
+    shutil.copy(run / "release" / "ledger.jsonl", tmp_path / "run" / "release")
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet", "--epsilon", "8") == 0
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == (run / "ledger.jsonl").read_bytes()
+    ledgers = [folder / "release" / "ledger.jsonl" for folder in (tmp_path / "run", run)]
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
     asked = ["--history", "sku-3", "--top-k", "20"]
     assert answer(capsys, tmp_path / "run", *asked) == answer(capsys, run, *asked)
 
@@ -264,7 +277,8 @@ def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(r
 @pytest.mark.parametrize(
     "harm, says",
     [
-        (lambda kept: (kept / "ledger.jsonl").unlink(), "is not the ledger that this was counted in"),
+        (lambda kept: (kept.parent / "run" / "release" / "ledger.jsonl").unlink(), "is gone, so that nobody knows"),
+        (lambda kept: _another(kept.parent / "run" / "release"), "is not the ledger that this was counted in"),
         (lambda kept: (kept / "run.json").write_text('{"job": "log"}'), "run.json was changed"),
         (lambda kept: _with(kept, data="0" * 64), "was begun with another log"),
         (lambda kept: ["--epsilon", "9"], "has --epsilon 8.0, and is asked to go on with 9.0: leave --epsilon out"),
@@ -275,11 +289,18 @@ def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(r
 )
 def test_another_run_than_the_one_that_was_kept_is_refused_in_one_line(run, tmp_path, capsys, harm, says):
     shutil.copytree(run.parent / "kept", tmp_path / "kept")
+    shutil.copytree(run, tmp_path / "run")
+    _with(tmp_path / "kept", out=str(tmp_path / "run"))
     more = harm(tmp_path / "kept")
     more = more if isinstance(more, list) else []
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet", *more) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def _another(folder):
+    (folder / "ledger.jsonl").unlink()
+    Ledger(folder / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT).close()
 
 
 def _with(kept, **fields):
@@ -352,22 +373,6 @@ def test_items_that_no_one_may_be_told_of_are_not_told(tmp_path, capsys):
     assert "No item has so many users" in said and "--items" in said and "own-" not in said
 
 
-def test_a_run_cut_off_while_it_writes_leaves_its_ledger_which_no_other_run_writes_over(
-    log, tmp_path, monkeypatch, capsys
-):
-    def cut(*_):
-        raise KeyboardInterrupt
-
-    out = ["--out", tmp_path / "run", "--quiet"]
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "export", cut)
-        assert train("--data", *sorted(log.glob("*.parquet")), *COLUMNS, *out) == 130
-    assert len(read(tmp_path / "run" / "ledger.jsonl").paid) == 2 and (tmp_path / "run" / "statement.txt").exists()
-    capsys.readouterr()
-    assert train("--data", *sorted(log.glob("*.parquet")), *COLUMNS, *out) == 2
-    assert "cut off after it had paid" in capsys.readouterr().err
-
-
 def test_a_run_folder_and_a_checkpoint_are_begun_in_once(run, log, tmp_path, capsys):
     assert train("--data", log, *COLUMNS, "--out", run) == 2
     assert "holds another run; give another --out" in capsys.readouterr().err
@@ -391,7 +396,7 @@ def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypa
         patch.setattr(job.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
         assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     assert "has 0 MB left, and what is about to be paid for" in capsys.readouterr().err
-    assert [paid.label for paid in read(tmp_path / "kept" / "ledger.jsonl").paid] == ["private vocabulary"]
+    assert read(tmp_path / "run" / "release" / "ledger.jsonl").paid == []
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
 
 

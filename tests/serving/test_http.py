@@ -1,12 +1,14 @@
 """HTTP: the shape of TensorFlow Serving's REST interface, clear errors, and nobody who should not ask."""
 
 import base64
+import contextlib
 import http.client
 import json
 import os
 import signal
 import socket
 import threading
+import time
 
 import keras
 import numpy as np
@@ -14,8 +16,9 @@ import pytest
 
 import tfdp_rec
 from tfdp_rec.cli import main
+from tfdp_rec.run_folder import servable_in
 from tfdp_rec.serving import Served, Server
-from tfdp_rec.serving.rest import servable_in
+from tfdp_rec.serving.rest import WrongQuestion
 
 PREDICT = "/v1/models/shop:predict"
 
@@ -230,7 +233,8 @@ def test_a_model_that_keras_exported_is_served_too(tmp_path):
     items = keras.Input([], dtype="int32", name="item")
     model = tfdp_rec.PrivateModel({"item": items}, keras.layers.Embedding(5, 2)(items))
     model.export(tmp_path / "mine", verbose=False)
-    assert servable_in(tmp_path / "mine") == tmp_path / "mine" and servable_in(tmp_path) == tmp_path / "servable"
+    assert servable_in(tmp_path / "mine") == tmp_path / "mine"
+    assert servable_in(tmp_path) == tmp_path / "release" / "servable"
     rows = Served(servable_in(tmp_path / "mine")).predict({"instances": [{"item": 3}, {"item": 0}]})["predictions"]
     np.testing.assert_allclose(rows, model.predict({"item": np.array([3, 0], "int32")}, verbose=0))
 
@@ -241,3 +245,128 @@ def test_a_folder_without_a_model_and_a_port_that_is_taken_are_one_line(exported
     assert main(["serve", str(exported), "--port", str(server.server_port)]) == 2
     said = capsys.readouterr().err
     assert f"--port {server.server_port}" in said and said.count("\n") == 1
+
+
+# What one caller can take.
+
+
+@pytest.fixture
+def small_server(served):
+    """For four connections, and half a second of patience."""
+    with Server(served, "shop", port=0, most_bytes=10_000, most_connections=4, patience=0.5) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def dialled(server):
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+
+
+def test_a_caller_who_sends_a_byte_at_a_time_is_hung_up_on(small_server):
+    with dialled(small_server) as slow:
+        begun = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - begun < 15:
+                slow.sendall(b"P")
+                time.sleep(0.05)
+                slow.settimeout(0.001)
+                with contextlib.suppress(TimeoutError):
+                    if not slow.recv(1):
+                        raise OSError("hung up")
+                slow.settimeout(20)
+
+
+def test_slow_callers_make_room_for_those_who_ask(served):
+    with Server(served, "shop", port=0, most_connections=4, patience=600.0) as server, contextlib.ExitStack() as stack:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        slow = [stack.enter_context(dialled(server)) for _ in range(30)]
+        for each in slow:
+            each.sendall(b"POST ")
+        assert predict(server, instances=[["item 1"]])[0] == 200
+        assert slow[0].recv(1) == b""  # the first made room
+        server.shutdown()
+
+
+def test_where_nobody_waits_a_further_connection_is_hung_up_on_and_those_that_are_answered_stay(served, monkeypatch):
+    answering, go_on = threading.Semaphore(0), threading.Event()
+
+    def predict_slowly(question):
+        answering.release()
+        go_on.wait(30)
+        return {"predictions": []}
+
+    monkeypatch.setattr(served, "predict", predict_slowly)
+    with Server(served, "shop", port=0, most_connections=2) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        answers = []
+        asking = [threading.Thread(target=lambda: answers.append(predict(server, instances=[]))) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        for _ in asking:
+            assert answering.acquire(timeout=30)
+        with dialled(server) as further:
+            assert further.recv(1) == b""
+        go_on.set()
+        for thread in asking:
+            thread.join()
+        assert [status for status, _ in answers] == [200, 200]
+        server.shutdown()
+
+
+@pytest.mark.parametrize("path", [PREDICT, "/v1/models/other:predict"])
+def test_a_question_of_ten_megabytes_is_refused_to_who_sends_all_of_it_first(server, path):
+    status, found = call(server, "POST", path, b" " * 10_000_000)
+    assert (status, "10000000 bytes" in found["error"]) in [(413, True), (404, False)]
+
+
+@pytest.mark.parametrize("depth", [33, 900, 4000])
+def test_a_question_of_lists_in_lists_is_no_error_of_the_server(server, depth):
+    status, found = call(server, "POST", PREDICT, b'{"instances": ' + b"[" * depth + b"]" * depth + b"}")
+    assert status == 400 and ("more than 32 deep" in found["error"] or "recursion" in found["error"])
+
+
+@pytest.mark.parametrize("length", ["²", "+2", "2, 2", "0x2", "", "9" * 5000])
+def test_a_length_that_is_none_is_answered(server, length):
+    with dialled(server) as line:
+        head = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{{}}"
+        line.sendall(head.encode("latin-1"))
+        assert line.recv(12) == (b"HTTP/1.1 413" if length[:1] == "9" else b"HTTP/1.1 411")
+
+
+def test_two_lengths_are_none(server):
+    with dialled(server) as line:
+        head = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n"
+        line.sendall(head.encode() + b"Content-Length: 2\r\n" * 2 + b"\r\n{}")
+        assert line.recv(12) == b"HTTP/1.1 411"
+
+
+def test_who_asks_first_whether_a_long_question_may_be_sent_is_told_no(server):
+    with dialled(server) as line:
+        line.sendall(
+            f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n".encode()
+            + b"Content-Length: 20000\r\n\r\n"
+        )
+        assert line.recv(12) == b"HTTP/1.1 413"
+
+
+def test_a_short_question_has_no_answer_of_megabytes(exported):
+    served = Served(exported / "servable")
+    rows = [[""]] * 1000
+    with pytest.raises(WrongQuestion, match="1000 times 1000 items are too much for one answer"):
+        served.predict({"signature_name": "top_k", "inputs": {"history": rows, "k": 1000}})
+    ragged = {"items": [], "lengths": [0] * 1000, "k": 1000}
+    with pytest.raises(WrongQuestion, match="too much for one answer"):
+        served.predict({"signature_name": "ragged", "inputs": ragged})
+    some = served.predict({"signature_name": "top_k", "inputs": {"history": rows, "k": 40}})
+    assert len(json.dumps(some)) < 2**22
+
+
+def test_an_answer_of_a_model_of_ones_own_is_bounded_too(tmp_path):
+    items = keras.Input([], dtype="int32", name="item")
+    model = tfdp_rec.PrivateModel({"item": items}, keras.layers.Embedding(5, 300)(items))
+    model.export(tmp_path / "mine", verbose=False)
+    served = Served(tmp_path / "mine")
+    assert len(served.predict({"instances": [{"item": 3}] * 100})["predictions"]) == 100
+    with pytest.raises(WrongQuestion, match="The answer is too long"):
+        served.predict({"instances": [{"item": 3}] * 1000})

@@ -1,7 +1,8 @@
 """How a list of commands becomes a program: one parser, one way to fail, and no import of a command nobody asked for.
 
 A command's module has HELP (its examples and details), `add_arguments(parser)` and `run(args)`, which returns the exit
-code: 0; 1 for a check that failed; 2 for a wrong argument; 130 after Ctrl-C.
+code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's number if it was told to stop: 130
+after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
+
+from tfdp_rec import interruption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +151,20 @@ def _in_options(message: str, args: argparse.Namespace) -> str:
 
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
+    args.given = given
+    with interruption.answered() as asked:
+        return _run(parser.prog, args, asked)
+
+
+def _run(program: str, args: argparse.Namespace, asked: interruption.Asked) -> int:
     if os.environ.get("TFDP_REC_DEBUG"):
         return args.run(args)
     try:
         return args.run(args)
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
-        return 130
+        print(f"{program}: interrupted", file=sys.stderr)
+        return asked.code
     except (ValueError, OSError) as problem:
         message = _in_options(" ".join(str(problem).split()), args) or type(problem).__name__
-        print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
+        print(f"{program}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
         return 2

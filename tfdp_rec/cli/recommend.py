@@ -7,6 +7,7 @@ import pathlib
 import sys
 
 from tfdp_rec import quiet
+from tfdp_rec.run_folder import servable_in
 from tfdp_rec.settings import whole
 
 HELP = """\
@@ -14,8 +15,8 @@ HELP = """\
   tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5      of a log of your own
   tfdp-rec recommend runs/spring                                       nothing had yet: the most popular
 
-RUN is a folder that `tfdp-rec train` wrote. Ids are those of the files, the last one last; ids that the model does not
-know are named and ignored; the answer leaves out what the history holds.
+RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
+that the model does not know are named and ignored; the answer leaves out what the history holds.
 """
 
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--top-k must be positive, got {args.top_k}.")
     if args.folder is None:
         args.folder = _newest()
-    servable = pathlib.Path(args.folder) / "servable"
+    servable = servable_in(args.folder)
     if not (servable / "saved_model.pb").is_file():
         raise FileNotFoundError(f"{args.folder} holds no exported model (expected {servable}).")
     quiet.import_tensorflow()
@@ -49,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _newest() -> str:
     """The run that was finished last, of those in `runs`; says which."""
-    servables = list(pathlib.Path("runs").glob("*/servable"))
-    if not servables:
+    runs = [run for run in pathlib.Path("runs").glob("*") if servable_in(run).is_dir()]
+    if not runs:
         raise FileNotFoundError("There is no run in runs/ here: name a run folder, or make one with tfdp-rec train.")
-    newest = max(servables, key=lambda servable: servable.stat().st_mtime).parent
+    newest = max(runs, key=lambda run: servable_in(run).stat().st_mtime)
     print(f"of {newest}:", file=sys.stderr)
     return str(newest)

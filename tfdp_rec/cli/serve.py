@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
-import signal
 import threading
 
 from tfdp_rec import quiet
@@ -35,20 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to stop."""
     quiet.import_tensorflow()
-    from tfdp_rec.serving.rest import Served, servable_in
+    from tfdp_rec.run_folder import servable_in
+    from tfdp_rec.serving.rest import Served
     from tfdp_rec.serving.server import Server
 
-    served = Served(servable_in(pathlib.Path(args.folder)))
+    served = Served(servable_in(args.folder))
     server = Server(served, args.name, args.host, args.port, args.open_to_the_network)
-    stopped = threading.Event()
-    before = {name: signal.signal(name, lambda *_: stopped.set()) for name in (signal.SIGTERM, signal.SIGINT)}
     try:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)
-        stopped.wait()
+        threading.Event().wait()
+    except KeyboardInterrupt:  # which SIGTERM is, too
+        pass
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
         server.shutdown()
         server.server_close()
     return 0

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+from tfdp_rec import interruption
+
 HELP = """\
   tfdp-rec server --cluster cluster.json --job ps --index 0 --open-to-the-network
   tfdp-rec server --open-to-the-network                        job and index from TF_CONFIG
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     os._exit(0)  # a TensorFlow server has no way to stop but its process' end
 
 
-_STOPS = {signal.SIGTERM, signal.SIGINT}
+_STOPS = set(interruption.SIGNALS)
 
 
 def _serve(args: argparse.Namespace) -> tuple[str, int]:

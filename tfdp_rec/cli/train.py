@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import pathlib
 
 from tfdp_rec.movies import command as movies
 from tfdp_rec.movies.settings import Settings, Source
 from tfdp_rec.own_log import command as own_log
 from tfdp_rec.own_log.folders import is_kept
 from tfdp_rec.own_log.settings import Columns, Days, Terms
+from tfdp_rec.run_folder import PRIVATE, RESUME
 from tfdp_rec.settings import flag
 
 HELP = f"""\
@@ -37,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
 def _on_own_log(args: argparse.Namespace) -> bool:
     if args.continues and args.resume:
         raise ValueError("--resume goes on with what is in --checkpoint, --continue begins a day: leave one out.")
-    if args.resume and args.checkpoint:
-        return is_kept(args.checkpoint)
+    if args.resume and (args.checkpoint or args.out):
+        return is_kept(args.checkpoint or pathlib.Path(args.out, PRIVATE, RESUME))
     ours = [field.name for kind in (Columns, Days) for field in dataclasses.fields(kind)]
     return args.continues is not None or any(getattr(args, name) is not None for name in ours)
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.datasets.timelines import PADDING
+from tfdp_rec.files import writing
 
 _FILES = {"movies": tf.int32, "starts": tf.int64, "lengths": tf.int64}
 
@@ -23,7 +24,7 @@ class SharedTimelines:
 
     Args:
         examples: whose users, history and number of negatives to take.
-        folder: on a file system that all workers share; it will hold the users' data.
+        folder: a folder on a file system that all workers share; it will hold the users' data, for its owner alone.
 
     Raises:
         ValueError: for a log without times, or users with fewer than two rows.
@@ -41,7 +42,7 @@ class SharedTimelines:
 
     def __init__(self, examples: NextItemExamples, folder: str | pathlib.Path):
         self.folder = pathlib.Path(folder).absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.history, self.negatives = examples.history, examples.negatives
         self.num_movies = examples.num_items
         if not examples.ordered:
@@ -53,7 +54,8 @@ class SharedTimelines:
             )
         held = {"movies": examples.items, "starts": examples.starts, "lengths": examples.lengths}
         for name, values in held.items():
-            np.ascontiguousarray(values, _FILES[name].as_numpy_dtype).tofile(self.folder / name)
+            with writing(self.folder / name, "wb", private=True) as file:
+                np.ascontiguousarray(values, _FILES[name].as_numpy_dtype).tofile(file)
 
     def batches(self, sampling: Any) -> tf.data.Dataset:
         """An endless dataset of Poisson batches, for `ParameterServerTrainer`'s `dataset_fn`.

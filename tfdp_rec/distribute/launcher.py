@@ -8,6 +8,8 @@ Reads one command a line, answers with one line of JSON:
 
 Ends with its input, and its servers with it: each holds the reading end of a pipe whose only writer is the launcher. If
 it was given a folder, this is temporary and goes as well.
+Requests to stop are for the parent, which may still need its servers, to save what they hold: a system that tells every
+process of a service tells these in vain.
 Forking is safe because this process itself never makes a TensorFlow device, session or thread pool.
 """
 
@@ -22,6 +24,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tfdp_rec import interruption
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.server import serve
 
@@ -109,6 +112,8 @@ _server: object = None  # lives as long as the process
 
 def main() -> None:
     """Obeys until the input ends."""
+    for number in interruption.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     # TensorFlow writes to stdout at times; answers go to the real one.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -8,9 +8,10 @@ The ports are the cluster's for its whole life: a bound socket keeps each one fr
 that listens there is dead and not yet restarted.
 
 TensorFlow's servers listen on all interfaces, whatever address they are given, and ask nobody for a password. Where a
-machine has another interface than loopback, a warning says so; a network of one's own has none:
+machine has another interface than loopback, a warning says so. `tfdp-rec train --local` runs in a network of its own
+(`own_network`); a program gets one by
 
-    unshare -rn sh -c "ip link set lo up; exec tfdp-rec train --local 2 2"
+    unshare -rn sh -c "ip link set lo up; exec python program.py"
 """
 
 from __future__ import annotations

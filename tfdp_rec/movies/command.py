@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfdp_rec import quiet
+from tfdp_rec.files import hold, let_go
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.settings import POISSON, SHUFFLED, Place, Settings, Source
+from tfdp_rec.run_folder import refuse_another
 from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
     kept = _kept(args)
     asked = _asked(args, kept.asked if kept and kept.asked else Asked())
     _refuse_other_places(args, asked.place, kept)
+    code = _in_own_network(args, kept) if asked.place.local else None
+    if code is not None:
+        return code
     try:
         _train(args, asked, kept)
     except KeyboardInterrupt:
@@ -76,8 +81,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _in_own_network(args: argparse.Namespace, kept: RunCheckpoint | None) -> int | None:
+    """Runs the same command where a local cluster's servers are reached by nothing else; None if it runs there, or if
+    the system gives no such place.
+    """
+    from tfdp_rec.distribute import own_network
+    from tfdp_rec.distribute.local_cluster import other_interfaces
+
+    if not other_interfaces():
+        return None
+    if kept:
+        let_go(kept.directory)
+    code = own_network.run([sys.executable, "-m", "tfdp_rec.cli", *args.given])
+    if code is None and kept and kept.asked:
+        hold(kept.directory)
+    return code
+
+
 def _train(args: argparse.Namespace, asked: Asked, kept: RunCheckpoint | None) -> None:
-    quiet.import_tensorflow()
+    quiet.import_tensorflow(of_a_cluster=bool(asked.place.local or asked.place.cluster))
     from tfdp_rec.movies import job
 
     if not args.quiet:
@@ -161,8 +183,8 @@ def _refuse_other_places(args: argparse.Namespace, place: Place, kept: RunCheckp
     """A folder that is taken, a cluster that cannot be, and a worker that was given the coordinator's command."""
     if kept and kept.asked and args.out and os.path.abspath(args.out) != kept.out:
         raise ValueError(f"The run in {args.checkpoint} writes to {kept.out}: leave --out out to go on with it.")
-    if not args.resume and args.out and os.path.exists(os.path.join(args.out, "config.json")):
-        raise FileExistsError(f"{args.out} holds another run; give another --out.")
+    if not args.resume and args.out:
+        refuse_another(args.out)
     if place.local and min(place.local) < 1:
         workers, servers = place.local
         raise ValueError(f"--local needs at least one worker and one server, got {workers} and {servers}.")

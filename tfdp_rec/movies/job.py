@@ -30,17 +30,19 @@ import numpy as np
 
 from tfdp_rec.data import Timelines
 from tfdp_rec.datasets.histories import Catalogue, Histories
-from tfdp_rec.movies import contestants, private_sums, report
+from tfdp_rec.files import replacing
+from tfdp_rec.movies import contestants, laid_out, private_sums, report
 from tfdp_rec.movies.kept import Asked, RunCheckpoint
 from tfdp_rec.movies.larger import step_times
 from tfdp_rec.movies.problem import Problem, Run, prepare
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import Settings
 from tfdp_rec.movies.tested import everybody_the_same
 from tfdp_rec.movies.trained import Trained, measured_record
 from tfdp_rec.movies.two_towers import noises_for, train_one
 from tfdp_rec.privacy import epsilon_of, private_counts
 from tfdp_rec.privacy.counts import Counted
+from tfdp_rec.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
+from tfdp_rec.serving.own_ids import writing_a_model
 from tfdp_rec.spectral import SpectralRecommender
 
 _TYPICAL = 20  # movies of a user: what the popularity prior counts on
@@ -147,6 +149,7 @@ def run(
         kept.refuse_other_data(timelines)
     noises = kept.noises if kept and goes_on else noises_for(problem, settings)
     folder = RunFolder.reopened(kept.out) if kept and goes_on else RunFolder(out)
+    laid_out.sweep(folder.path.absolute().parent)
     sums = with_sums(problem, settings, kept, verbose)
     problem = with_prior(problem, settings, kept)
     if kept and not goes_on:
@@ -163,7 +166,7 @@ def run(
         "negatives": problem.negatives,
         "noise_multipliers": noises,
     }
-    folder.write_json("config.json", config)
+    folder.private.write_json(CONFIG, config)
     _train_all(Run(problem, settings, folder, noises, verbose, kept), config, _all_kinds(train, sums))
     return folder
 
@@ -201,18 +204,17 @@ def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
             done = done or {"record": trained.record(mechanism), "statement": trained.statement}
             if run.kept:
                 run.kept.finish(mechanism, done)
-            if mechanism == released:
-                model = trained.model
+            if mechanism == released:  # at once: what goes wrong with the others does not lose it
+                _release(run.folder, run.problem, run.settings, mechanism, trained)
         results.append(done["record"])
         if done["statement"]:
             statements[mechanism] = done["statement"]
-    run.folder.write_json("results.json", results)
-    _release(run.folder, run.problem, run.settings, released, model)
+    run.folder.private.write_json("results.json", results)
     config = {**config, "released": released}
     report.write(run.folder, config, results, statements)
     seconds = step_times(run.settings, run.problem.timelines.num_movies, run.verbose)
     if seconds:  # after the page is there: large tables may take more memory than there is
-        run.folder.write_json("step_times.json", seconds)
+        run.folder.private.write_json("step_times.json", seconds)
         report.write(run.folder, config, results, statements, seconds)
     if run.verbose:
         print("\n" + report.as_text(report.table(results)))
@@ -220,13 +222,16 @@ def _train_all(run: Run, config: dict[str, Any], train: Train) -> None:
             print("\n" + report.as_text(report.times(seconds)))
         warning = "" if contestants.named(released).claims_epsilon else ": not private, no epsilon holds for it"
         path = run.folder.path
-        print(f"\n{path}/report.html   {report.label(released)} in {path}/servable{warning}")
+        print(f"\n{path / PRIVATE}/report.html   {report.label(released)} in {path / RELEASE / SERVABLE}{warning}")
 
 
-def _release(folder: RunFolder, problem: Problem, settings: Settings, name: str, model: Any) -> None:
-    """Saves and exports one recommender, with the titles beside it."""
-    model.save(str(folder / ("recommender.npz" if isinstance(model, SpectralRecommender) else "model.keras")))
-    model.export(str(folder / "servable"), k=settings.top_k)
+def _release(folder: RunFolder, problem: Problem, settings: Settings, name: str, trained: Trained) -> None:
+    """Saves and exports one recommender, with the titles and the statement beside it."""
+    model, part = trained.model, folder.release
+    part.write_text(STATEMENT, trained.statement or report.NO_GUARANTEE)
+    model.save(str(part / ("recommender.npz" if isinstance(model, SpectralRecommender) else "model.keras")))
+    with replacing(part / SERVABLE) as temporary, writing_a_model(part / SERVABLE):
+        model.export(temporary, k=settings.top_k)
     titles = problem.timelines.titles
-    folder.write_json("titles.json", {str(i): t for i, t in zip(problem.timelines.movie_ids.tolist(), titles)})
-    folder.write_text("servable.txt", f"{name}\n")
+    part.write_json("titles.json", {str(i): t for i, t in zip(problem.timelines.movie_ids.tolist(), titles)})
+    part.write_text("servable.txt", f"{name}\n")

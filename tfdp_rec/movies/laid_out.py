@@ -1,24 +1,23 @@
 """Raw timelines on a disk that a cluster's workers read: for their owner alone, and no longer than a training lasts.
 
-    RUN/timelines/      0700; files 0600; locked by whoever trains, for as long as that process lives
+    RUN/private/timelines/      0700; files 0600; locked by the process that trains, for as long as it lives
 
-A process that is killed leaves them. The next that lays timelines out removes what lies in run folders beside its own
-and is locked by nobody.
+A process that is killed leaves them. The next run removes what lies in run folders beside its own and is locked by
+none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import pathlib
 from collections.abc import Iterator
 
 from tfdp_rec.data import NextItemExamples
 from tfdp_rec.datasets.shared_timelines import SharedTimelines
-from tfdp_rec.files import remove
-from tfdp_rec.movies.run_folder import RunFolder
+from tfdp_rec.files import hold, let_go, remove, unheld
+from tfdp_rec.run_folder import CONFIG, PRIVATE, RunFolder, find
 
-_NAME, _LOCK = "timelines", "in-use"
+_NAME = "timelines"
 
 
 @contextlib.contextmanager
@@ -26,22 +25,17 @@ def laid_out(examples: NextItemExamples, folder: RunFolder) -> Iterator[SharedTi
     """The timelines of some examples, in files as long as the block lasts.
 
     Args:
-        examples: whose timelines.
-        folder: of the run, where every worker can read it.
+        examples: the examples.
+        folder: the run folder, where every worker can read it.
     """
-    sweep(folder.path.parent)
-    path = folder / _NAME
+    path = folder.private / _NAME
     remove(path)
-    path.mkdir(mode=0o700)
-    with open(path / _LOCK, "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            timelines = SharedTimelines(examples, path)
-            for file in path.iterdir():
-                file.chmod(0o600)
-            yield timelines
-        finally:
-            remove(path)
+    hold(path)
+    try:
+        yield SharedTimelines(examples, path)
+    finally:
+        let_go(path)
+        remove(path)
 
 
 def sweep(runs: pathlib.Path) -> None:
@@ -50,9 +44,8 @@ def sweep(runs: pathlib.Path) -> None:
     Args:
         runs: the folder that run folders are in.
     """
-    for lock in runs.glob(f"*/{_NAME}/{_LOCK}"):
-        if not (lock.parent.parent / "config.json").exists():
-            continue
-        with contextlib.suppress(OSError), open(lock, "a", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as its owner lives
-            remove(lock.parent)
+    for lock in [*runs.glob(f"*/{PRIVATE}/{_NAME}/in-use"), *runs.glob(f"*/{_NAME}/in-use")]:
+        run = lock.parent.parent.parent if lock.parent.parent.name == PRIVATE else lock.parent.parent
+        with unheld(lock.parent) as free:
+            if free and find(run, CONFIG).exists():
+                remove(lock.parent)

@@ -13,16 +13,18 @@ from typing import Any
 
 import tfdp_rec
 from tfdp_rec.metrics import Mean
-from tfdp_rec.page import Block, Figures, Items, Section, Table, Text, Verbatim, Words
+from tfdp_rec.page import Block, Code, Figures, Items, Piece, Section, Table, Text, Verbatim, Words
+from tfdp_rec.run_folder import PRIVATE, RELEASE
 from tfdp_rec.spending.statement import entries, rounded_up
 
 _OF_THE_STATEMENT = ("Guarantee", "Days", "Protected unit", "Adjacency", "Public", "Covers", "Does not cover")
+NOT_ASKED = "Whoever asks it sends a history, and no ε covers that: keep it between the user and you."
 _LIMITS: tuple[Words, ...] = (
     "Tested once, offline, on other users of the same data: how it does later, elsewhere, or for one group of users "
     "beside another was not looked at.",
     "Noise hides what few users have in common: items that few have, and users whose taste few share, get the least "
     "from it.",
-    "Whoever asks it sends a history, and no ε covers that: keep it between the user and you.",
+    NOT_ASKED,
 )
 
 
@@ -84,13 +86,28 @@ def made_by() -> tuple[str, Words]:
     return "Made by", f"tfdp_rec {tfdp_rec.__version__}"
 
 
-def files(rows: Sequence[tuple[Words, Words, str]]) -> Section:
-    """What is in the folder, and what of it the guarantee covers.
+def files(
+    released: Sequence[tuple[str, Words]], private: Sequence[tuple[Words, Words]] = (), covered: str = ""
+) -> Section:
+    """What is in a run folder, or in its released part, and what of it the guarantee covers.
 
     Args:
-        rows: file, what it is, and whether ε covers it.
+        released: names of files that may be handed on, and what they are.
+        private: files that may not; left out where the released part is meant alone.
+        covered: whether ε covers what is released.
     """
-    return Section("What is in this folder", [Table("Files of the run", ("file", "what it is", "covered by ε"), rows)])
+    if not private:
+        rows = [(Code(name), what) for name, what in released]
+        return Section("What is in this folder", [Table("Files", ("file", "what it is"), rows)])
+    several: list[tuple[Words, Words, str]] = [(Code(f"{RELEASE}/{name}"), what, covered) for name, what in released]
+    several += [((Code(f"{PRIVATE}/"), ": ", *_pieces(name)), what, "no") for name, what in private]
+    shown = Table("Files of the run", ("file", "what it is", "covered by ε"), several)
+    parts: Words = ("Hand on ", Code(f"{RELEASE}/"), " alone. No ε covers what is in ", Code(f"{PRIVATE}/"), ".")
+    return Section("What is in this folder", [Text(parts), shown])
+
+
+def _pieces(words: Words) -> tuple[Piece, ...]:
+    return words if isinstance(words, tuple) else (words,)
 
 
 def asking(run: str, known: Sequence[str | int], answers: Sequence[Sequence[Words]]) -> Section:

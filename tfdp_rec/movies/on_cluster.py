@@ -21,9 +21,9 @@ from tfdp_rec.distribute.connection import ServerLost, connect
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.laid_out import laid_out
 from tfdp_rec.movies.problem import Run
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.trained import Trained
 from tfdp_rec.movies.two_towers import accounting, new_model, optimizer_for, steps_left
+from tfdp_rec.run_folder import RunFolder
 
 
 class ClusterTraining:

@@ -16,10 +16,10 @@ from tfdp_rec import mechanisms
 from tfdp_rec.data import FixedOrder, NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import RunCheckpoint
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import SHUFFLED, Settings
 from tfdp_rec.movies.tested import Tests
 from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.run_folder import RunFolder
 
 _NEGATIVES = 4000  # where there are so many movies
 _PRIOR = "popularity counts"

@@ -8,17 +8,19 @@ import pathlib
 
 import numpy as np
 
+from tfdp_rec.run_folder import servable_in
+
 
 def answers(folder: pathlib.Path, history: list[int]) -> tuple[list[tuple[int, float]], int]:
     """What a run's servable answers: movies and scores, the best first; and how many movies it can answer.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         history: ids of movies, the last one last.
     """
     import tensorflow as tf
 
-    served = tf.saved_model.load(str(folder / "servable"))
+    served = tf.saved_model.load(str(servable_in(folder)))
     answer = served.serve(tf.constant([history], tf.int64, shape=[1, len(history)]))
     pairs = zip(answer["movie_ids"][0].numpy().tolist(), answer["scores"][0].numpy().tolist())
     return [(movie, score) for movie, score in pairs if movie], answer["scores"].shape[1]
@@ -26,11 +28,11 @@ def answers(folder: pathlib.Path, history: list[int]) -> tuple[list[tuple[int, f
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
-    folder = pathlib.Path(args.folder)
+    folder = servable_in(args.folder)
     if args.among:
         raise ValueError("--among is of runs on logs of your own: a recommender of movies answers from all of them.")
     history = _numbers(args.history)
-    titles = json.loads((folder / "titles.json").read_text(encoding="utf-8"))
+    titles = json.loads(folder.with_name("titles.json").read_text(encoding="utf-8"))
     unknown = [movie for movie in history if str(movie) not in titles]
     pairs, most = answers(folder, history)
     if (args.top_k or 1) > most:

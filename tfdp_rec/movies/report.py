@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdp_rec.movies import contestants, model_card, pictures, recommend
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.page import Code, Facts, Given, Page, Picture, Pictures, Section, Strong, Table, Text, Verbatim, Words
+from tfdp_rec.run_folder import RELEASE, RunFolder
 from tfdp_rec.spending.statement import rounded_up
 
 _SHOWN = ("recall@10", "nDCG@10")
@@ -22,6 +22,9 @@ _WARNING = (
     Strong("Not private."), " Losses, recalls and nDCG below were computed from users' data without noise. They are "
     "for those who may see it; the ε of the table covers the released recommender, not this page.",
 )  # fmt: skip
+
+
+NO_GUARANTEE = "Guarantee: none. This is not private, and no epsilon holds for it.\n"
 
 
 def label(name: str) -> str:
@@ -74,10 +77,10 @@ def write(
     statements: dict[str, str],
     seconds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
-    """Writes the page, `report.html` and `report.md`, from a run's metrics.
+    """Writes the page, `report.html` and `report.md`, from a run's metrics, and the model card.
 
     Args:
-        folder: the run's.
+        folder: the run folder.
         config: what the run was asked to do, and what it `released`.
         results: one record a contestant: recalls, errors, ε, steps, steps_per_second.
         statements: contestant -> its privacy statement.
@@ -91,7 +94,9 @@ def write(
         by_name[name]["epsilon"], config["delta"], config["train_users"], by_name[name],
         by_name[contestants.popularity.name]["recalls"]["recall@10"],
     )  # fmt: skip
-    folder.write_page(
+    asking = _asking(folder)
+    folder.release.write_text("card.md", card(config, said, asking).markdown())
+    folder.private.write_page(
         Page(
             f"Run of {config['when'].replace('T', ', ')}",
             _WARNING,
@@ -103,15 +108,35 @@ def write(
                 Pictures(_pictures(folder, by_name)),
             ],
             [
-                Section("Model card", [Text(_released(name, statements)), Facts(_card(config, said))]),
-                model_card.files(_files(name)),
-                _asking(folder),
+                Section("Model card", [Text(_released(name, statements)), Facts(_card(config, said, True))]),
+                model_card.files(_files(name), _PRIVATE, "yes" if contestants.named(name).claims_epsilon else "no"),
+                asking(folder.path.resolve().name),
                 model_card.limits(_limits(config)),
                 *_growth(config, seconds or {}),
                 Section("What is promised", [], [Section(label(who), [Verbatim(t)]) for who, t in statements.items()]),
             ],
         )
     )
+
+
+def card(config: dict[str, Any], said: str, asking: Callable[[str], Section]) -> Page:
+    """What may be handed on of the page: nothing that was tested, and no name of a folder.
+
+    Args:
+        config: what was done.
+        said: the statement; empty where nothing is private.
+        asking: a function from a folder's name to the section on how to ask what is in it.
+    """
+    covered = "What this folder holds is covered by the ε below, all of it. " if said else "**Not private.** "
+    return Page(
+        "A recommender of movies",
+        (covered, model_card.NOT_ASKED),
+        [Facts(_card(config, said, False))],
+        [
+            model_card.files(_files(config["released"])), asking(RELEASE), model_card.limits(_limits(config)),
+            Section("What is promised", [Verbatim(said or NO_GUARANTEE)]),
+        ],
+    )  # fmt: skip
 
 
 def _growth(config: dict[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[Section]:
@@ -150,9 +175,11 @@ def _made_of(config: dict[str, Any], results: list[dict[str, Any]]) -> str:
     )
 
 
-def _card(config: dict[str, Any], said: str) -> list[tuple[str, Words]]:
+def _card(config: dict[str, Any], said: str, named: bool) -> list[tuple[str, Words]]:
     files = [os.path.basename(os.path.normpath(path)) for path in config["data"]]
-    source: Words = ("MovieLens files in ", Given(files[0])) if files else "generated timelines, of nobody"
+    source: Words = "MovieLens files" if files else "generated timelines, of nobody"
+    if files and named:
+        source = ("MovieLens files in ", Given(files[0]))
     kind = (
         f"a two-tower, trained by {label(config['released'])}" if contestants.is_two_tower(config["released"]) else
         "counts of movies and of pairs of them, summed over users; nothing is trained"
@@ -167,24 +194,30 @@ def _card(config: dict[str, Any], said: str) -> list[tuple[str, Words]]:
     ]  # fmt: skip
 
 
-def _files(released: str) -> list[tuple[Words, Words, str]]:
-    covered = "yes" if contestants.named(released).claims_epsilon else "no"
+_PRIVATE: tuple[tuple[Words, Words], ...] = (
+    ((Code("report.html"), ", ", Code("report.md"), ", pictures, ", Code("results.json")), "what was tested"),
+    (Code("config.json"), "what was asked for; events in it are counted without noise"),
+    ((Code("metrics.jsonl"), ", ", Code("tensorboard/")), "losses and tests during training, if any"),
+)
+
+
+def _files(released: str) -> list[tuple[str, Words]]:
     model = "model.keras" if contestants.is_two_tower(released) else "recommender.npz"
     return [
-        (Code("servable/"), "the SavedModel that answers", covered),
-        (Code(model), "the same, to go on with in Python, or to export anew", covered),
-        (Code("titles.json"), "ids and titles of the catalogue, which is public", "public"),
-        (Code("config.json"), "what was asked for; events in it are counted without noise", "no"),
-        (("this page, ", Code("report.md"), ", its pictures, ", Code("results.json")), "what was tested", "no"),
-        ((Code("metrics.jsonl"), ", ", Code("tensorboard/")), "losses and tests during training, if any", "no"),
+        ("servable/", "the SavedModel that answers"),
+        (model, "the same, to go on with in Python, or to export anew"),
+        ("titles.json", "ids and titles of the catalogue, which is public"),
+        ("statement.txt", "what is promised, as below"),
+        ("card.md", "the model card: what this is, and what is promised"),
     ]
 
 
-def _asking(folder: RunFolder) -> Section:
+def _asking(folder: RunFolder) -> Callable[[str], Section]:
     answered, _ = recommend.answers(folder.path, [])
-    titles = json.loads((folder / "titles.json").read_text(encoding="utf-8"))
+    titles = json.loads((folder.release / "titles.json").read_text(encoding="utf-8"))
     movies = [movie for movie, _ in answered[:5]]
-    return model_card.asking(folder.path.resolve().name, movies, [(str(i), Given(titles[str(i)])) for i in movies])
+    shown = [(str(i), Given(titles[str(i)])) for i in movies]
+    return lambda name: model_card.asking(name, movies, shown)
 
 
 def _limits(config: dict[str, Any]) -> list[Words]:
@@ -202,7 +235,7 @@ def _tested(users: int) -> str:
 
 def _released(name: str, statements: dict[str, str]) -> Words:
     """Which recommender the folder holds, and what it would mean to let out another."""
-    there = (Strong(label(name)), " is in ", Code("servable/"))
+    there = (Strong(label(name)), " is in ", Code("release/servable/"))
     if not contestants.named(name).claims_epsilon:
         return (*there, ". It is not private: no ε holds for it.")
     private = [each for each in statements if contestants.named(each).claims_epsilon]

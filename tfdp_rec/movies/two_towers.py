@@ -16,10 +16,10 @@ import numpy as np
 from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.data import FixedOrder, NextItemExamples
+from tfdp_rec.files import only_for_owner
 from tfdp_rec.models import TwoTower
 from tfdp_rec.movies import contestants
 from tfdp_rec.movies.problem import Problem, Run
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.settings import Settings
 from tfdp_rec.movies.tested import KS, Tests
 from tfdp_rec.movies.trained import Trained
@@ -28,6 +28,7 @@ from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.privacy import Accountant, Correlation, optimised_correlation
 from tfdp_rec.privacy.correlated import INDEPENDENT
 from tfdp_rec.private_plan import PrivatePlan
+from tfdp_rec.run_folder import RunFolder
 
 _RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
 
@@ -223,8 +224,10 @@ def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run
         return
     curve.last = curve.step + left
     steps, a_report = run.settings.steps, -(-run.settings.steps // run.settings.evaluations)
-    tensorboard = keras.callbacks.TensorBoard(str(run.folder / "tensorboard" / curve.mechanism), write_graph=False)
+    board = run.folder.private / "tensorboard"
+    tensorboard = keras.callbacks.TensorBoard(str(board / curve.mechanism), write_graph=False)
     model.fit(
         batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
         verbose=run.verbose, shuffle=False,
     )  # fmt: skip
+    only_for_owner(board)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import errno
 import re
 import sys
@@ -13,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdp_rec import quiet
-from tfdp_rec.own_log.folders import sweep
+from tfdp_rec import quiet, run_folder
 from tfdp_rec.own_log.settings import Asked, Columns, Days
+from tfdp_rec.run_folder import LEDGER
 from tfdp_rec.settings import add_options, chosen
 
 if TYPE_CHECKING:
@@ -35,19 +34,29 @@ def run(args: argparse.Namespace) -> int:
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
     with in_words_of_the_command_line(args):
         kept = _going_on(args) if args.resume else _further(args) if args.continues else _fresh(args)
-        from tfdp_rec.own_log import job
+        with _ended(kept, args):
+            from tfdp_rec.own_log import job
 
-        try:
             job.run(kept.asked, kept, verbose)
-        except KeyboardInterrupt:
-            how = f"Go on with: tfdp-rec train --checkpoint {args.checkpoint} --resume"
-            nothing = "Nothing of it was kept; what was made stays paid. With --checkpoint DIR one can go on."
-            print(how if args.checkpoint else nothing, file=sys.stderr)
-            raise
-        finally:
-            if not args.checkpoint:
-                kept.remove()
     return 0
+
+
+@contextlib.contextmanager
+def _ended(kept: Kept, args: argparse.Namespace) -> Iterator[None]:
+    """Leaves no log behind that nobody asked to be kept, and says how to go on with a run that was cut off."""
+    from tfdp_rec.own_log.kept import LOST, RESUMABLE, how
+
+    try:
+        yield
+    except BaseException as problem:
+        became = kept.ended(done=False)
+        stopped = isinstance(problem, KeyboardInterrupt)
+        if stopped if args.checkpoint else became == RESUMABLE and (stopped or not args.resume):
+            print(f"Go on with: {how(args.checkpoint, kept.out)}", file=sys.stderr)
+        elif became == LOST and not isinstance(problem, ValueError):  # which says so itself
+            print(f"What it paid for was not kept; it stays paid in {kept.folder.release / LEDGER}.", file=sys.stderr)
+        raise
+    kept.ended(done=True)
 
 
 def _asked(args: argparse.Namespace, before: Asked) -> Asked:
@@ -74,31 +83,34 @@ def _further(args: argparse.Namespace) -> Kept:
 def _begun(args: argparse.Namespace, asked: Asked, out: Path, continues: Mark | None = None) -> Kept:
     from tfdp_rec.own_log.kept import Kept
 
-    if args.checkpoint:
-        return Kept.fresh(args.checkpoint, asked, out, continues)
-    # Beside the run folder, since the system's own place for temporary files is often memory.
-    sweep(out.absolute().parent)
-    return Kept.fresh(out.absolute().parent / f".{out.absolute().name}.private", asked, out, continues)
+    _sweep(out)
+    return Kept.fresh(args.checkpoint, asked, out, continues)
 
 
 def _fresh(args: argparse.Namespace) -> Kept:
     asked = _asked(args, Asked())
-    out = Path(args.out or Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
-    if (out / "config.json").exists():
-        raise FileExistsError(f"{out} holds another run; give another --out.")
-    if (out / "ledger.jsonl").exists():
-        raise FileExistsError(
-            f"{out} holds the ledger of a run that was cut off after it had paid: give another --out."
-        )
+    out = Path(args.out or run_folder.default())
+    run_folder.refuse_another(out)
     quiet.import_tensorflow()
     return _begun(args, asked, out)
 
 
 def _going_on(args: argparse.Namespace) -> Kept:
     quiet.import_tensorflow()
-    from tfdp_rec.own_log.kept import Kept
+    from tfdp_rec.own_log.kept import Kept, resume_folder
 
-    return Kept.going_on(args.checkpoint, lambda before: _asked(args, before), args.out)
+    kept = Kept.going_on(args.checkpoint or resume_folder(args.out), lambda before: _asked(args, before), args.out)
+    _sweep(Path(kept.out))
+    return kept
+
+
+def _sweep(out: Path) -> None:
+    from tfdp_rec.movies import laid_out
+    from tfdp_rec.own_log.kept import sweep
+
+    laid_out.sweep(out.absolute().parent)
+    for command in sweep(out.absolute().parent):
+        print(f"A run was killed. Its grouped log is removed now; go on with it: {command}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -120,10 +132,10 @@ def in_words_of_the_command_line(args: argparse.Namespace) -> Iterator[None]:
 
 def _full(problem: OSError, args: argparse.Namespace) -> str:
     where = f" ({problem.filename})" if problem.filename else ""
-    on = f"go on with --checkpoint {args.checkpoint} --resume" if args.checkpoint else "begin again"
+    on = f"go on with --checkpoint {args.checkpoint} --resume" if args.checkpoint else "try again"
     return (
         f"The disk is full{where}, and what was half written is removed. Grouping a log takes some 60 bytes a row "
-        f"while it lasts, beside the run folder or in --checkpoint DIR: free some space, and {on}."
+        f"while it lasts, in the run folder or in --checkpoint DIR: free some space, and {on}."
     )
 
 

@@ -1,6 +1,6 @@
 """What a run folder keeps for the days that follow, and what is asked of the folder before one may.
 
-    RUN/released.npz    the sums of all days so far, as they were released; their items; where the ledger stood
+    RUN/release/released.npz    the sums of all days so far, as they were released; their items; where the ledger stood
 
 The file is written last of all, and whole: where it says day t, all else of day t is there. It holds what was released
 under the run's ε, and nothing else.
@@ -21,9 +21,10 @@ import pyarrow.parquet
 
 from tfdp_rec.data import Items
 from tfdp_rec.files import Path, writing
-from tfdp_rec.own_log.folders import JOB, LEDGER
+from tfdp_rec.own_log.folders import JOB
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
+from tfdp_rec.run_folder import CONFIG, LEDGER, PRIVATE, find
 from tfdp_rec.spectral import Release
 from tfdp_rec.spending.ledger import read
 from tfdp_rec.spending.ledger_lines import Mark
@@ -46,11 +47,15 @@ class Earlier:
     mark: Mark
 
     def save(self, folder: Path) -> None:
-        """Writes it into a run folder."""
+        """Writes it into a run folder.
+
+        Args:
+            folder: the run folder.
+        """
         ids = io.BytesIO()
         pa.parquet.write_table(pa.table({"item": self.items.ids}), ids)
         mark, listed = json.dumps(dataclasses.asdict(self.mark)), np.frombuffer(ids.getvalue(), np.uint8)
-        with writing(pathlib.Path(folder) / RELEASED, "wb") as file:
+        with writing(find(folder, RELEASED), "wb") as file:
             np.savez(file, mark=mark, items=listed, **self.release.arrays())
 
     @classmethod
@@ -60,7 +65,7 @@ class Earlier:
         Raises:
             ValueError: it is not there, or was changed.
         """
-        path = pathlib.Path(folder) / RELEASED
+        path = find(folder, RELEASED)
         try:
             with np.load(path, allow_pickle=False) as file:
                 ids = pa.parquet.read_table(io.BytesIO(file["items"].tobytes()))["item"]
@@ -75,6 +80,19 @@ class Earlier:
         return cls(Items(ids.combine_chunks()), release, mark)
 
 
+def mark_of(path: Path) -> Mark:
+    """Where the ledger stood when a file of released sums was written.
+
+    Raises:
+        ValueError: the file was changed.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return Mark(**json.loads(str(file["mark"])))
+    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+        raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+
+
 def asked_of(folder: Path) -> Asked:
     """What a run that is to be continued was asked for; its budget as its ledger has it.
 
@@ -85,28 +103,33 @@ def asked_of(folder: Path) -> Asked:
         FileNotFoundError: there is none.
         ValueError: it is of another kind, or no day can be added to it.
     """
-    run = pathlib.Path(folder)
-    if not (run / "config.json").is_file():
+    path, ledger = find(folder, CONFIG), find(folder, LEDGER)
+    if not path.is_file() and find(folder, RELEASED).exists():
+        raise FileNotFoundError(
+            f"--continue: {folder} has no {PRIVATE}/{CONFIG}, which says how its logs are read: continue it where it "
+            "was made."
+        )
+    if not path.is_file():
         raise FileNotFoundError(f"--continue: there is no run in {folder}.")
-    config = _config(run / "config.json")
+    config = _config(path)
     if config.get("job") != JOB:
         raise ValueError(
             f"--continue: {folder} is a run on movies; only one on a log of your own has sums that a further day can "
             "be added to."
         )
-    if not (run / RELEASED).exists():
-        Earlier.load(run)  # for what it says
-    if not (run / LEDGER).exists():
+    if not find(folder, RELEASED).exists():
+        Earlier.load(folder)  # for what it says
+    if not ledger.exists():
         raise ValueError(
             f"--continue: {folder} has no {LEDGER}, so that nobody knows what was spent: put the newest one back."
         )
-    decided = Lifetime.of(read(run / LEDGER))
+    decided = Lifetime.of(read(ledger))
     try:
         asked = Asked.from_config({**config, **dataclasses.asdict(decided)})
     except (KeyError, TypeError) as problem:
-        raise ValueError(f"{run / 'config.json'} was changed: put it back from a backup ({problem}).") from None
+        raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
     if bool(asked.columns.items) != decided.public:
-        raise ValueError(f"{run / 'config.json'} was changed: its ledger was begun with other items. Put it back.")
+        raise ValueError(f"{path} was changed: its ledger was begun with other items. Put it back.")
     return asked
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,6 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from tfdp_rec.data import Interactions, Items
 from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.files import replacing, rows_at_a_time
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.movies.tested import Scores, Tests, everybody_the_same
 from tfdp_rec.movies.trained import measured_record
 from tfdp_rec.own_log import report, titles
@@ -39,7 +39,8 @@ from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.own_log.tested import MOST_USERS, NewItems
 from tfdp_rec.privacy import Accountant, Ledger, epsilon_of, private_items
-from tfdp_rec.serving.own_ids import export, refuse_line_breaks
+from tfdp_rec.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
+from tfdp_rec.serving.own_ids import export, line_breaks, writing_a_model
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.spending.statement import rounded_up
@@ -103,7 +104,7 @@ def run(asked: Asked, kept: Kept, verbose: int = 1) -> RunFolder:
     """
     show, columns = Progress(5, verbose), asked.columns
     if columns.titles:
-        titles.columns_of(columns.titles, columns.item)  # for what that refuses, before anything is spent
+        titles.columns_of(columns.titles, columns.item)  # before the log is read, which may take long
     show.begin("reading the log, and grouping it by user")
     log = Interactions.read(
         list(asked.terms.data), user=columns.user, item=columns.item, time=columns.time, folder=kept.log
@@ -131,6 +132,10 @@ class _Run:
         self.recency = _RECENCY * log.ordered if asked.terms.recency is None else asked.terms.recency
         if self.before:
             self._check_kinds(log, self.before.items)
+        self.public = Items.read(asked.columns.items, usual=[asked.columns.item]) if asked.columns.items else None
+        kind, named = log.found()[1].type, asked.columns
+        self.title_bytes = titles.check(named.titles, kind, named.item) if named.titles else 0
+        self._refuse_full()
         if kept.seen:
             print(_SEEN.format(users=len(log)), file=sys.stderr)
 
@@ -157,6 +162,37 @@ class _Run:
                 "they were."
             )
 
+    def _refuse_full(self) -> None:
+        """Raises unless there is room for all that is going to be written, which is paid for before it is.
+
+        Raises:
+            OSError: naming the folder.
+        """
+        log, known = self.everything, self.before.items.ids if self.before else pa.array([], pa.string())
+        new = log.found()[1] if self.public is None else self.public.ids
+        most, ids = len(new) + len(known), new.nbytes + known.nbytes
+        model = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 4 * ids + 2 * self.title_bytes + 2**22
+        needed = {
+            self.kept.directory: self._item_bytes() + _sums_bytes(most) + 12 * log.num_rows + 8 * len(log),
+            self.kept.folder.release.path: _sums_bytes(most) + model, Path(tempfile.gettempdir()): 2 * ids,
+        }  # fmt: skip
+        disks: dict[int, int] = {}
+        for folder, size in needed.items():
+            disk = folder.stat().st_dev
+            disks[disk] = disks.get(disk, 0) + size
+            free = shutil.disk_usage(folder).free
+            if free < disks[disk]:
+                raise OSError(
+                    f"The disk of {folder} has {free / 2**20:.0f} MB left, and what is about to be paid for may take "
+                    f"{disks[disk] / 2**20:.0f} MB: free some space, or give another --out or --checkpoint."
+                )
+
+    def _item_bytes(self) -> int:
+        """What a file of the items takes at most."""
+        known = self.before.items.ids.nbytes if self.before else 0
+        new = self.everything.found()[1] if self.public is None else self.public.ids
+        return 2 * (new.nbytes + known) + 2**16
+
     @property
     def spent(self) -> float:
         """ε of all days so far, by the ledger's entries alone."""
@@ -170,18 +206,20 @@ class _Run:
         return self._released(log, recommender, results)
 
     def _items(self) -> Items:
-        columns, ids = self.asked.columns, self.asked.columns.item
         how = "finding items privately" if self.budget.items else "taking the items of the public list"
         self.show.begin(how)
-        find = (lambda payer: self._with(Items.read(columns.items, usual=[ids]))) if columns.items else self._found
-        items = self.kept.items(find)
-        refuse_line_breaks(items)
+        public = self.public
+        items = self.kept.items(self._found if public is None else lambda payer: self._with(public), self._item_bytes())
         new = f", {len(items) - len(self.before.items):,} of them new" if self.before else ""
         self.show.note(f"{len(items):,} items{new}")
         return items
 
     def _with(self, joining: Items) -> Items:
-        """What was known before keeps its numbers; the others follow."""
+        """What was known before keeps its numbers; the others follow, but for those that no vocabulary can hold."""
+        broken = line_breaks(joining)
+        if pc.sum(broken).as_py():
+            self.show.note(f"{pc.sum(broken).as_py():,} items left out: a line break in the id")
+            joining = Items(joining.ids.filter(pc.invert(broken)))
         if not self.before:
             return joining
         known = self.before.items.ids
@@ -206,12 +244,11 @@ class _Run:
                 f"No item has so many users that it can be told privately at epsilon {epsilon:g} of {len(self.train)} "
                 "users: give a public list (--items), more users, or a larger --epsilon; what was spent stays spent."
             )
-        return Items(list(found.terms))
+        return self._with(Items(list(found.terms)))
 
     def _sums(self, log: Interactions) -> SpectralRecommender:
         users = f"{len(self.train):,} users, two readings, then minutes of algebra if there are thousands of items"
         self.show.begin(f"making private sums of {users}")
-        _refuse_full(self.kept.directory, log.num_items)
         counter = self.show.counter("users read", 2 * len(log))
         before = self.before.release.faded(self.asked.days.keep) if self.before else None
         unfitted = SpectralRecommender(
@@ -219,7 +256,8 @@ class _Run:
         )
         # It prints how many items its head has, which hangs on what it drew; until it is kept, nothing may.
         made = self.kept.sums(
-            unfitted.event, lambda: unfitted.fit(ChosenUsers(log, self.train, counter), verbose=0)
+            unfitted.event, lambda: unfitted.fit(ChosenUsers(log, self.train, counter), verbose=0),
+            _sums_bytes(log.num_items),
         )
         self.show.note(f"pairs of {len(made.head):,} items were counted")
         return made
@@ -250,24 +288,21 @@ class _Run:
         self, log: Interactions, recommender: SpectralRecommender, results: list[dict[str, Any]]
     ) -> RunFolder:
         self.show.begin("writing the SavedModel and the report")
-        folder, columns, terms = RunFolder.reopened(self.kept.out), self.asked.columns, self.asked.terms
+        folder, columns, terms = self.kept.folder, self.asked.columns, self.asked.terms
         assert log.items is not None
         named = titles.read(columns.titles, log.items, columns.item) if columns.titles else {}
         said = report.statement(self.budget, self.spent, recommender, len(log))
-        # First: a servable is never there without what was paid for it.
-        if not self.before:
-            self.kept.hand_over()
-        folder.write_text("statement.txt", said)
-        with replacing(folder / "servable") as temporary:
+        folder.release.write_text(STATEMENT, said)
+        with replacing(folder.release / SERVABLE) as temporary, writing_a_model(folder.release / SERVABLE):
             export(temporary, recommender, log.items, named, min(terms.top_k, log.num_items))
-        config = {
+        about = {
             "job": "log", "when": datetime.datetime.now().isoformat(timespec="minutes"), "users": len(log),
             "train_users": len(self.train), "num_items": log.num_items, "day": recommender.released.fits,
-            **self.asked.as_config(), "delta": self.delta, "recency": self.recency,
         }  # fmt: skip
-        folder.write_json("results.json", results)
+        config = {**about, **self.asked.as_config(), "delta": self.delta, "recency": self.recency}
+        folder.private.write_json("results.json", results)
         report.write(folder, config, results, said, self.spent)
-        folder.write_json("config.json", config)  # where it is, a run can be asked
+        folder.private.write_json(CONFIG, config)  # where it is, a run can be continued
         Earlier(log.items, recommender.released, self.ledger.mark).save(folder.path)  # last: where it is, it is whole
         if self.show.verbose:
             self._say(folder.path, results, named, log.num_items)
@@ -280,17 +315,9 @@ class _Run:
         if results:
             print(f"\nHeld-back users, without noise, for you alone:\n{report.text(results)}")
         cost = f"epsilon = {rounded_up(self.spent):g} at delta = {self.delta:g}"
-        print(f"\n{path}/report.html   {path}/servable   {cost}")
+        print(f"\n{path / PRIVATE}/report.html   {path / RELEASE / SERVABLE}   {cost}")
 
 
-def _refuse_full(directory: Path, items: int) -> None:
-    """What is paid for must fit on the disk: to find that out afterwards would be to have paid for nothing."""
-    needed = 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 2**20
-    free = shutil.disk_usage(directory).free
-    if free < needed:
-        raise OSError(
-            f"The disk of {directory} has {free / 2**20:.0f} MB left, and what is about to be paid for may take "
-            f"{needed / 2**20:.0f} MB: free some space, or give another --checkpoint."
-        )
-
-
+def _sums_bytes(items: int) -> int:
+    """What a file of the sums takes at most: two square arrays of the head, and a few numbers an item."""
+    return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 2**20

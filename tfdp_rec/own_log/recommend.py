@@ -5,23 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
+
+from tfdp_rec.run_folder import servable_in
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
     import tensorflow as tf
 
-    signatures = tf.saved_model.load(str(pathlib.Path(args.folder) / "servable")).signatures
+    signatures = tf.saved_model.load(str(servable_in(args.folder))).signatures
     kind = signatures["serving_default"].structured_input_signature[1]["history"].dtype
     history = ids_of(args.history, kind, "--history")
     asked: dict[str, Any] = {"history": tf.constant([history], kind, [1, len(history)])}
     name = "serving_default"
     if args.top_k is not None or args.among:
-        name, asked["k"] = "top_k", tf.constant(args.top_k or _usual(args.folder), tf.int32)
+        usual = args.top_k or signatures[name](history=asked["history"])["ids"].shape[1]
+        name, asked["k"] = "top_k", tf.constant(usual, tf.int32)
     if args.among:
         name, asked["allowed"] = "among", tf.constant(ids_of(args.among, kind, "--among"), kind)
     answer = signatures[name](**asked)
@@ -35,18 +37,14 @@ def first_answers(folder: str | os.PathLike[str]) -> list[tuple[Any, str]]:
     """Ids and titles that a run answers somebody who has had nothing yet, the best first.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
     """
     import tensorflow as tf
 
-    serve = tf.saved_model.load(str(pathlib.Path(folder) / "servable")).signatures["serving_default"]
+    serve = tf.saved_model.load(str(servable_in(folder))).signatures["serving_default"]
     kind = serve.structured_input_signature[1]["history"].dtype
     answer = serve(history=tf.constant([[]], kind, [1, 0]))
     return [(_plain(item), _plain(title)) for item, title, score in _first(answer) if score > tf.float32.min]
-
-
-def _usual(folder: str) -> int:
-    return int(json.loads((pathlib.Path(folder) / "config.json").read_text(encoding="utf-8"))["top_k"])
 
 
 def ids_of(given: list[str], kind: Any, option: str) -> list[Any]:

@@ -6,12 +6,11 @@ What was tested is computed from users' data without noise. The page says so, an
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tfdp_rec.movies import model_card, pictures
 from tfdp_rec.movies.report import as_text, label
-from tfdp_rec.movies.run_folder import RunFolder
 from tfdp_rec.own_log import recommend
 from tfdp_rec.own_log.budget import Budget
 from tfdp_rec.page import (
@@ -29,6 +28,7 @@ from tfdp_rec.page import (
     Verbatim,
     Words,
 )  # fmt: skip
+from tfdp_rec.run_folder import RELEASE, RunFolder
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.statement import rounded_up
 
@@ -39,13 +39,16 @@ _WARNING = (
 )  # fmt: skip
 _SHOWN_FILES = 3
 _KNOWN = "It knows the items of its list alone: others are ignored in a history, and never answered."
-_FILES: tuple[tuple[Words, Words, str], ...] = (
-    (Code("servable/"), "the SavedModel, which takes and gives your own ids", "yes"),
-    (Code("statement.txt"), "what is promised, as below", "yes"),
-    (Code("ledger.jsonl"), ("what was paid: ", Code("tfdp-rec ledger show"), "; public numbers alone"), "yes"),
-    (Code("released.npz"), "the sums as they were released, for days that follow", "yes"),
-    (Code("config.json"), "what was asked for, how many users and items", "yes"),
-    (("this page, ", Code("report.md"), ", its picture, ", Code("results.json")), "what was tested", "no"),
+_RELEASED: tuple[tuple[str, Words], ...] = (
+    ("servable/", "the SavedModel, which takes and gives the ids of the log"),
+    ("statement.txt", "what is promised, as below"),
+    ("card.md", "the model card: what this is, and what is promised"),
+    ("ledger.jsonl", ("what was paid: ", Code("tfdp-rec ledger show"), "; public numbers alone")),
+    ("released.npz", "the sums as they were released, for days that follow"),
+)
+_PRIVATE: tuple[tuple[Words, Words], ...] = (
+    ((Code("report.html"), ", ", Code("report.md"), ", a picture, ", Code("results.json")), "what was tested"),
+    (Code("config.json"), "what was asked for, with the names of the log's files"),
 )
 
 
@@ -74,9 +77,11 @@ def statement(budget: Budget, spent: float, recommender: SpectralRecommender, us
          "users"),
         ("Public", f"the number of users{' of each day' * (budget.days > 1)}, {users}, and which of them were held "
          "back, by a hash of their ids"),
-        ("Covers", "servable/ and all that it answers, the list of items in it, config.json, this statement"),
-        ("Does not cover", "report.html, report.md and results.json, whose tests look at users' data; another run on "
-         "the same users, which costs as much again; people with several user ids; what is asked of the served model"),
+        ("Covers", "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
+         "ledger.jsonl, card.md and this statement"),
+        ("Does not cover", "the folder private/: the report and results, whose tests look at users' data, and the "
+         "names of the log's files; another run on the same users, which costs as much again; people with several user "
+         "ids; what is asked of the served model"),
     )  # fmt: skip
     return "".join(f"{name + ':':<16}{text}.\n" for name, text in lines)
 
@@ -114,10 +119,10 @@ def text(results: list[dict[str, Any]]) -> str:
 def write(
     folder: RunFolder, config: dict[str, Any], results: list[dict[str, Any]], said: str, spent: float
 ) -> None:
-    """Writes the page, `report.html` and `report.md`.
+    """Writes the page, `report.html` and `report.md`, and the model card.
 
     Args:
-        folder: the run's.
+        folder: the run folder.
         config: what was done.
         results: a record for each recommender; none if nobody could be asked.
         said: the statement.
@@ -126,7 +131,9 @@ def write(
     by_name = {result["recommender"]: result for result in results}
     released = by_name.get("spectral")
     popular = by_name["popularity"]["recalls"]["recall@10"] if results else 0.0
-    folder.write_page(
+    asking = _asking(folder)
+    folder.release.write_text("card.md", card(config, said, asking).markdown())
+    folder.private.write_page(
         Page(
             f"Run of {config['when'].replace('T', ', ')}{_day(config)}",
             _WARNING,
@@ -136,14 +143,33 @@ def write(
                 Text(_made_of(config)),
             ],
             [
-                Section("Model card", [Facts(_card(config, said))]),
-                model_card.files(_FILES),
-                _asking(folder),
+                Section("Model card", [Facts(_card(config, said, _names(config)))]),
+                model_card.files(_RELEASED, _PRIVATE, "yes"),
+                asking(folder.path.resolve().name),
                 model_card.limits([_KNOWN]),
                 Section("What is promised", [Verbatim(said)]),
             ],
         )
     )
+
+
+def card(config: dict[str, Any], said: str, asking: Callable[[str], Section]) -> Page:
+    """What may be handed on of the page: nothing that was tested, and no name of a file or folder.
+
+    Args:
+        config: what was done.
+        said: the statement.
+        asking: a function from a folder's name to the section on how to ask what is in it.
+    """
+    return Page(
+        "A private recommender",
+        ("What this folder holds is covered by the ε below, all of it. ", model_card.NOT_ASKED),
+        [Facts(_card(config, said, f"a log of {config['users']:,} users")), Text(_made_of(config))],
+        [
+            model_card.files(_RELEASED), asking(RELEASE), model_card.limits([_KNOWN]),
+            Section("What is promised", [Verbatim(said)]),
+        ],
+    )  # fmt: skip
 
 
 def _tests(results: dict[str, dict[str, Any]]) -> list[Block]:
@@ -165,36 +191,32 @@ def _made_of(config: dict[str, Any]) -> str:
     )
 
 
-def _card(config: dict[str, Any], said: str) -> list[tuple[str, Words]]:
-    columns: tuple[Piece, ...] = tuple(
-        piece for name in ("user", "item", "time") if config[name] for piece in (f", {name}s in ", Code(config[name]))
-    )
-    items: Words = (
-        (f"{config['num_items']:,}, the public list ", Code(os.path.basename(config["items"]))) if config["items"] else
-        f"{config['num_items']:,}, those that many users have, found privately"
-    )  # fmt: skip
+def _card(config: dict[str, Any], said: str, made_from: Words) -> list[tuple[str, Words]]:
+    items = "a public list" if config["items"] else "those that many users have, found privately"
     return [
         ("Recommender", (Strong("SpectralRecommender"), " in ", Code("servable/"), ": counts of items and of pairs of "
                          "them, summed over users with noise; nothing is trained")),
-        ("Made from", (*_names(config["data"]), *columns)),
-        ("Items", items),
+        ("Made from", made_from),
+        ("Items", f"{config['num_items']:,}, {items}"),
         *model_card.promised(said),
         model_card.made_by(),
     ]  # fmt: skip
 
 
-def _names(paths: Sequence[str]) -> tuple[Piece, ...]:
-    """The first few of many files, without the folders that they are in."""
-    names: list[Piece] = [Code(os.path.basename(os.path.normpath(path))) for path in paths]
+def _names(config: dict[str, Any]) -> tuple[Piece, ...]:
+    """The first few of many files, without the folders that they are in, and the columns."""
+    names: list[Piece] = [Code(os.path.basename(os.path.normpath(path))) for path in config["data"]]
     shown = [piece for name in names[:_SHOWN_FILES] for piece in (", ", name)][1:]
-    left = len(names) - _SHOWN_FILES
-    return (*shown, f" and {left:,} more") if left > 0 else tuple(shown)
+    shown += [f" and {len(names) - _SHOWN_FILES:,} more"] if len(names) > _SHOWN_FILES else []
+    for name in ("user", "item", "time"):
+        shown += [f", {name}s in ", Code(config[name])] if config[name] else []
+    return (*shown, ", public items in ", Code(os.path.basename(config["items"]))) if config["items"] else tuple(shown)
 
 
-def _asking(folder: RunFolder) -> Section:
+def _asking(folder: RunFolder) -> Callable[[str], Section]:
     answered = recommend.first_answers(folder.path)[:5]
     shown = [(Given(str(item)), Given(title)) for item, title in answered]
-    return model_card.asking(folder.path.resolve().name, [item for item, _ in answered], shown)
+    return lambda name: model_card.asking(name, [item for item, _ in answered], shown)
 
 
 def _day(config: dict[str, Any]) -> str:

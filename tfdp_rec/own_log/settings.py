@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from tfdp_rec.files import Path
+from tfdp_rec.files import Path, matching
 from tfdp_rec.movies.kept import refuse_changed
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, option
 
@@ -90,7 +89,7 @@ class Asked:
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"--{name}: there is no file {path}.")
         for path in terms.data:
-            if not glob.glob(path):
+            if not matching(path):
                 raise FileNotFoundError(f"--data: there is nothing at {path}.")
         return Asked(
             dataclasses.replace(columns, **{name: os.path.abspath(path) for name, path in paths.items()}),

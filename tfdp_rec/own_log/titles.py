@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from tfdp_rec.data import Items
 from tfdp_rec.datasets.logs import sources
+from tfdp_rec.datasets.logs.columns import words
 from tfdp_rec.datasets.logs.items import as_kind
 
 _TITLES = ("title", "name")
@@ -19,7 +21,7 @@ def columns_of(path: str, item_column: str) -> tuple[str, str]:
     """Which columns hold ids and titles.
 
     Args:
-        path: of a file of any format that logs have.
+        path: a file of any format that logs have.
         item_column: what the log calls items; the file may have its ids under that name, under "item", or in the first
             of its columns. Titles stand under "title" or "name", or in the other of two columns.
 
@@ -38,26 +40,53 @@ def columns_of(path: str, item_column: str) -> tuple[str, str]:
     return ids, title
 
 
+def check(path: str, kind: pa.DataType, item_column: str) -> int:
+    """Reads all of it, for what that refuses.
+
+    Args:
+        path: the file.
+        kind: the kind of the log's ids.
+        item_column: what the log calls items.
+
+    Returns:
+        How many bytes all titles have.
+
+    Raises:
+        ValueError: it cannot be read to its end, or it cannot be told which column is what.
+    """
+    return sum(pc.sum(pc.binary_length(titles)).as_py() or 0 for _, titles in _pairs(path, kind, item_column))
+
+
 def read(path: str, items: Items, item_column: str) -> dict[Any, str]:
     """The titles of the items that have one; of several, the first.
 
     Args:
-        path: of the file.
-        items: whose titles.
+        path: the file.
+        items: the items that titles are wanted for.
         item_column: what the log calls items.
 
     Raises:
-        ValueError: it cannot be told which column is what.
+        ValueError: it cannot be read to its end, or it cannot be told which column is what.
     """
-    ids, title = columns_of(path, item_column)
     found: dict[Any, str] = {}
-    for stretch in sources.stretches(path, [ids, title]):
-        here = as_kind(items.ids.type, _plain(stretch.table[ids]))
-        known = pc.is_in(here, value_set=items.ids)
-        for item, words in zip(here.filter(known).to_pylist(), stretch.table[title].filter(known).to_pylist()):
-            if words is not None:
-                found.setdefault(item, str(words))
+    for ids, titles in _pairs(path, items.ids.type, item_column):
+        known = pc.is_in(ids, value_set=items.ids)
+        for item, title in zip(ids.filter(known).to_pylist(), titles.filter(known).to_pylist()):
+            if title is not None:
+                found.setdefault(item, title)
     return found
+
+
+def _pairs(path: str, kind: pa.DataType, item_column: str) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Ids, of the log's kind, and titles, a stretch of rows at a time."""
+    ids, title = columns_of(path, item_column)
+    for stretch in sources.stretches(path, [ids, title]):
+        try:
+            yield as_kind(kind, _plain(stretch.table[ids])), words(_plain(stretch.table[title]))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+            raise ValueError(
+                f"{stretch.row(0)}: {ids} and {title} must hold ids and titles: {str(problem)[:200].rstrip('.')}."
+            ) from problem
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:

@@ -18,9 +18,10 @@ The vocabulary is an asset of the SavedModel, a line an item. There is nothing e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,23 +36,32 @@ from tfdp_rec.spectral.servable import NOTHING, Answers
 VOCABULARY = "items.txt"
 
 
-def refuse_line_breaks(items: Items) -> None:
-    """Raises for ids that a list with a line for each cannot hold.
+def line_breaks(items: Items) -> pa.Array:
+    """Which ids a vocabulary with a line for each cannot hold.
 
     Args:
-        items: to be served.
-
-    Raises:
-        ValueError: naming one.
+        items: the items to serve.
     """
     if pa.types.is_integer(items.ids.type):
-        return
-    place = pc.index(pc.match_substring_regex(items.ids, "[\r\n]"), True).as_py()
-    if place >= 0:
-        raise ValueError(
-            f"The item {items.ids[place].as_py()[:60]!r} has a line break in its id, and a served vocabulary has a "
-            "line for each item: write such ids without."
-        )
+        return pa.array(np.zeros(len(items), bool))
+    return pc.match_substring_regex(items.ids, "[\r\n]")
+
+
+@contextlib.contextmanager
+def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says in a sentence that a SavedModel could not be written, which TensorFlow says in pages.
+
+    Args:
+        path: where it was to be.
+
+    Raises:
+        OSError: naming the path.
+    """
+    try:
+        yield
+    except tf.errors.OpError as problem:
+        said = " ".join(problem.message.split())[:200].rstrip(".")
+        raise OSError(f"{path} could not be written; is the disk full, or read-only? {said}.") from problem
 
 
 def export(
@@ -87,7 +97,12 @@ def export(
             f"The recommender has a catalogue of {len(recommender.catalogue)} ids that are not the numbers 1 to "
             f"{len(items)} of these items: fit it on the log with these items."
         )
-    refuse_line_breaks(items)
+    place = pc.index(line_breaks(items), True).as_py()
+    if place >= 0:
+        raise ValueError(
+            f"The item {items.ids[place].as_py()[:60]!r} has a line break in its id, and a served vocabulary has a "
+            "line for each item: write such ids without."
+        )
     answers = Answers(recommender.head, recommender.weights, recommender.prior, recommender.recency)
     in_slots = items.ids.take(pa.array(answers.places)).to_pylist()
     with tempfile.TemporaryDirectory() as folder:

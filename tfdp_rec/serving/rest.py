@@ -26,6 +26,7 @@ import tensorflow as tf
 
 DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
 _MOST_CELLS = 2**22  # histories, times the longest of them or the items allowed: what memory an answer takes
+_MOST_VALUES = 2**17  # of an answer, each some tens of bytes of JSON
 _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
 
 
@@ -91,6 +92,8 @@ class Served:
             outputs = signature(**tensors)
         except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as problem:
             raise WrongQuestion(f"The model refuses it: {_in_short(problem)}.") from problem
+        if sum(int(tf.size(value)) for value in outputs.values()) > _MOST_VALUES:
+            raise WrongQuestion("The answer is too long: ask for fewer rows at once.")
         return {name: _plain(value) for name, value in sorted(outputs.items())}
 
     def _refuse_too_much(self, tensors: Mapping[str, tf.Tensor]) -> None:
@@ -104,15 +107,8 @@ class Served:
             raise WrongQuestion(f"{rows} histories of {columns} items are too much for one question: send several.")
         if "k" in tensors and not 1 <= int(tensors["k"]) <= self.most_answers:
             raise WrongQuestion(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
-
-
-def servable_in(folder: Path) -> Path:
-    """The SavedModel of a run's folder; the folder itself, if it is one.
-
-    Args:
-        folder: what a user named.
-    """
-    return folder if (folder / _SAVED_MODEL).is_file() else folder / "servable"
+        if "k" in tensors and 3 * rows * int(tensors["k"]) > _MOST_VALUES:
+            raise WrongQuestion(f"{rows} times {int(tensors['k'])} items are too much for one answer: send several.")
 
 
 def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:

@@ -4,7 +4,11 @@
     GET  /v1/models/NAME[/versions/1]/metadata    its signatures
     POST /v1/models/NAME[/versions/1]:predict     an answer
 
-Every error is {"error": "..."}. For trying out and for small traffic: what is asked here can be asked of TensorFlow
+Every error is {"error": "..."}. **What one caller can take is bounded**: the seconds of a question and of an answer,
+the bytes and the depth of a question, the values of an answer, connections at once; where there are too many, that
+whose caller has done nothing for longest makes room.
+
+For trying out and for small traffic: what is asked here can be asked of TensorFlow
 Serving. **Questions are histories**, and nothing protects those: so it listens to this machine alone unless it is told
 otherwise, keeps no log of what is asked, and, while it listens to this machine alone, answers nobody who calls it by
 another name than that of this machine, which is how a page of the web in a browser here would come.
@@ -12,11 +16,15 @@ another name than that of this machine, which is how a page of the web in a brow
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import io
 import ipaddress
 import json
 import re
 import socket
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,7 +33,10 @@ from tfdp_rec.serving.rest import Served, WrongQuestion
 
 MOST_BYTES = 1 << 20  # of a question
 _AT_ONCE = 8  # predictions; others wait
-_PATIENCE = 30  # seconds for a caller to say what it wants
+MOST_CONNECTIONS = 256
+PATIENCE = 30.0  # seconds for a caller to send a whole question, and to take a whole answer
+_MOST_DEPTH = 32  # of lists in lists
+_DRAINED = 1 << 26  # a question that is refused is read if it is no longer: who still sends would not read why
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>[^/:]+))?(?P<what>/metadata|:[a-z]+)?")
 
 
@@ -38,7 +49,9 @@ class Server(ThreadingHTTPServer):
         host: the address to listen at.
         port: 0 for any that is free; see `server_port`.
         open_to_the_network: listen at an address that others can reach.
-        most_bytes: of a question.
+        most_bytes: the longest question.
+        most_connections: connections at once.
+        patience: seconds for a caller to send a question, and to take an answer.
 
     Raises:
         ValueError: others could reach the address, and nobody said that they may; or the name fits in no path.
@@ -56,6 +69,8 @@ class Server(ThreadingHTTPServer):
         port: int = 8501,
         open_to_the_network: bool = False,
         most_bytes: int = MOST_BYTES,
+        most_connections: int = MOST_CONNECTIONS,
+        patience: float = PATIENCE,
     ):
         if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"--name must be of letters, digits and _.- alone, got {name!r}.")
@@ -70,6 +85,9 @@ class Server(ThreadingHTTPServer):
                 "who can reach it, say so: --open-to-the-network."
             )
         self.served, self.model_name, self.most_bytes = served, name, most_bytes
+        self.most_connections, self.patience = most_connections, patience
+        self._waiting: dict[Any, None] = {}  # connections whose caller is to send or to take something; oldest first
+        self._open, self._lock = 0, threading.Lock()
         self.places, self.address_family = threading.BoundedSemaphore(_AT_ONCE), family
         try:
             super().__init__(address, Handler)
@@ -91,6 +109,40 @@ class Server(ThreadingHTTPServer):
         host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
         return f"http://{host}:{self.server_port}/v1/models/{self.model_name}"
 
+    # Connections.
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers a connection in a thread of its own, if there is room or can be made."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None)
+            full = self._open >= self.most_connections
+            if full and oldest is not None:
+                del self._waiting[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
+            if not full or oldest is not None:
+                self._open += 1
+                self._waiting[request] = None
+                super().process_request(request, client_address)
+                return
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._waiting.pop(request, None)
+                self._open -= 1
+
+    def awaits(self, request: Any, caller: bool) -> None:
+        """Whether it is the caller who has to do something next, from now on."""
+        with self._lock:
+            self._waiting.pop(request, None)
+            if caller:
+                self._waiting[request] = None
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that hangs up is nothing to speak of."""
 
@@ -101,6 +153,37 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     except (socket.gaierror, UnicodeError):
         raise ValueError(f"--host {host} is no address of this machine.") from None
     return found[0][0], found[0][4]
+
+
+class _Timed(io.RawIOBase):
+    """A connection as a file. However little comes at a time, it takes so many seconds in all, from `begin` on."""
+
+    def __init__(self, connection: socket.socket, patience: float):
+        self._connection, self._patience = connection, patience
+        self.begin()
+
+    def begin(self) -> None:
+        """The seconds are counted from now."""
+        self._end = time.monotonic() + self._patience
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._in_time().recv_into(buffer)
+
+    def write(self, data: Any) -> int:
+        return self._in_time().send(data)
+
+    def _in_time(self) -> socket.socket:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection
 
 
 class _Refused(Exception):
@@ -114,9 +197,29 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     server_version, sys_version, protocol_version = "tfdp-rec", "", "HTTP/1.1"
-    timeout = _PATIENCE
-    # An answer leaves in one piece: in two, the second waits 40 ms for the caller to say that it has the first.
-    wbufsize, disable_nagle_algorithm = -1, True
+    def setup(self) -> None:
+        """Reads and writes in time."""
+        self.connection = self.request
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        self._timed = _Timed(self.connection, self.server.patience)
+        # An answer leaves in one piece: in two, the second waits 40 ms for the caller to say that it has the first.
+        self.rfile, self.wfile = io.BufferedReader(self._timed), io.BufferedWriter(self._timed)
+
+    def handle_one_request(self) -> None:
+        """A question and its answer."""
+        self._timed.begin()
+        self._unread, self.headers = True, http.client.HTTPMessage()
+        self.server.awaits(self.connection, caller=True)
+        super().handle_one_request()
+
+    def handle_expect_100(self) -> bool:
+        """A question that is too long is refused before it is sent."""
+        try:
+            self._length()
+        except _Refused:
+            self._unread = False
+            return True  # `do_POST` says why
+        return super().handle_expect_100()
 
     def do_GET(self) -> None:
         """Status and metadata."""
@@ -152,9 +255,9 @@ class Handler(BaseHTTPRequestHandler):
     def _predicted(self) -> dict[str, Any]:
         if self._path() != ":predict":
             raise _Refused(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
-        question = self._question()
+        text = self._question()
         with self.server.places:
-            return self.server.served.predict(question)
+            return self.server.served.predict(_parsed(text))
 
     def _path(self) -> str:
         """What is asked of this model.
@@ -172,20 +275,38 @@ class Handler(BaseHTTPRequestHandler):
             )
         return found["what"] or ""
 
-    def _question(self) -> Any:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or "Transfer-Encoding" in self.headers:
+    def _question(self) -> bytes:
+        text = self.rfile.read(self._length())
+        self._unread = False
+        self.server.awaits(self.connection, caller=False)
+        return text
+
+    def _length(self) -> int:
+        """Of the question, which is still to be read."""
+        said = self.headers.get_all("Content-Length", [])
+        if len(said) != 1 or not re.fullmatch("[0-9]+", said[0]) or "Transfer-Encoding" in self.headers:
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "Say how long the question is: Content-Length.")
-        if int(length) > self.server.most_bytes:
+        length = int(said[0][:20])
+        if length > self.server.most_bytes:
             most = f"at most {self.server.most_bytes} bytes are read of one"
-            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The question has {length[:20]} bytes, and {most}.")
-        text = self.rfile.read(int(length))
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as problem:
-            raise WrongQuestion(f"The question is no JSON: {str(problem)[:100]}.") from None
+            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The question has {said[0][:20]} bytes, and {most}.")
+        return length
+
+    def _drain(self) -> None:
+        """Reads on while a caller whose question is refused still sends it: it would not read the answer before."""
+        said = self.headers.get("Content-Length", "")
+        left = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+        with contextlib.suppress(OSError):
+            if left > _DRAINED:
+                return
+            while left > 0 and (read := len(self.rfile.read(min(left, 1 << 16)))):
+                left -= read
 
     def _send(self, status: HTTPStatus, found: Any) -> None:
+        if self._unread and status != HTTPStatus.OK:
+            self._drain()
+        self.server.awaits(self.connection, caller=True)
+        self._timed.begin()
         body = json.dumps(found, ensure_ascii=False).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -202,6 +323,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is written down of who asks what."""
+
+
+def _parsed(text: bytes) -> Any:
+    """A question of lists that are not too deep for what follows, which goes down into them.
+
+    Raises:
+        WrongQuestion: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise WrongQuestion(f"The question is no JSON: {str(problem)[:100]}.") from None
+    level = [found]
+    for _ in range(_MOST_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [part for parts in inner for part in parts]
+    if level:
+        raise WrongQuestion(f"The question has lists more than {_MOST_DEPTH} deep.")
+    return found
 
 
 def _is_this_machine(host: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
@@ -286,8 +286,20 @@ class SpectralRecommender:
         """
         self._check_fitted()
         with writing(filepath, "wb") as file:
-            kept = {name: getattr(self, name) for name in _KEPT}
-            np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays())
+            self.write(file)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Writes what `save` does into an open file.
+
+        Args:
+            file: the file, at its beginning.
+
+        Raises:
+            RuntimeError: there was no `fit`.
+        """
+        self._check_fitted()
+        kept = {name: getattr(self, name) for name in _KEPT}
+        np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays())
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:

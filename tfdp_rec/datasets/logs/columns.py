@@ -20,6 +20,7 @@ from tfdp_rec.datasets.logs.sources import Stretch
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _FROM, _TO = 3e8, 5e9  # seconds, 1979 to 2128: whole numbers between them are moments
+_LATEST = 2.0**63  # a larger number is no time in any unit
 _EXACT = 2.0**53  # from here on decimal numbers are not told apart
 _ISO = {"ISO 8601": pa.timestamp("us"), "ISO 8601 with a zone": pa.timestamp("us", "UTC")}
 _TEXTS = {"whole numbers": pa.int64(), "numbers": pa.float64(), **_ISO}
@@ -68,7 +69,18 @@ def _decoded(array: pa.Array) -> pa.Array:
     return (values.cast(pa.string()) if _is_text(values.type) else values).take(array.indices)
 
 
+def words(array: pa.Array) -> pa.Array:
+    """Values as text, as Arrow writes them: Python has no word for a nanosecond.
+
+    Raises:
+        ArrowNotImplementedError: they are lists, or something else that is no one word.
+    """
+    return array if _is_text(array.type) else array.cast(pa.string())
+
+
 def _short(value: Any) -> str:
+    if isinstance(value, pa.Scalar) and not pa.types.is_nested(value.type):
+        value = value.cast(pa.string())
     return repr(str(value)[:40])
 
 
@@ -152,6 +164,7 @@ class Times(Column):
         times = self._text(array, stretch, place) if _is_text(array.type) else self._typed(array, stretch, place)
         if pa.types.is_floating(times.type):
             times = pc.if_else(pc.is_finite(times), times, pa.scalar(None, times.type))
+            self._refuse_at(pc.index(pc.greater(pc.abs(times), _LATEST), True).as_py(), stretch, times)
         if self.kind in ("whole numbers", "numbers"):
             self._check_unit(times, stretch)
         return times
@@ -177,19 +190,26 @@ class Times(Column):
         if self.kind not in fitting:
             self._settle(next(iter(fitting), "no time"), stretch, place, array[place])
         if self.kind == "no time":
-            said = f"{self.name} is {_short(array[place])}, which is no time"
-            raise ValueError(f"{stretch.row(place)}: {said}. {self._way_out}.")
+            self._refuse_at(place, stretch, array)
         form = _TEXTS[self.kind]
         if not _casts(array, form):
             self._refuse(stretch, bad := _first_bad(array, form), array[bad])
         times = array.cast(form)
         return times.cast(pa.int64()) if self.kind in _ISO else times
 
+    def _refuse_at(self, place: int, stretch: Stretch, array: pa.Array) -> None:
+        if place >= 0:
+            raise ValueError(
+                f"{stretch.row(place)}: {self.name} is {_short(array[place])}, which is no time. {self._way_out}."
+            )
+
     def _check_unit(self, times: pa.Array, stretch: Stretch) -> None:
         values = times.drop_null().to_numpy(zero_copy_only=False)
         for unit, scale in _UNITS.items():
             if len(values) and values.max() >= _FROM * scale and values.min() < _TO * scale:
-                here = pc.and_(pc.greater_equal(times, int(_FROM * scale)), pc.less(times, int(_TO * scale)))
+                exact = float if pa.types.is_floating(times.type) else int
+                first, end = (pa.scalar(exact(bound * scale), times.type) for bound in (_FROM, _TO))
+                here = pc.and_(pc.greater_equal(times, first), pc.less(times, end))
                 place = pc.index(here, True).as_py()
                 if place >= 0:
                     self._unit._settle(f"{unit} since 1970", stretch, place, times[place])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tfdp_rec.datasets.histories import Catalogue, Histories
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.datasets.logs.numbering import numbered
-from tfdp_rec.files import row_chunks
+from tfdp_rec.files import Temporary, row_chunks
 
 PADDING = 0
 _AT_ONCE = 2**18  # users' ids hashed in one go
@@ -95,7 +94,7 @@ class Interactions:
         """
         if rows_per_unit is not None and items is None:
             raise ValueError("rows_per_unit counts rows of known items: give it with items=, or to with_items.")
-        holder = tempfile.TemporaryDirectory(prefix="interactions-") if folder is None else None
+        holder = Temporary("tfdp-rec-interactions-") if folder is None else None
         path = Path(holder.name) / "log" if holder else Path(folder or "")
         columns = grouping.Columns(user, item, time, tuple(features), duplicates)
         grouping.group(source, columns, path.absolute())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -74,10 +74,14 @@ class Items:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a Parquet file that `read` reads, to keep beside a model."""
+        with writing(path, "wb") as file:
+            self.write(file)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Writes what `save` does into an open file."""
         import pyarrow.parquet
 
-        with writing(path, "wb") as file:
-            pyarrow.parquet.write_table(pa.table({_COLUMN: self.ids}), file)
+        pyarrow.parquet.write_table(pa.table({_COLUMN: self.ids}), file)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import gzip
 import io
 import json
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
+from tfdp_rec.files import matching
 
 _ROWS = 2**18  # of a stretch
 _BYTES = 2**24  # of text, for a stretch
@@ -61,7 +62,7 @@ def files_of(source: Any) -> list[Path] | None:
     if not isinstance(source, str | Path):
         return None
     folder = Path(source).is_dir()
-    found = _in_folder(Path(source)) if folder else [Path(name) for name in sorted(glob.glob(str(source)))]
+    found = _in_folder(Path(source)) if folder else [Path(name) for name in matching(str(source))]
     if not found:
         raise FileNotFoundError(f"There is no log at {source}: give files, a folder, or a pattern such as logs/*.csv.")
     for path in found:
@@ -131,10 +132,14 @@ def _numbered(where: str, columns: Sequence[str], tables: Iterator[pa.Table]) ->
 
 
 def _check_columns(where: str, wanted: Sequence[str], found: Sequence[str]) -> None:
+    """Each is there, and there once."""
     missing = [name for name in wanted if name not in found]
     if missing:
         shown = ", ".join(map(repr, found[:12]))
         raise ValueError(f"{where} has no column {missing[0]!r}; it has {shown[:200]}.")
+    twice = [name for name in wanted if found.count(name) > 1]
+    if twice:
+        raise ValueError(f"{where} has {found.count(twice[0])} columns called {twice[0]!r}: give each its own name.")
 
 
 @contextlib.contextmanager
