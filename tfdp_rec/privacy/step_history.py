@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import demand, given
 from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.privacy.history import DRAWN, UNPROVEN, Entry, History, new_key
 
@@ -80,8 +80,8 @@ class StepHistory:
         gate = demand(self._made < self._limit, sentence) + demand(counter.allowed > 0, _OTHER)
         with tf.control_dependencies(gate):
             return [
-                self._made.assign_add(1),
-                counter.steps.assign_add(1),
+                self._made.assign_add(given(tf.constant(1, tf.int64), gate)),
+                counter.steps.assign_add(given(tf.constant(1, tf.int64), gate)),
                 counter.begun.assign_add(tf.cast(source.begins, tf.int64)),
             ]
 

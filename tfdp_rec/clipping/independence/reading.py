@@ -32,6 +32,7 @@ from tfdp_rec.clipping.independence.values import (
     Within,
 )
 from tfdp_rec.clipping.rules import NotPrivate
+from tfdp_rec.demands import is_check
 
 Rule = Callable[["At"], Any]
 _RULES: dict[str, Rule] = {}
@@ -193,6 +194,11 @@ class Walk:
         ids = getattr(operation, _ROWS_OF, None)
         if ids is not None:
             self.set(operation.outputs[0], self.value(ids))
+            return
+        if is_check(operation):  # of this package: its last operation gives 0 or fails, those before it are for that
+            ends = _is_stateful(operation)
+            for tensor in operation.outputs:
+                self.set(tensor, Shared() if ends else Mixed(operation, "mixes"))
             return
         found = _apply(At(self, operation, before))
         for tensor, value in zip(operation.outputs, found):
