@@ -11,8 +11,8 @@ The check is a chain in which each operation takes the result of the one before 
     StringToNumber  fails on the sentence, and says it
     DeepCopy        of that number: stateful, so that a function runs it always, and no optimizer leaves it out
 
-What waits for it (`with tf.control_dependencies(demand(...))`) therefore waits for an operation that stays. A value that
-is `given` the check is computed from it as well.
+What waits for it (`with tf.control_dependencies(demand(...))`) therefore waits for an operation that stays. A value
+that is `given` the check is computed from it as well.
 """
 
 from __future__ import annotations
