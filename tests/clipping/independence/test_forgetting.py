@@ -192,7 +192,8 @@ def test_a_seed_is_secret_and_drawn_from_once(way):
 
 
 def test_numbers_that_32_bits_do_not_hold_are_forgotten():
-    held = Numbers.row([size(2**31 - 1), size(2**31), BATCH * size(2**15 - 1), BATCH * size(2**15), letter("T") * BATCH])
+    entries = [size(2**31 - 1), size(2**31), BATCH * size(2**15 - 1), BATCH * size(2**15), BATCH * letter("T")]
+    held = Numbers.row(entries)
     assert [entry is not None for entry in held.sizes] == [True, False, True, False, False]
     # B · 2³¹ is 0 or -2³¹ in 32 bits, as B is even or odd; divided by B it was taken for a number that all share.
     values, _, _ = claims(lambda x: x * tf.cast(tf.shape(x)[0] * 2**30 * 2 // tf.shape(x)[0], tf.float32), TURNS)
