@@ -1,31 +1,70 @@
-"""What must hold when a graph runs, or its step fails: one operation each.
+"""Conditions that must hold when a graph runs, or its step fails.
 
-`tf.debugging`'s assertions build a branch for every check; a step has some twenty of them, and takes long enough to
-trace. What must not happen otherwise waits for what `demand` gives: `with tf.control_dependencies(demand(...))`.
+    d = demand(condition, sentence)        an operation that fails with the sentence, and gives the number 0 otherwise
+    value = given(value, d)                value + 0: what is computed from the check, as data
+
+TensorFlow may rewrite a graph before it runs. An `Assert` gives no number, so that nothing can be computed from it, and
+the option `debug_stripper` removes it; what nothing is computed from may be pruned. So no check is an `Assert` here.
+The check is a chain in which each operation takes the result of the one before it:
+
+    Select          "0" if the condition holds, the sentence otherwise
+    StringToNumber  fails on the sentence, and says it
+    DeepCopy        of that number: stateful, so that a function runs it always, and no optimizer leaves it out
+
+What waits for it (`with tf.control_dependencies(demand(...))`) therefore waits for an operation that stays. A value
+that is `given` the check is computed from it as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+_CHECK = "_tfdp_rec_check"
+
 
 def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
-    """Operations that fail unless `condition` holds; eagerly, there are none to wait for.
+    """Operations that fail unless `condition` holds; eagerly, an empty list.
 
     Args:
-        condition: a bool tensor, all of which must be true.
-        *sentence: what to say otherwise: texts, and tensors to show.
+        condition: A bool tensor, all of which must be true.
+        *sentence: Texts, and tensors to show, that say what is wrong otherwise.
 
     Raises:
-        tf.errors.InvalidArgumentError: run eagerly, if it does not hold.
+        tf.errors.InvalidArgumentError: Run eagerly, if it does not hold.
 
     Example:
         >>> demand(tf.constant([1, 2]) > 0, "The numbers must be positive.")
         []
     """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    before = 0 if graph is None else len(graph.get_operations())
     parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in sentence]
     text = "".join(parts) if all(isinstance(part, str) for part in parts) else tf.strings.join(parts)
-    done = tf.raw_ops.Assert(condition=tf.reduce_all(condition), data=[text])
-    return [] if done is None else [done]
+    zero = tf.strings.to_number(tf.where(tf.reduce_all(condition), "0", text), tf.int32)
+    if graph is None:
+        return []
+    kept = tf.raw_ops.DeepCopy(x=zero)
+    for operation in graph.get_operations()[before:]:
+        setattr(operation, _CHECK, True)
+    return [kept.op]
+
+
+def given(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
+    """A number that is computed from checks, so that it cannot be had without them.
+
+    Args:
+        value: A tensor of numbers.
+        checks: Operations, of which those that `demand` made count.
+    """
+    for check in checks:
+        if is_check(check):
+            value = value + tf.cast(check.outputs[0], value.dtype)
+    return value
+
+
+def is_check(operation: Any) -> bool:
+    """Whether an operation is part of what `demand` made."""
+    return getattr(operation, _CHECK, False)

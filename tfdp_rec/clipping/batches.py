@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.demands import demand
+
 
 def map_examples(transform: Callable[[tf.Tensor], Any], batch: Any, shared: Sequence[str] = ()) -> Any:
     """`batch` with `transform` applied to every tensor that has a batch axis."""
@@ -70,14 +72,29 @@ def aligned(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> 
 
 
 def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
-    """The same batch with its first axis of unknown length, so that an axis of known length is not the batch's."""
+    """The same batch with its first axis of unknown length, so that an axis of known length is not the batch's.
+
+    What a reading takes for granted of a batch is checked here: the declared lengths, and one row an example in every
+    tensor. A tensor of one row would be that of all examples. The reshape is computed from both, and fails otherwise.
+    """
+    leaves = [t for t in example_leaves(batch, shared) if isinstance(t, tf.Tensor) and t.shape.rank]
+    if tf.executing_eagerly() or not leaves:
+        return batch
+    rows = tf.shape(leaves[0])[:1]
 
     def hide(tensor: tf.Tensor) -> tf.Tensor:
-        if tf.executing_eagerly() or not isinstance(tensor, tf.Tensor):
+        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
             return tensor
-        return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
+        shape = [None, *tensor.shape[1:]]
+        with tf.control_dependencies(demand(tf.equal(tf.shape(tensor)[:1], rows), _ROWS)):
+            tensor = tf.ensure_shape(tensor, shape)
+        tensor = tf.reshape(tensor, tf.concat([rows, tf.shape(tensor)[1:]], axis=0))
+        return tf.compat.v1.placeholder_with_default(tensor, shape)
 
     return map_examples(hide, batch, shared)
+
+
+_ROWS = "Every tensor of a batch has one row an example; name those that all examples share in shared_inputs."
 
 
 def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:

@@ -28,7 +28,7 @@ from tfdp_rec.clipping.independence import CallRead, StepReading
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, NotPrivate, resource
 from tfdp_rec.clipping.seeds import secret_seeds
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import demand, given
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
@@ -342,8 +342,7 @@ def clip(
     """
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
-    with tf.control_dependencies(_not_too_many(collected, tf.size(norms), share)):
-        norms = tf.identity(norms)
+    norms = given(norms, _not_too_many(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
     weights = silenced_unless_exact(clip_weights(norms, bound), norms)
     if count is not None:
@@ -374,9 +373,7 @@ def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
         raise ValueError(f"per_example_loss must return one loss an example, shape [batch]; got shape {losses.shape}.")
-    same = demand(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example.")
-    with tf.control_dependencies(same):
-        return tf.identity(losses)
+    return given(losses, demand(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."))
 
 
 def traced(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:

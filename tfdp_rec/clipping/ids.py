@@ -11,13 +11,15 @@ from tfdp_rec.demands import demand
 
 
 def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
-    """`ids`, once they are known to be rows of the table: a GPU reads zeros for others, and says nothing.
+    """`ids`, and an error if one is not a row of the table: a GPU reads zeros for such an id, and says nothing.
 
     The clipping tells (example, id) pairs apart by one number, in which an id beyond the table would be a neighbour's.
+    So what goes on is row 0 in its place, which concerns the example alone that gave the id.
     """
+    known = (ids >= 0) & (ids < table.shape[0])
     message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
-    with tf.control_dependencies(demand((ids >= 0) & (ids < table.shape[0]), message)):
-        return tf.identity(ids)
+    with tf.control_dependencies(demand(known, message)):
+        return tf.where(known, ids, tf.constant(0, ids.dtype))
 
 
 def no_length(layer: keras.layers.Layer, given: Any) -> str:

@@ -429,8 +429,9 @@ class UniversalRule(Rule):
         message = f"Layer '{call.layer.name}' takes an input whose first axis is not the batch; register a rule for it."
         if not tf.executing_eagerly() and value.shape[0] is not None:
             raise NotPrivate(message)
-        with tf.control_dependencies(demand(tf.equal(tf.shape(value)[0], tf.shape(output)[0]), message)):
-            return tf.identity(value)
+        rows = tf.shape(output)[:1]
+        with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):
+            return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
 
 
 _RANDOM = ("rate", "dropout", "recurrent_dropout", "stddev")  # how Keras layers call the strength of their noise

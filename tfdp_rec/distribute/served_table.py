@@ -74,8 +74,10 @@ class ServedTable:
         ids, rows = self.fetched
         flat = tf.reshape(tf.cast(indices, tf.int64), [-1])
         place = tf.minimum(tf.searchsorted(ids, flat), tf.size(ids) - 1)
-        with tf.control_dependencies(demand(tf.gather(ids, place) == flat, _UNTOLD.format(self.path))):
-            found = tf.gather(rows, place)
+        announced = tf.gather(ids, place) == flat
+        with tf.control_dependencies(demand(announced, _UNTOLD.format(self.path))):
+            # Zeros for an id that was not announced, or one example would read the row of another id.
+            found = tf.where(announced[:, None], tf.gather(rows, place), tf.zeros([], rows.dtype))
         return rows_of(tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0)), indices)
 
     def split(self, ids: tf.Tensor, values: tf.Tensor | None = None) -> list[tuple[tf.Tensor, tf.Tensor, Any]]:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.delayed import DelayedRMSprop, Phase
@@ -287,11 +287,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        with tf.control_dependencies([clipped.norms]), after(self.admission(clipped, source)):
+        admitted = self.admission(clipped, source)
+        with tf.control_dependencies([clipped.norms]), after(admitted):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
-                self._step(clipped, source, **kwargs)
+                self._step(clipped, source, admitted, **kwargs)
 
     def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
         """What a clipped sum is taken for: this optimizer, at this step."""
@@ -314,13 +315,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self,
         clipped: ClippedSum,
         source: Source,
+        admitted: list[Any],
         upcoming: Mapping[str, tf.Tensor] | None = None,
         regularization: Mapping[str, tf.Tensor] | None = None,
     ) -> None:
         unknown = set(clipped.gradients) - set(self.tables) - set(self.dense)
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
-        batch = tf.identity(resource(self._expected_batch_size))
+        # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
+        batch = given(tf.identity(resource(self._expected_batch_size)), admitted)
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         pace = tf.ones_like(learning_rate) if isinstance(self.table_rule, RowRule) else learning_rate

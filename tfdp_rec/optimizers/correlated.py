@@ -240,8 +240,8 @@ class Course:
         """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
         if not isinstance(source.sampling, Order):
             return []
-        due, given = (source.sampling.turn(place) for place in (self.made, source.place))
-        return demand(due == given, _NOT_ITS_TURN, due, " of its order and was given batch ", given, _POSITION)
+        due, came = (source.sampling.turn(place) for place in (self.made, source.place))
+        return demand(due == came, _NOT_ITS_TURN, due, " of its order and was given batch ", came, _POSITION)
 
     def count(self, source: Source) -> Operations:
         """A step begins, on a batch from there."""

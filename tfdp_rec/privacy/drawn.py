@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.batches import example_leaves
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import demand, given
 from tfdp_rec.privacy.iterations import PROCESS, process_of
 from tfdp_rec.privacy.sampling import Sampling, sampling_named
 
@@ -186,11 +186,12 @@ def opened(data: Any, shared: Sequence[str], expected_batch_size: float | None =
     if source.sampling is None:
         return undrawn(data), source
     batch, draw = data
-    with tf.control_dependencies(_check_rows(example_leaves(batch, shared), draw.size)):
-        checked = _take(draw)
-    with tf.control_dependencies(checked):
+    rows = _check_rows(example_leaves(batch, shared), draw.size)
+    with tf.control_dependencies(rows):
+        taken = _take(draw)
+    with tf.control_dependencies(taken):
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
-        begins = tf.cast(tf.equal(draw.number, 0), tf.int64)
+        begins = given(tf.cast(tf.equal(draw.number, 0), tf.int64), rows)
         return batch, dataclasses.replace(source, begins=begins, place=draw.place)
 
 
@@ -293,8 +294,9 @@ def _take(draw: Draw) -> list[Any]:
     checks = demand(draw.number > last, _REFUSED, "draw ", draw.number, _USED)
     checks += demand(here, _REFUSED, "draw ", draw.number, _KEPT)
     gap = [_REFUSED, "after draw ", last, " of an iteration comes draw ", draw.number, _LEFT_OUT]
-    with tf.control_dependencies(checks + demand(draw.number <= last + 1, *gap)):
-        return [_last_numbers().insert(draw.iteration, draw.number)]
+    checks += demand(draw.number <= last + 1, *gap)
+    with tf.control_dependencies(checks):
+        return [_last_numbers().insert(draw.iteration, given(draw.number, checks))]
 
 
 class _Process:

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from tfdp_rec.datasets.logs.items import Items
+from tfdp_rec.demands import demand, given
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.servable import NOTHING, Answers
 
@@ -189,5 +190,4 @@ def _lines(path: str, kind: tf.DType) -> tf.lookup.TextFileInitializer:
 
 
 def _positive(k: tf.Tensor) -> tf.Tensor:
-    with tf.control_dependencies([tf.debugging.assert_positive(k, message="k must be at least 1.")]):
-        return tf.identity(k)
+    return given(k, demand(k >= 1, "k must be at least 1."))

@@ -200,7 +200,8 @@ def _text(value: Any) -> Any:
 
 def _in_short(problem: Exception) -> str:
     said = getattr(problem, "message", str(problem))
-    return " ".join(said.replace("assertion failed: ", "").split())[:160].rstrip(". ")
+    said = said.replace("StringToNumberOp could not correctly convert string: ", "")
+    return " ".join(said.split())[:160].rstrip(". ")
 
 
 def _described(signature: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import demand, given
 from tfdp_rec.privacy.drawn import Source
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
 
@@ -94,14 +94,14 @@ class Meter:
         if limit is not None:
             gate += demand(limit.allows(), _NO_MORE)
         with tf.control_dependencies(gate):
-            begins = tf.cast(source.begins, tf.int64)
+            begins, one = tf.cast(source.begins, tf.int64), given(tf.constant(1, tf.int64), gate)
             counted = [
-                self._made.assign_add(1),
+                self._made.assign_add(one),
                 self._begun.assign_add(begins),
-                counter.steps.assign_add(1),
+                counter.steps.assign_add(one),
                 counter.begun.assign_add(begins),
             ]
-            return counted if limit is None else [*counted, limit.made.assign_add(1)]
+            return counted if limit is None else [*counted, limit.made.assign_add(one)]
 
     def count_ordinary(self, optimizer: Any) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""

@@ -17,35 +17,35 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.clipping.independence import refusals
+from tfdp_rec.clipping.independence.lengths import lengths_of_outputs
 from tfdp_rec.clipping.independence.sizes import BATCH, Numbers, Size, letter, size
 from tfdp_rec.clipping.independence.values import (
     ByExample,
-    Flat,
     Handle,
+    Lengths,
     Mixed,
-    Places,
     Seed,
     Shared,
     Sized,
-    Tuples,
     Value,
-    Within,
+    without_numbers,
 )
 from tfdp_rec.clipping.rules import NotPrivate
+from tfdp_rec.demands import is_check
 
 Rule = Callable[["At"], Any]
 _RULES: dict[str, Rule] = {}
-_TAKES: dict[str, set[str]] = {"places": set(), "sizes": set(), "mixed": set()}
+_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set()}
 
 
-def rule(*types: str, places: bool = False, sizes: bool = False, mixed: bool = False) -> Callable[[Rule], Rule]:
+def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False) -> Callable[[Rule], Rule]:
     """Registers how operations of these types treat the examples of a batch.
 
     Args:
         *types: TensorFlow's names of the operations, as `op.type` gives them.
-        places: whether the rule knows what to do with the numbers of examples in their batch.
-        sizes: whether it knows what to do with values made of the batch's size.
-        mixed: whether it is asked about tensors that mix examples, too.
+        sizes: Whether the rule is asked about values made of the batch's size; otherwise these are refused.
+        mixed: Whether the rule is asked about tensors that mix examples; otherwise what is made of them mixes too.
+        numbers: Whether its outputs may keep the whole numbers that are followed; otherwise these are forgotten.
 
     Returns:
         A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
@@ -59,7 +59,7 @@ def rule(*types: str, places: bool = False, sizes: bool = False, mixed: bool = F
     def register(function: Rule) -> Rule:
         for kind in types:
             _RULES[kind] = function
-            for name, takes in (("places", places), ("sizes", sizes), ("mixed", mixed)):
+            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers)):
                 (_TAKES[name].add if takes else _TAKES[name].discard)(kind)
         return function
 
@@ -88,13 +88,12 @@ class Reading:
     ):
         self.writable, self.names = writable or {}, names or {}
         self.layers = tuple(layers)
-        self.draws: dict[Any, Any] = {}  # read of a seed -> the operation that drew from it
+        self.draws: set[Any] = set()  # reads of seeds that were drawn from
         self.writes: dict[Any, int] = {}  # how often a seed's state was written so far
         self.without_rule: set[str] = set()  # types of operations that met what is not shared, and have no rule
-        self.within: set[tuple[int, Size]] = set()  # tensors of numbers, and below what an operation checks them to be
         self.walks = 0  # so that lengths of two walks through one graph have names of their own
-        self.turns = 0  # loops that are being read
-        self.unwritten = False  # whether this turn read an entry of a list that nobody wrote
+        self.turns = 0  # loops that are being read, whose bodies may run any number of times
+        self.unwritten = False  # whether this turn read an entry of a list that was never written
 
     def captured(self, tensor: Any, operation: Any) -> Value:
         """What a graph's placeholder stands for: a variable, a constant, or nothing that is known of."""
@@ -102,9 +101,15 @@ class Reading:
         if outside is None:
             return Mixed(operation, "outside")
         if outside.dtype == tf.resource:
-            return Handle(id(outside))
+            return Handle(id(outside), _lengths_held(outside))
         small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= Numbers.LIMIT
         return Shared(Numbers.of(outside.numpy()) if small else None)
+
+    def captured_lengths(self, tensor: Any) -> Lengths | None:
+        """The lengths of a captured constant."""
+        outside = _captured(tensor)
+        known = outside is not None and outside.dtype != tf.resource and outside.shape.rank is not None
+        return tuple(size(n) for n in outside.shape) if known else None
 
     def contents(self, at: At, handle: Value) -> Value:
         """What a variable holds: shared, but for metrics; a seed, for a random layer's."""
@@ -136,19 +141,20 @@ class Walk:
         reading.walks += 1
         self.name = f"{reading.walks}:{graph.name}"
         self._values: dict[int, Value] = {}
-        self._sizes: dict[int, tuple[Size, ...]] = {}
+        self._sizes: dict[int, tuple[Size, ...] | None] = {}
         self._kept: list[Any] = []  # so that no id is given twice
 
-    def set(self, tensor: Any, value: Value, sizes: Sequence[Size] | None = None) -> None:
-        """States what is known of a tensor."""
+    def set(self, tensor: Any, value: Value, sizes: Sequence[Size | None] | None = None) -> None:
+        """States what is known of a tensor, the lengths of its axes included."""
         self._kept.append(tensor)
         self._values[id(tensor)] = value
-        if sizes is not None:
-            self._sizes[id(tensor)] = tuple(sizes)
+        self._sizes[id(tensor)] = None if sizes is None else self._named(tensor, value, sizes)
 
     def leaf(self, tensor: Any, by_example: bool) -> None:
-        """States that a tensor is part of the batch."""
-        self.set(tensor, ByExample(0) if by_example else Shared())
+        """States that a tensor is part of the batch: its static shape is the signature's."""
+        value = ByExample(0) if by_example else Shared()
+        rank = tensor.shape.rank
+        self.set(tensor, value, None if rank is None else [None if n is None else size(n) for n in tensor.shape])
 
     def value(self, tensor: Any) -> Value:
         """What is known of a tensor; reads what it is made of first, if that was made before the reading began."""
@@ -166,19 +172,26 @@ class Walk:
 
     def sizes(self, tensor: Any) -> tuple[Size, ...] | None:
         """Lengths of a tensor's axes, or None if not even their number is known."""
-        if id(tensor) in self._sizes:
-            return self._sizes[id(tensor)]
-        if tensor.shape.rank is None:
-            return None
-        value = self._values.get(id(tensor))
-        found = []
-        for axis, length in enumerate(tensor.shape):
-            if isinstance(value, ByExample) and axis == value.axis:
-                found.append(value.outer * BATCH * value.inner)
-            else:
-                found.append(letter(f"{self.name}/{tensor.name}[{axis}]") if length is None else size(length))
-        self._sizes[id(tensor)] = tuple(found)
-        return self._sizes[id(tensor)]
+        return self._sizes.get(id(tensor))
+
+    def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...]:
+        """Lengths, of which one that is not known gets a name that no other has."""
+        if isinstance(value, ByExample) and value.axis < len(sizes):
+            sizes = [*sizes[: value.axis], value.outer * BATCH * value.inner, *sizes[value.axis + 1 :]]
+        names = (letter(f"{self.name}/{tensor.name}[{axis}]") for axis in range(len(sizes)))
+        return tuple(name if found is None else found for name, found in zip(names, sizes))
+
+    def _set_outputs(self, at: At, values: Sequence[Value]) -> None:
+        """Values of outputs; lengths as the rule gave them, filled up by TensorFlow's shape function."""
+        inferred = None
+        for number, (tensor, value) in enumerate(zip(at.op.outputs, values)):
+            sizes = at.given.get(number)
+            if sizes is None or None in sizes:
+                inferred = inferred or lengths_of_outputs(at.op, *at.for_shape_function())
+                shape = inferred[number] if number < len(inferred) else None
+                told = None if shape is None else [None if n is None else size(n) for n in shape]
+                sizes = told if sizes is None else sizes if told is None else [a or b for a, b in zip(sizes, told)]
+            self.set(tensor, value, sizes)
 
     def read(self, start: int = 0) -> None:
         """Reads every operation from number `start` on."""
@@ -192,11 +205,16 @@ class Walk:
             return
         ids = getattr(operation, _ROWS_OF, None)
         if ids is not None:
-            self.set(operation.outputs[0], self.value(ids))
+            value, sizes = self.value(ids), self.sizes(ids)
+            self.set(operation.outputs[0], without_numbers(value), None if sizes is None else [*sizes, None])
             return
-        found = _apply(At(self, operation, before))
-        for tensor, value in zip(operation.outputs, found):
-            self.set(tensor, value)
+        if is_check(operation):  # of this package: its last operation gives 0 or fails, those before it are for that
+            ends = _is_stateful(operation)
+            for tensor in operation.outputs:
+                self.set(tensor, Shared() if ends else Mixed(operation, "mixes"), ())
+            return
+        at = At(self, operation, before)
+        self._set_outputs(at, _apply(at))
 
 
 class At:
@@ -204,6 +222,7 @@ class At:
 
     def __init__(self, walk: Walk, operation: Any, before: bool = False):
         self.walk, self.op, self.before = walk, operation, before
+        self.given: dict[int, Sequence[Size | None]] = {}  # lengths of outputs, by number
         self.values = [walk.value(t) for t in operation.inputs]
 
     @property
@@ -236,29 +255,28 @@ class At:
         return None if plain is None else [int(n) for n in plain.flat]
 
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
-        """`value`, for an output whose axes have these lengths (an unknown one gets a name of its own)."""
+        """`value`, for an output whose axes have these lengths, None where one is not known."""
         if sizes is not None:
-            tensor = self.op.outputs[output]
-            rank = tensor.shape.rank
-            named = [
-                s if s is not None else letter(f"{self.walk.name}/{tensor.name}[{axis}]")
-                for axis, s in enumerate(sizes)
-            ]
-            if rank is None or rank == len(named):
-                static = [None] * len(named) if rank is None else list(tensor.shape)
-                named = [s if n is None else size(n) for s, n in zip(named, static)]
-                self.walk._sizes[id(tensor)] = tuple(named)
-                self.walk._kept.append(tensor)
+            self.given[output] = sizes
         return value
+
+    def for_shape_function(self) -> tuple[list[Any], list[Any]]:
+        """(shapes, numbers) of the inputs, as plain integers, None where they are not known."""
+        shapes, numbers = [], []
+        for number, sizes in enumerate(self.sizes(n) for n in range(len(self.values))):
+            shapes.append(None if sizes is None else tuple(length.plain for length in sizes))
+            found = self.numbers(number)
+            plain = None if found is None else found.plain
+            numbers.append(None if plain is None else _as_tuple(plain.tolist()))
+        return shapes, numbers
 
     def mixed(self, reason: str = "mixes", detail: str = "") -> Mixed:
         """The value of an output that is not each example's own."""
         return Mixed(self.op, reason, detail)
 
-    def alone(self) -> tuple[int, ByExample] | None:
-        """The one input that is by example, if the others are shared."""
-        found = [(n, v) for n, v in enumerate(self.values) if isinstance(v, ByExample)]
-        return found[0] if len(found) == 1 else None
+
+def _as_tuple(nested: Any) -> Any:
+    return tuple(map(_as_tuple, nested)) if isinstance(nested, list) else nested
 
 
 def _apply(at: At) -> list[Value]:
@@ -268,22 +286,21 @@ def _apply(at: At) -> list[Value]:
     if _is_stateful(operation) and (kind not in _RULES or at.before):
         if at.before:
             return [Mixed(operation, "outside")] * count
-        raise at.reading.refuse(operation, "effect")
+        raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
     if mixed is not None and kind not in _TAKES["mixed"]:
         return [mixed] * count
     function = _RULES.get(kind)
     if function is None:
         shared = all(isinstance(v, Shared) for v in at.values)
         at.reading.without_rule.update([] if shared else [kind])
-        return [Shared() if shared else at.mixed("unknown")] * count
-    if kind not in _TAKES["places"] and any(isinstance(v, (Places, Tuples, Flat)) for v in at.values):
-        return [at.mixed("position")] * count
+        return [Shared() if shared else at.mixed(refusals.WITHOUT_RULE.get(kind, "unknown"))] * count
     if kind not in _TAKES["sizes"] and any(isinstance(v, Sized) for v in at.values):
         return [at.mixed("size")] * count
-    if kind not in _TAKES["places"]:
-        at.values = [ByExample(v.axis, *v.layout) if isinstance(v, Within) else v for v in at.values]
     found = function(at)
-    return list(found) if isinstance(found, (list, tuple)) else [found] * count
+    values = list(found) if isinstance(found, (list, tuple)) else [found] * count
+    # Forgotten unless the rule says otherwise; and what fewer bits hold is not what was followed.
+    keeps = [kind in _TAKES["numbers"] and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
+    return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]
 
 
 _ROWS_OF = "_tfdp_rec_rows_of"
@@ -312,6 +329,14 @@ def _is_stateful(operation: Any) -> bool:
     if operation.type not in _STATEFUL:
         _STATEFUL[operation.type] = bool(operation.op_def.is_stateful)
     return _STATEFUL[operation.type]
+
+
+def _lengths_held(handle: Any) -> Lengths | None:
+    """The lengths of what the variable of a handle holds: TensorFlow lets nothing else be assigned."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1 or data.shape_and_type[0].shape.unknown_rank:
+        return None
+    return tuple(size(d.size) if d.size >= 0 else None for d in data.shape_and_type[0].shape.dim)
 
 
 def _captured(tensor: Any) -> Any:

@@ -25,7 +25,8 @@ REASONS = {
     ),
     "position": (
         "computes with the place of an example in its batch, which depends on who else is in it",
-        "Use numbers that are part of the example's own data",
+        "Use numbers that are part of the example's own data; in place of gather_nd, or of the gradient of "
+        "gather(x, ids, batch_dims=1), take the product of tf.one_hot(ids, length) and x",
     ),
     "order": (
         "reads the batch in another order than by example (a reshape or transpose that runs examples together)",
@@ -40,12 +41,16 @@ REASONS = {
         "Give both branches, or every turn of the loop, tensors of one shape with the batch on one axis",
     ),
     "decides": (
-        "chooses a branch, or how often a loop runs, by what is in the batch",
-        "Compute both sides for every example and choose between them with tf.where",
+        "decides how often a loop runs by what is in the batch",
+        "Run the loop a fixed number of times, and choose between outcomes with tf.where",
+    ),
+    "branch": (
+        "chooses a branch while the graph runs, which is not read",
+        "Compute both sides for every example and choose between them with tf.where, or choose in Python",
     ),
     "unknown": (
         "is an operation of which it is not known how it treats the examples of a batch",
-        "Write it with other operations, or register a rule: see docs/privacy-independence.md",
+        "Write it with operations that are read, or register a rule: both are in docs/privacy-independence.md",
     ),
     "seed": (
         "draws random numbers for the examples from a seed that is not drawn anew",
@@ -81,6 +86,13 @@ REASONS = {
         "Remove it, or do it in the data pipeline; Keras metrics can follow what training computes",
     ),
 }
+
+WITHOUT_RULE = {
+    **dict.fromkeys(("Where", "Unique", "UniqueV2", "UniqueWithCounts", "DynamicPartition"), "length"),
+    **dict.fromkeys(("L2Loss", "Bincount", "DenseBincount", "Roll"), "mixes"),
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), "branch"),
+}  # fmt: skip
+"""Reasons for operations that have no rule, where there is more to say than that."""
 
 
 def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", layers: Iterable[str] = ()) -> str:

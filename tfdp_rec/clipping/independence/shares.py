@@ -61,7 +61,7 @@ def _of_a_sum(shares: Shares, at: At) -> tf.Tensor:
     if isinstance(value, Mixed) and axes is not None:  # a sum of what is a sum over the examples already
         return tf.reduce_sum(shares.of(at.op.inputs[0]), [1 + a % (at.rank() or 1) for a in axes], at.attr("keep_dims"))
     rank = at.rank()
-    if type(value) is not ByExample or not value.is_plain or axes is None or rank is None:
+    if not isinstance(value, ByExample) or not value.is_plain or axes is None or rank is None:
         raise _refusal(shares, at)
     keep, others = bool(at.attr("keep_dims")), [a % rank for a in axes if a % rank != value.axis]
     first = tf.transpose(at.op.inputs[0], [value.axis, *(a for a in range(rank) if a != value.axis)])

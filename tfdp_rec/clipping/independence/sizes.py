@@ -1,8 +1,12 @@
 """Lengths of axes as products: 3, B, 4·B·T. What a graph computes with shapes is followed in these.
 
-B, the number of examples in the batch, is known to no one while a graph is traced. It is the letter `batch` here; any
-other length that is not known while tracing, but is the same whatever the batch holds, is a letter named by where it
-came from. Products and quotients of such lengths are again such lengths; a sum is, if the batch takes no part in it.
+B, the number of examples in the batch, is not known while a graph is traced. It is the letter `batch` here; any other
+length that is not known while tracing, but is the same whatever the batch holds, is a letter named by where it came
+from. Products and quotients of such lengths are again such lengths; a sum is, if the batch takes no part in it.
+
+A graph computes with 32 bits, where 2³¹ is negative. So a number is followed only while it cannot reach that in a batch
+of at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, c T up to c = 2⁷ (T below 2²⁴). Others are
+unknown.
 """
 
 from __future__ import annotations
@@ -42,6 +46,12 @@ class Size:
         """Whether it is a whole number whatever its letters stand for."""
         return self.number.denominator == 1
 
+    @property
+    def is_held(self) -> bool:
+        """Whether 32 bits hold it, as far as can be known."""
+        kinds = len(self.letters), self.of_batch
+        return kinds in _HELD and abs(self.number) < _HELD[kinds]
+
     def __mul__(self, other: Size) -> Size:
         if not self.number * other.number:
             return Size(Fraction(0))
@@ -66,6 +76,9 @@ class Size:
     def __str__(self) -> str:
         return "·".join([str(self.number), *self.letters])
 
+
+_HELD = {(0, False): 2**31, (1, True): 2**15, (1, False): 2**7}
+"""Below what a coefficient must stay, by how many letters there are and whether the batch is one of them."""
 
 ONE = Size()
 BATCH = Size(letters=("batch",))
@@ -92,13 +105,16 @@ def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
 class Numbers:
     """A small tensor of whole numbers, followed while tracing: an array of `Size`, None where one is unknown.
 
-    An entry that is None may depend on the length of the batch.
+    An entry that is None may depend on the length of the batch. Entries that 32 bits might not hold are None.
     """
 
     LIMIT = 64
 
     def __init__(self, array: np.ndarray):
-        self.array = array
+        self.array = np.empty(np.shape(array), object)
+        for place in np.ndindex(self.array.shape):
+            entry = np.asarray(array, object)[place]
+            self.array[place] = entry if entry is None or entry.is_held else None
 
     @classmethod
     def of(cls, values: object) -> Numbers:

@@ -23,7 +23,7 @@ from tfdp_rec.clipping.independence.reading import Reading, Walk
 from tfdp_rec.clipping.independence.refusals import forward, is_gradient
 from tfdp_rec.clipping.independence.shares import Shares
 from tfdp_rec.clipping.independence.sizes import ONE, Size
-from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value, Within
+from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value
 from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
 from tfdp_rec.keras_internals import layers_within, random_states, resource
 
@@ -211,14 +211,14 @@ class StepReading:
         value, reading = self._seen.value(tensor), self._seen.reading
         if isinstance(value, Mixed):
             raise reading.refuse(value.operation, value.reason, value.detail, subject)
-        fits = type(value) in (ByExample, Within) and not value.axis and value.outer == ONE  # type: ignore[attr-defined]
+        fits = isinstance(value, ByExample) and not value.axis and value.outer == ONE
         if not isinstance(value, ByExample) or not fits or (rows is not None and value.inner != rows):
             raise reading.refuse(tensor.op, _misplaced(value), subject=subject)
         return value
 
 
 def _misplaced(value: Value) -> str:
-    return "order" if type(value) is ByExample else "position" if isinstance(value, ByExample) else "unknown"
+    return "order" if isinstance(value, ByExample) else "unknown"
 
 
 def refuse_padding(leaf: Any) -> None:

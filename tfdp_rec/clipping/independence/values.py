@@ -5,16 +5,16 @@
 `Sized`      decided by how many examples the batch has, and by nothing else of it: shapes, and what is made of them
 `ByExample`  an axis of length outer · B · inner on which the entry (o · B + i) · inner + j is decided by example i,
              by what is shared, and by noise of example i's own; the other axes have lengths that are shared
-`Places`     `ByExample`, and entry i is i · step: the example's number in the batch, good for looking up its own row
-`Tuples`     `ByExample`, and along the last axis the first entry is the example's number: what `gather_nd` takes
-`Within`     `ByExample`, whole numbers from 0 to below `below`: the places that a search along an axis found
-`Flat`       `ByExample`, numbers of example i's own entries in a tensor of [B, below]: from i · below
-`Seed`       the state of a random layer: decided by nothing of the batch, and different at every draw
+`Seed`       the state of a random layer: decided by nothing of the batch, secret, and different at every draw
 `Handle`     a variable or lookup table
-`ListOf`     a list of tensors, as loops keep them, each of the value given
-`Nothing`    no value yet: an entry of a list that nobody wrote
+`ListOf`     a list of tensors, as loops keep them, each of the value and the lengths given
+`Nothing`    no value yet: an entry of a list that was never written
 `Mixed`      nothing of the above: what one example decides is in it where another's should be
 ===========  ========================================================================================================
+
+Beside its value a tensor may have *refined facts*: the whole numbers in it (`numbers`) and the lengths of its axes
+(`Walk.sizes`). They are what a reshape is judged by. An operation forgets both, unless its rule is registered with
+`numbers=True`, or hands lengths to `At.give`; such a rule says why the fact still holds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import dataclasses
 from typing import Any
 
 from tfdp_rec.clipping.independence.sizes import ONE, Numbers, Size
+
+Lengths = tuple[Size | None, ...]
 
 
 class Value:
@@ -63,33 +65,7 @@ class ByExample(Value):
 
     def at(self, axis: int) -> ByExample:
         """The same on another axis."""
-        return dataclasses.replace(self, axis=axis)
-
-
-@dataclasses.dataclass(frozen=True)
-class Places(ByExample):
-    """The number of each example in its batch, times `step`."""
-
-    step: Size = ONE
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuples(ByExample):
-    """Indices whose first component is the example's number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Within(ByExample):
-    """Whole numbers from 0 to below `below`."""
-
-    below: Size = ONE
-
-
-@dataclasses.dataclass(frozen=True)
-class Flat(ByExample):
-    """Numbers of an example's own entries, `below` an example, in a tensor that is laid out by example."""
-
-    below: Size = ONE
+        return ByExample(axis, *self.layout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +77,25 @@ class Seed(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Handle(Value):
-    """A resource: `key` is the same for all handles to one."""
+    """A resource: `key` is the same for all handles to one; `lengths` of what a variable holds, if known."""
 
     key: Any
+    lengths: Lengths | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ListOf(Value):
-    """A list of tensors."""
+    """A list of tensors.
+
+    Attributes:
+        element: What is known of each of them.
+        lengths: Lengths of the axes of each of them, None where they differ or are not known.
+        written: Whether it holds nothing but what was written: a list that was made with entries begins with zeros.
+    """
 
     element: Value
+    lengths: Lengths | None = None
+    written: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +117,11 @@ def numbered(numbers: Numbers) -> Value:
     return Sized(numbers) if numbers.of_batch else Shared(numbers)
 
 
+def without_numbers(value: Value) -> Value:
+    """The same value, the numbers in it forgotten."""
+    return type(value)() if isinstance(value, (Shared, Sized)) and value.numbers is not None else value
+
+
 def join(one: Value, other: Value, operation: Any) -> Value:
     """What is known of a tensor that is the one or the other, decided by something shared."""
     if one == other or isinstance(other, Nothing):
@@ -142,12 +132,19 @@ def join(one: Value, other: Value, operation: Any) -> Value:
         if isinstance(value, Mixed):
             return value
     if isinstance(one, ListOf) and isinstance(other, ListOf):
-        return ListOf(join(one.element, other.element, operation))
-    if isinstance(one, Seed) and isinstance(other, Seed):
-        return Seed(one.draws | other.draws)
+        known = [each.lengths for each in (one, other) if not isinstance(each.element, Nothing)]
+        lengths = known[0] if len(known) == 1 else join_lengths(one.lengths, other.lengths)
+        return ListOf(join(one.element, other.element, operation), lengths, one.written and other.written)
     kinds = {type(one), type(other)}
     if kinds == {Shared}:
         return Shared()
     if kinds <= {Shared, Sized}:
         return Sized()
     return Mixed(operation, "branches")
+
+
+def join_lengths(one: Lengths | None, other: Lengths | None) -> Lengths | None:
+    """The lengths that both have: those of a tensor that is the one or the other."""
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return tuple(a if a == b else None for a, b in zip(one, other))

@@ -13,31 +13,27 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.independence.reading import At, rule
 from tfdp_rec.clipping.independence.sizes import ONE, Size
-from tfdp_rec.clipping.independence.values import ByExample, ListOf, Nothing, Seed, Shared, Sized, Value, Within, join
+from tfdp_rec.clipping.independence.values import (
+    ByExample,
+    ListOf,
+    Nothing,
+    Seed,
+    Shared,
+    Sized,
+    Value,
+    join,
+    without_numbers,
+)
 
 ENTRY_BY_ENTRY = """
-    Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh AsString Atan Atan2 Atanh BesselI0e BesselI1e
-    Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil ClipByValue ComplexAbs Conj Cos Cosh Digamma Div DivNoNan
-    Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Imag Inv Invert
-    InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd
-    LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma
-    PopulationCount Pow Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad
-    ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus
-    SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexReplace StringJoin
-    StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
-    StringToNumber StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ZerosLike
+    Abs AsString Bucketize Cos DivNoNan Elu EluGrad Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite
+    LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal
+    Relu Relu6 Relu6Grad ReluGrad Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Softplus Softsign
+    SoftsignGrad Sqrt SqrtGrad SquaredDifference StringToHashBucketFast Tanh TanhGrad ZerosLike
 """.split()
-PASSED_ON = """
-    CheckNumerics CheckNumericsV2 EnsureShape Identity PreventGradient Snapshot StopGradient
-""".split()
-ALONG_THE_LAST = {
-    "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "InTopKV2": 1, "FFT": 1, "IFFT": 1, "RFFT": 1,
-    "LowerBound": 1, "UpperBound": 1, "MatrixBandPart": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "Cholesky": 2,
-    "MatrixSolve": 2, "MatrixTriangularSolve": 2,
-}  # fmt: skip
-
-
-_WIDE = ("int32", "int64", "uint32", "uint64", "float32", "float64")  # hold the lengths of axes as they are
+PASSED_ON = ("Identity", "StopGradient", "EnsureShape")
+ALONG_THE_LAST = ("Softmax", "LogSoftmax")
+_WHOLE = (tf.int32, tf.int64, tf.uint32, tf.uint64)  # types that hold a seed, and lengths, as they are
 
 
 @rule(*ENTRY_BY_ENTRY)
@@ -49,10 +45,7 @@ def elementwise(at: At) -> Value:
 def lined_up(at: At, inputs: Any) -> Value:
     """The value of what takes one entry of each of these inputs to an entry."""
     values = {n: at.values[n] for n in inputs}
-    seeds = [v for v in values.values() if isinstance(v, Seed)]
-    if seeds and all(isinstance(v, (Seed, Shared)) for v in values.values()):
-        return Seed(frozenset().union(*(s.draws for s in seeds)))
-    if any(isinstance(v, Seed) for v in values.values()):
+    if any(isinstance(v, Seed) for v in values.values()):  # zero times a seed is no seed
         return at.mixed("seed")
     if all(isinstance(v, Shared) for v in values.values()):
         return Shared()
@@ -98,18 +91,27 @@ def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
     return found
 
 
-@rule(*PASSED_ON, "Cast", places=True, sizes=True)
+@rule(*PASSED_ON, sizes=True, numbers=True)
 def passed_on(at: At) -> Value:
-    """The same tensor, or in another type."""
-    value, kind = at.values[0], at.op.outputs[0].dtype
-    if isinstance(value, Within) and kind not in (tf.int32, tf.int64):
-        return at.give(ByExample(value.axis, *value.layout), at.sizes(0))
-    if at.op.type == "Cast" and isinstance(value, (Shared, Sized)) and kind.name not in _WIDE:
-        return type(value)()
-    return at.give(value, at.sizes(0)) if isinstance(value, (ByExample, Shared)) else value
+    """The same tensor: all that is known of it holds still."""
+    sizes = at.sizes(0)
+    if at.op.type == "EnsureShape" and sizes is not None:  # which fails at a length that it does not name
+        return at.give(at.values[0], [None if length.plain is None else length for length in sizes])
+    return at.give(at.values[0], sizes)
 
 
-@rule("IdentityN", places=True, sizes=True, mixed=True)
+@rule("Cast", sizes=True, numbers=True)
+def cast(at: At) -> Value:
+    """Entry by entry. Whole numbers and seeds survive where both types hold them; a bool of a seed is no seed."""
+    value, whole = at.values[0], at.op.outputs[0].dtype in _WHOLE and at.op.inputs[0].dtype in _WHOLE
+    if isinstance(value, Seed):
+        return value if whole else at.mixed("seed")
+    if not isinstance(value, (Shared, Sized, ByExample)):
+        return at.mixed("unknown")
+    return at.give(value if whole else without_numbers(value), at.sizes(0))
+
+
+@rule("IdentityN", sizes=True, mixed=True)
 def one_each(at: At) -> list[Value]:
     """Several tensors, each by itself."""
     for number in range(len(at.values)):
@@ -137,15 +139,9 @@ def add_several(at: At) -> Value:
     if not real:
         return Nothing()
     lists = [v for v in at.values if isinstance(v, ListOf)]
-    if lists:
+    if lists:  # entry by entry: an entry of the sum is by example if both entries are, and there alike
         return functools.reduce(lambda a, b: join(a, b, at.op), at.values)
     return lined_up(at, real)
-
-
-@rule("ClipByValue")
-def clip_by_value(at: At) -> Value:
-    """Limits are entries or scalars."""
-    return lined_up(at, range(3))
 
 
 @rule("BiasAdd")
@@ -159,43 +155,14 @@ def bias_add(at: At) -> Value:
 
 
 @rule(*ALONG_THE_LAST)
-def along_the_last(at: At) -> Value | list[Value]:
-    """Each row, or matrix, by itself."""
-    taken = ALONG_THE_LAST.get(at.op.type, 1)
-    owners = [(n, v) for n, v in enumerate(at.values) if isinstance(v, ByExample)]
-    if not owners:
+def along_the_last(at: At) -> Value:
+    """Each row by itself: y[..., :] = f(x[..., :])."""
+    value, rank = at.values[0], at.rank(0)
+    if isinstance(value, Shared):
         return Shared()
-    number, first = owners[0]
-    rank = at.rank(number)
-    if rank is None or first.axis >= rank - taken:
+    if not isinstance(value, ByExample) or rank is None or value.axis >= rank - 1 or len(at.values) > 1:
         return at.mixed()
-    for n, value in enumerate(at.values):
-        if isinstance(value, ByExample) and value != first:
-            return at.mixed()
-        if isinstance(value, Shared) and at.rank(n) != 0:  # as long as the batch, or nobody knows
-            return at.mixed("position")
-    if at.op.type in ("TopK", "TopKV2"):
-        return [ByExample(first.axis, *first.layout), Within(first.axis, *first.layout, (at.sizes(0) or (ONE,))[-1])]
-    same = at.op.type in ("Softmax", "LogSoftmax", "MatrixBandPart")
-    return at.give(ByExample(first.axis, *first.layout), at.sizes(number) if same else None)
-
-
-@rule("MatrixDiagPartV3", "MatrixDiagPart")
-def diagonal_of(at: At) -> Value:
-    """The diagonal of each matrix."""
-    value, rank = at.values[0], at.rank(0)
-    if not isinstance(value, ByExample):
-        return Shared()
-    return value if rank is not None and value.axis < rank - 2 else at.mixed()
-
-
-@rule("MatrixDiagV3", "MatrixDiag")
-def diagonal(at: At) -> Value:
-    """A matrix of each row."""
-    value, rank = at.values[0], at.rank(0)
-    if not isinstance(value, ByExample):
-        return Shared()
-    return value if rank is not None and value.axis < rank - 1 else at.mixed()
+    return value if at.op.type not in ALONG_THE_LAST else at.give(value, at.sizes(0))
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")

@@ -8,17 +8,15 @@ P · outer.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from tfdp_rec.clipping.independence.reading import At, rule
 from tfdp_rec.clipping.independence.rules.shapes import of_shape
 from tfdp_rec.clipping.independence.sizes import BATCH, ONE, Numbers, Size, product, size
-from tfdp_rec.clipping.independence.values import ByExample, Flat, Places, Shared, Sized, Tuples, Value, numbered
+from tfdp_rec.clipping.independence.values import ByExample, Shared, Sized, Value, numbered
 
 
-@rule("Reshape", places=True, sizes=True)
+@rule("Reshape", sizes=True, numbers=True)
 def reshape(at: At) -> Value:
     """The same entries in the same order."""
     value, target = at.values[0], at.numbers(1)
@@ -29,17 +27,12 @@ def reshape(at: At) -> Value:
     sizes = at.sizes(0)
     if sizes is None:
         return at.mixed("unknown")
-    target_sizes = _target(at, target, sizes)
+    target_sizes = None if target is None else _target(target, sizes)
     return at.mixed("order") if target_sizes is None else _laid_out(at, value, sizes, target_sizes)
 
 
-def _target(at: At, target: Numbers | None, sizes: tuple[Size, ...]) -> list[Size] | None:
+def _target(target: Numbers, sizes: tuple[Size, ...]) -> list[Size] | None:
     """The lengths that a reshape asks for, -1 worked out."""
-    if target is None:
-        static = at.op.outputs[0].shape
-        if static.rank is None or list(static).count(None) > 1:
-            return None
-        target = Numbers.of([-1 if n is None else n for n in static])
     entries = list(target.sizes)
     if any(e is None for e in entries):
         return None
@@ -63,14 +56,7 @@ def _laid_out(at: At, value: ByExample, sizes: tuple[Size, ...], target: list[Si
     inner = None if outer is None or each is None else each.over(outer)
     if outer is None or inner is None or not (outer.is_whole and inner.is_whole) or inner.of_batch:
         return at.mixed("order")
-    moved = value if isinstance(value, Tuples) and not _keeps_last(sizes, target) else None
-    if moved is not None:
-        return at.mixed("position")
-    return at.give(dataclasses.replace(value, axis=axis, outer=outer, inner=inner), target)
-
-
-def _keeps_last(sizes: tuple[Size, ...], target: list[Size]) -> bool:
-    return sizes[-1] == target[-1]
+    return at.give(ByExample(axis, outer, inner), target)
 
 
 def _reshape_numbers(at: At, value: Shared | Sized, target: Numbers | None) -> Value:
@@ -88,7 +74,7 @@ def _lengths(at: At, target: Numbers) -> list[Size | None] | None:
     return [None if s == size(-1) else s for s in target.sizes]
 
 
-@rule("ExpandDims", places=True, sizes=True)
+@rule("ExpandDims", sizes=True, numbers=True)
 def expand(at: At) -> Value:
     """One more axis, of length one."""
     value, axis = at.values[0], at.plain(1)
@@ -98,7 +84,7 @@ def expand(at: At) -> Value:
             return type(value)() if sizes is None or axis is None else at.give(type(value)(), _inserted(sizes, axis[0]))
         return numbered(Numbers(np.expand_dims(value.numbers.array, axis[0])))
     sizes = at.sizes(0)
-    if not isinstance(value, ByExample) or axis is None or sizes is None or isinstance(value, Tuples):
+    if not isinstance(value, ByExample) or axis is None or sizes is None:
         return at.mixed("unknown")
     place = axis[0] % (len(sizes) + 1)
     return at.give(value.at(value.axis + (place <= value.axis)), _inserted(sizes, place))
@@ -110,7 +96,7 @@ def _inserted(sizes: tuple[Size, ...], axis: int, length: Size | None = ONE) -> 
     return found
 
 
-@rule("Squeeze", places=True, sizes=True)
+@rule("Squeeze", sizes=True, numbers=True)
 def squeeze(at: At) -> Value:
     """Axes of length one, taken away: those that are named, or all, and then none may be the examples'."""
     value, named = at.values[0], list(at.attr("squeeze_dims"))
@@ -119,7 +105,7 @@ def squeeze(at: At) -> Value:
         if value.numbers is not None:
             return numbered(Numbers(value.numbers.array.squeeze(tuple(named) if named else None)))
         return type(value)()
-    if not isinstance(value, ByExample) or sizes is None or isinstance(value, Tuples):
+    if not isinstance(value, ByExample) or sizes is None:
         return at.mixed("unknown")
     axes = {a % len(sizes) for a in named}
     if not axes or value.axis in axes:  # a batch of one would lose its axis
@@ -128,7 +114,7 @@ def squeeze(at: At) -> Value:
     return at.give(value.at(value.axis - sum(a < value.axis for a in axes)), kept)
 
 
-@rule("Transpose", "ConjugateTranspose", places=True, sizes=True)
+@rule("Transpose", sizes=True, numbers=True)
 def transpose(at: At) -> Value:
     """Axes in another order."""
     value, order, sizes = at.values[0], at.plain(1), at.sizes(0)
@@ -138,12 +124,12 @@ def transpose(at: At) -> Value:
         if order is None or sizes is None or isinstance(value, Sized):
             return type(value)()
         return at.give(Shared(), [sizes[a] for a in order])
-    if not isinstance(value, ByExample) or order is None or sizes is None or isinstance(value, Tuples):
+    if not isinstance(value, ByExample) or order is None or sizes is None:
         return at.mixed("unknown")
     return at.give(value.at(order.index(value.axis)), [sizes[a] for a in order])
 
 
-@rule("BroadcastTo", places=True, sizes=True)
+@rule("BroadcastTo", sizes=True, numbers=True)
 def broadcast_to(at: At) -> Value:
     """Repeated along axes of length one, or new ones."""
     value, target, sizes = at.values[0], at.numbers(1), at.sizes(0)
@@ -151,7 +137,7 @@ def broadcast_to(at: At) -> Value:
         return at.mixed("length")
     if isinstance(value, Shared):
         return _shared_broadcast(at, target, sizes)
-    if not isinstance(value, ByExample) or target is None or sizes is None or isinstance(value, Tuples):
+    if not isinstance(value, ByExample) or target is None or sizes is None:
         return at.mixed("unknown")
     axis = value.axis + len(target.sizes) - len(sizes)
     if target.sizes[axis] != sizes[value.axis] or any(
@@ -171,7 +157,7 @@ def _shared_broadcast(at: At, target: Numbers | None, sizes: tuple[Size, ...] | 
     return found if own < 0 or sizes[own] == ONE else at.mixed("position")
 
 
-@rule("Tile", places=True, sizes=True)
+@rule("Tile", sizes=True)
 def tile(at: At) -> Value:
     """Repeated as often as asked along each axis."""
     value, times, sizes = at.values[0], at.numbers(1), at.sizes(0)
@@ -179,7 +165,7 @@ def tile(at: At) -> Value:
         return at.mixed("length")
     if isinstance(value, (Shared, Sized)) and isinstance(at.values[1], Shared):
         return type(value)()
-    if times is None or sizes is None or None in times.sizes or isinstance(value, Tuples):
+    if times is None or sizes is None or None in times.sizes:
         return at.mixed("size")
     lengths = [length * t for length, t in zip(sizes, times.sizes)]  # type: ignore[operator]
     if isinstance(value, Shared):
@@ -191,10 +177,10 @@ def tile(at: At) -> Value:
         return at.mixed("size")
     # Along the examples' own axis the whole run of them comes again: one more outer turn.
     outer = value.outer * times.sizes[value.axis]  # type: ignore[operator]
-    return at.give(dataclasses.replace(value, outer=outer), lengths)
+    return at.give(ByExample(value.axis, outer, value.inner), lengths)
 
 
-@rule("Pack", places=True, sizes=True)
+@rule("Pack", sizes=True, numbers=True)
 def pack(at: At) -> Value:
     """Tensors side by side along a new axis."""
     axis = int(at.attr("axis"))
@@ -205,24 +191,9 @@ def pack(at: At) -> Value:
     if sizes is None or len(owners) < len(at.values):
         return at.mixed("size" if any(isinstance(v, Sized) for v in at.values) else "mixes")
     axis %= len(sizes) + 1
-    if isinstance(owners[0], Places) and axis == len(sizes) and not any(
-        isinstance(v, Places) for v in owners[1:]
-    ):  # fmt: skip
-        return _tuples(at, owners, axis, sizes)
-    if any(isinstance(v, (Places, Tuples, Flat)) for v in owners):
-        return at.mixed("position")
-    owners = [ByExample(v.axis, *v.layout) for v in owners]
     if any(v != owners[0] for v in owners):
         return at.mixed()
     return at.give(owners[0].at(owners[0].axis + (axis <= owners[0].axis)), _inserted(sizes, axis, size(len(owners))))
-
-
-def _tuples(at: At, owners: list[ByExample], axis: int, sizes: tuple[Size, ...]) -> Value:
-    first = owners[0]
-    plain = isinstance(first, Places) and first.step == ONE and first.is_plain and first.axis == 0
-    if not plain or any(v.axis != 0 or not v.is_plain or isinstance(v, (Tuples, Flat)) for v in owners[1:]):
-        return at.mixed("position")
-    return at.give(Tuples(0), _inserted(sizes, axis, size(len(owners))))
 
 
 def _pack_numbers(at: At) -> Value:
@@ -232,7 +203,7 @@ def _pack_numbers(at: At) -> Value:
     return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
 
 
-@rule("Unpack", sizes=True)
+@rule("Unpack", sizes=True, numbers=True)
 def unpack(at: At) -> Value | list[Value]:
     """Slices along an axis, one by one."""
     value, sizes = at.values[0], at.sizes(0)
@@ -249,7 +220,7 @@ def unpack(at: At) -> Value | list[Value]:
     return [at.give(value.at(value.axis - (axis < value.axis)), kept, n) for n in range(len(at.op.outputs))]
 
 
-@rule("ConcatV2", places=True, sizes=True)
+@rule("ConcatV2", sizes=True, numbers=True)
 def concat(at: At) -> Value:
     """Tensors one after the other along an axis."""
     parts, axis = at.values[:-1], at.plain(len(at.values) - 1)
@@ -263,12 +234,6 @@ def concat(at: At) -> Value:
     place = axis[0] % rank
     if len(owners) < len(parts):
         return at.mixed("size" if any(isinstance(v, Sized) for v in parts) else "position")
-    if isinstance(owners[0], Places) and place == rank - 1 and not any(isinstance(v, Places) for v in owners[1:]):
-        one_each = sizes[0][-1] == ONE  # type: ignore[index]
-        return _tuples(at, owners, rank - 1, sizes[0][:-1]) if one_each else at.mixed("position")  # type: ignore[index]
-    if any(isinstance(v, (Places, Tuples, Flat)) for v in owners):
-        return at.mixed("position")
-    owners = [ByExample(v.axis, *v.layout) for v in owners]
     if owners[0].axis == place or any(v != owners[0] for v in owners):
         return at.mixed()
     lengths: list[Size | None] = list(sizes[0])  # type: ignore[arg-type]
@@ -303,7 +268,7 @@ def split(at: At) -> Value | list[Value]:
     ]
 
 
-@rule("Pad", "PadV2", "MirrorPad")
+@rule("Pad")
 def pad(at: At) -> Value:
     """More entries before and behind, along axes other than the examples'."""
     value, margins, sizes = at.values[0], at.numbers(1), at.sizes(0)
@@ -314,15 +279,8 @@ def pad(at: At) -> Value:
         return at.mixed("unknown")
     before, after = margins.array[value.axis]
     if before != size(0) or after != size(0):
-        return at.mixed("mixes" if at.op.type == "MirrorPad" else "order")
-    kept = ByExample(value.axis, *value.layout)
-    return at.give(kept, [s if a == value.axis else None for a, s in enumerate(sizes)])
-
-
-@rule("MirrorPadGrad")
-def mirror_pad_gradient(at: At) -> Value:
-    """What was mirrored, added up where it came from."""
-    return pad(at)
+        return at.mixed("order")
+    return at.give(value, [s if a == value.axis else None for a, s in enumerate(sizes)])
 
 
 @rule("ReverseV2")
@@ -333,30 +291,6 @@ def reverse(at: At) -> Value:
         return Shared()
     if not isinstance(value, ByExample) or axes is None or rank is None:
         return at.mixed("unknown")
-    return at.mixed() if value.axis in {a % rank for a in axes} else at.give(value, at.sizes(0))
-
-
-@rule("ReverseSequence")
-def reverse_sequence(at: At) -> Value:
-    """The first steps of each example turned round: as many as its own length says."""
-    value, lengths = at.values
-    if isinstance(value, Shared) and isinstance(lengths, Shared):
-        return Shared()
-    if not isinstance(value, ByExample) or not isinstance(lengths, ByExample):
-        return at.mixed()
-    along, batch = int(at.attr("seq_dim")), int(at.attr("batch_dim"))
-    fits = value.axis == batch != along and lengths.axis == 0 and lengths.layout == value.layout
-    return at.give(value, at.sizes(0)) if fits else at.mixed()
-
-
-@rule("Roll")
-def roll(at: At) -> Value:
-    """Shifted round, along axes other than the examples'."""
-    value, axes, rank = at.values[0], at.plain(2), at.rank(0)
-    if all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    if not isinstance(value, ByExample) or axes is None or rank is None or not isinstance(at.values[1], Shared):
-        return at.mixed()
     return at.mixed() if value.axis in {a % rank for a in axes} else at.give(value, at.sizes(0))
 
 

@@ -36,7 +36,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
     return at.give(ByExample(output.index(letter), *first.layout), [sizes[name] for name in output])
 
 
-@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+@rule("MatMul", "BatchMatMulV2", "Einsum")
 def product(at: At) -> Value:
     """Of matrices, over leading axes that line up from the right; or as an equation says."""
     if any(at.rank(n) is None for n in range(len(at.values))):
@@ -68,13 +68,13 @@ def _spelled(term: str, rank: int, free: list[str]) -> str:
     return term.replace("...", "".join(free[len(free) - missing :]) if missing else "")
 
 
-@rule("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+@rule("Conv2D", "DepthwiseConv2dNative")
 def convolution(at: At) -> Value:
     """Each image by itself, filtered by shared weights."""
     return _each_image(at, 0, shared=(1,))
 
 
-@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", sizes=True)
+@rule("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", sizes=True)
 def convolution_gradient(at: At) -> Value:
     """Of each image by itself; the shape that is asked for has the batch in front."""
     numbers = at.numbers(0)
@@ -84,24 +84,13 @@ def convolution_gradient(at: At) -> Value:
     return found
 
 
-_OF_FILTERS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
-
-
-@rule(*_OF_FILTERS, "BiasAddGrad", sizes=True)
-def summed_over_all(at: At) -> Value:
-    """Gradients of shared weights: sums over the batch."""
-    return Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed()
-
-
-@rule("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "ResizeBilinear", "ResizeNearestNeighbor")
+@rule("MaxPool", "AvgPool")
 def pooling(at: At) -> Value:
     """Within each image; not over the batch or, by windows on the first axis, over several."""
-    if "ksize" in at.op.node_def.attr and at.attr("ksize")[0] != 1:
-        return at.mixed()
-    return _each_image(at, 0, shared=range(1, len(at.values)))
+    return at.mixed() if at.attr("ksize")[0] != 1 else _each_image(at, 0)
 
 
-@rule("MaxPoolGrad", "MaxPool3DGrad")
+@rule("MaxPoolGrad")
 def max_pooling_gradient(at: At) -> Value:
     """To where the largest was."""
     found = [_each_image(at, n) for n in range(3)]
@@ -111,7 +100,7 @@ def max_pooling_gradient(at: At) -> Value:
     return Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed()
 
 
-@rule("AvgPoolGrad", "AvgPool3DGrad", sizes=True)
+@rule("AvgPoolGrad", sizes=True)
 def average_pooling_gradient(at: At) -> Value:
     """Spread over the window."""
     numbers, found = at.numbers(0), _each_image(at, 1)
@@ -129,15 +118,3 @@ def _each_image(at: At, number: int, shared: Sequence[int] | range = ()) -> Valu
     if isinstance(value, Shared):
         return Shared()
     return ByExample(0, *value.layout) if isinstance(value, ByExample) and value.axis == 0 else at.mixed()
-
-
-@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-def batch_norm(at: At) -> Value:
-    """By statistics of the batch in training, by shared ones otherwise."""
-    if all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    if at.attr("is_training"):
-        return at.mixed()
-    first = _each_image(at, 0, shared=range(1, len(at.values)))
-    rest = [Shared() if isinstance(first, ByExample) else at.mixed()] * (len(at.op.outputs) - 1)
-    return [first, *rest]  # type: ignore[return-value]

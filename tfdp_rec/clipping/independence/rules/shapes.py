@@ -15,34 +15,30 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.independence.reading import At, rule
 from tfdp_rec.clipping.independence.rules.elementwise import lined_up
-from tfdp_rec.clipping.independence.sizes import BATCH, ONE, Numbers, Size, product, size
+from tfdp_rec.clipping.independence.sizes import ONE, Numbers, Size, product, size
 from tfdp_rec.clipping.independence.values import (
     ByExample,
-    Flat,
-    ListOf,
     Mixed,
-    Nothing,
-    Places,
+    Seed,
     Shared,
     Sized,
-    Tuples,
     Value,
-    Within,
     numbered,
 )
 
 
-@rule("Const")
+@rule("Const", numbers=True)
 def constant(at: At) -> Value:
     """A constant, with its numbers if they may be a shape."""
-    tensor = at.op.outputs[0]
-    small = tensor.dtype.is_integer and (tensor.shape.num_elements() or 0) <= Numbers.LIMIT
-    if not small or tensor.shape.rank is None:
-        return Shared()
-    return Shared(Numbers.of(tf.make_ndarray(at.attr("value"))))
+    shape = tf.TensorShape(at.attr("value").tensor_shape)
+    value = Shared()
+    if at.op.outputs[0].dtype.is_integer and (shape.num_elements() or 0) <= Numbers.LIMIT:
+        numbers = Numbers.of(tf.make_ndarray(at.attr("value")))
+        value = Shared(None if None in numbers.sizes else numbers)
+    return at.give(value, [size(n) for n in shape])
 
 
-@rule("Shape", "ShapeN", "Size", "Rank", "TensorListLength", places=True, sizes=True, mixed=True)
+@rule("Shape", "ShapeN", "Size", "TensorListLength", sizes=True, mixed=True, numbers=True)
 def shape_of(at: At) -> Value | list[Value]:
     """The lengths of a tensor's axes: those of a tensor that mixes examples may themselves be private."""
     found = [_shape(at, number) for number in range(len(at.values))]
@@ -53,9 +49,7 @@ def _shape(at: At, number: int) -> Value:
     value, sizes = at.values[number], at.sizes(number)
     if at.op.type == "TensorListLength":
         return value if isinstance(value, Mixed) else Shared()
-    if at.op.type == "Rank" and sizes is not None:
-        return Shared(Numbers.of(len(sizes)))
-    known = sizes is not None and at.op.inputs[number].shape.is_fully_defined()
+    known = sizes is not None and all(length.plain is not None for length in sizes)
     if isinstance(value, Mixed) and not known:
         return value
     if sizes is None:
@@ -68,6 +62,21 @@ def _over(one: Size, other: Size) -> Size | None:
         return size(one.plain // other.plain)
     quotient = one.over(other)
     return quotient if quotient is not None and quotient.is_whole else one.combined("//", other)
+
+
+def _of_a_seed(at: At) -> Value:
+    """A seed plus something shared, times 1, or below a number so large that all seeds remain, is a seed."""
+    seeds = [v for v in at.values if isinstance(v, Seed)]
+    others = [n for n, v in enumerate(at.values) if isinstance(v, Shared)]
+    if len(seeds) != 1 or len(others) != 1:
+        return at.mixed("seed")
+    plain = at.plain(others[0]) or []
+    remains = {
+        "AddV2": True,
+        "Mul": bool(plain) and all(n == 1 for n in plain),
+        "FloorMod": others == [1] and bool(plain) and all(n >= 1 << 30 for n in plain),
+    }
+    return seeds[0] if remains.get(at.op.type) else at.mixed("seed")
 
 
 def _plain(sign: str, function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
@@ -107,7 +116,6 @@ def _larger(one: Size, other: Size) -> Size | None:
 
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
     "Mul": lambda a, b: a * b,
-    "Add": _add,
     "AddV2": _add,
     "Sub": _subtract,
     "FloorDiv": _over,
@@ -117,13 +125,11 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
 }
 
 
-@rule(*_ARITHMETIC, "Div", "RealDiv", "Neg", "Square", places=True, sizes=True)
+@rule(*_ARITHMETIC, "RealDiv", "Neg", "Square", sizes=True, numbers=True)
 def arithmetic(at: At) -> Value:
     """Numbers with numbers where they can be followed; values with values, entry by entry, otherwise."""
-    if any(isinstance(v, Places) for v in at.values):
-        return _steps(at)
-    if any(isinstance(v, (Tuples, Flat)) for v in at.values):
-        return at.mixed("position")
+    if any(isinstance(v, Seed) for v in at.values):
+        return _of_a_seed(at)
     if all(isinstance(v, (Shared, Sized)) for v in at.values):
         return _followed(at)
     if any(isinstance(v, Sized) for v in at.values):
@@ -144,34 +150,8 @@ def _followed(at: At) -> Value:
     return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
 
 
-def _steps(at: At) -> Value:
-    """Numbers of examples times a shared length have a longer step; with places below it added, they are flat."""
-    if at.op.type in ("Add", "AddV2"):
-        return _flat(at)
-    several = [v for v in at.values if isinstance(v, Places)] if at.op.type == "Mul" else []
-    scalar = next((n for n in (at.numbers(0), at.numbers(1)) if n is not None), None) if len(several) == 1 else None
-    if scalar is not None and scalar.array.size == 1 and not scalar.of_batch:
-        (places,) = several
-        return Places(places.axis, places.outer, places.inner, places.step * (scalar.sizes[0] or ONE))
-    return at.mixed("position")
-
-
-def _flat(at: At) -> Value:
-    number = next(n for n, v in enumerate(at.values) if isinstance(v, Places))
-    places, own = at.values[number], at.values[1 - number]
-    if not isinstance(places, Places) or not isinstance(own, ByExample) or isinstance(own, (Places, Tuples, Flat)):
-        return at.mixed("position")
-    ranks = at.rank(number), at.rank(1 - number)
-    lined_up_from_the_left = ranks[0] is not None and ranks[0] == ranks[1] and places.axis == own.axis == 0
-    checked = (id(at.op.inputs[1 - number]), places.step) in at.reading.within
-    below = checked or (isinstance(own, Within) and own.below == places.step)
-    if lined_up_from_the_left and places.is_plain and own.is_plain and below:
-        return at.give(Flat(0, below=places.step), at.sizes(1 - number))
-    return at.mixed("position")
-
-
 _COMPARISONS = ("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr")
-_OF_SIZES = (*_COMPARISONS, "LogicalNot", "All", "Any", "Sqrt", "Rsqrt", "Reciprocal", "Pow", "Log", "Exp")
+_OF_SIZES = (*_COMPARISONS, "LogicalNot", "All", "Any")
 
 
 def _of_sizes(kind: str, function: Any) -> None:
@@ -185,7 +165,7 @@ def _of_sizes(kind: str, function: Any) -> None:
     rule(kind, sizes=True)(functools.wraps(function)(either))
 
 
-@rule("Prod", sizes=True)
+@rule("Prod", sizes=True, numbers=True)
 def product_of(at: At) -> Value:
     """The number of entries that a shape stands for; otherwise a reduction like others."""
     numbers, axes = at.numbers(0), at.plain(1)
@@ -201,7 +181,7 @@ def product_of(at: At) -> Value:
     return reduction(at)
 
 
-@rule("Max", "Min", sizes=True)
+@rule("Max", sizes=True, numbers=True)
 def extreme(at: At) -> Value:
     """The largest of several sizes, if they are all one; otherwise a reduction like others."""
     from tfdp_rec.clipping.independence.rules.reductions import reduction
@@ -212,10 +192,9 @@ def extreme(at: At) -> Value:
     return Sized() if any(isinstance(v, Sized) for v in at.values) else reduction(at)
 
 
-@rule("Range", sizes=True)
+@rule("Range", sizes=True, numbers=True)
 def counting(at: At) -> Value:
-    """0, 1, 2, ...: up to the number of examples, each example's number in its batch."""
-    limits = [at.numbers(n) for n in range(3)]
+    """0, 1, 2, ...: as far as something shared says. Up to the number of examples these are places in the batch."""
     if all(isinstance(v, Shared) for v in at.values):
         plain = [at.plain(n) for n in range(3)]
         if all(p is not None for p in plain):
@@ -223,13 +202,10 @@ def counting(at: At) -> Value:
             if step and len(range(start, stop, step)) <= Numbers.LIMIT:
                 return Shared(Numbers.of(list(range(start, stop, step))))
         return Shared()
-    start, stop, step = ((n.sizes[0] if n is not None else None) for n in limits)
-    if start == size(0) and step is not None and not step.of_batch and stop == BATCH * step:
-        return Places(0, step=step)
-    return at.mixed("size")
+    return at.mixed("position")
 
 
-@rule("BroadcastGradientArgs", sizes=True)
+@rule("BroadcastGradientArgs", sizes=True, numbers=True)
 def summed_axes(at: At) -> list[Value]:
     """Over which axes a gradient is summed, where broadcasting had repeated an operand."""
     one, other = at.numbers(0), at.numbers(1)
@@ -250,18 +226,7 @@ def _filled_up(numbers: Numbers, rank: int, missing: Size | None) -> list[Size |
     return [*[missing] * (rank - len(numbers.sizes)), *numbers.sizes]
 
 
-@rule("BroadcastArgs", sizes=True)
-def broadcast_shape(at: At) -> Value:
-    """The shape that two shapes broadcast to."""
-    one, other = at.numbers(0), at.numbers(1)
-    if one is None or other is None:
-        return Sized()
-    rank = max(len(one.sizes), len(other.sizes))
-    a, b = (_filled_up(n, rank, ONE) for n in (one, other))
-    return numbered(Numbers.row([x if y == ONE or x == y else y if x == ONE else None for x, y in zip(a, b)]))
-
-
-@rule("DynamicStitch", "ParallelDynamicStitch", sizes=True)
+@rule("DynamicStitch", sizes=True, numbers=True)
 def stitched(at: At) -> Value:
     """Numbers put in places: how the shape of a reduced gradient is made."""
     half = len(at.values) // 2
@@ -276,14 +241,14 @@ def stitched(at: At) -> Value:
     return numbered(Numbers.row([found.get(i) for i in range(max(found, default=-1) + 1)]))
 
 
-@rule("InvertPermutation")
+@rule("InvertPermutation", numbers=True)
 def inverse(at: At) -> Value:
     """The permutation that undoes one."""
     plain = at.plain(0)
     return Shared(Numbers.of(np.argsort(plain))) if plain is not None else Shared()
 
 
-@rule("ConcatOffset", sizes=True)
+@rule("ConcatOffset", sizes=True, numbers=True)
 def offsets(at: At) -> list[Value]:
     """Where each part of a concatenation begins."""
     axis, shapes = at.plain(0), [at.numbers(n) for n in range(1, len(at.values))]
@@ -299,7 +264,7 @@ def offsets(at: At) -> list[Value]:
     return found
 
 
-@rule("Fill", sizes=True)
+@rule("Fill", sizes=True, numbers=True)
 def filled(at: At) -> Value:
     """One shared value everywhere: by example along the axis that has the batch's length."""
     if not isinstance(at.values[1], Shared):
@@ -323,11 +288,6 @@ def of_shape(at: At, shape: Numbers | None, shared: bool, numbers: Numbers | Non
     if length is None or not length.is_linear or not length.is_whole:
         return at.mixed("size")
     return at.give(ByExample(axes[0], inner=length.over(Size(letters=("batch",)))), shape.sizes)  # type: ignore[arg-type]
-
-
-def nothing_or(value: Value) -> Value:
-    """Zeros, for an entry that was never written."""
-    return Shared() if isinstance(value, (Nothing, ListOf)) else value
 
 
 def register_sizes(rules: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdp_rec.clipping.independence.reading import At, rule
 from tfdp_rec.clipping.independence.sizes import ONE, Numbers, Size, size
-from tfdp_rec.clipping.independence.values import ByExample, Places, Shared, Sized, Tuples, Value, numbered
+from tfdp_rec.clipping.independence.values import ByExample, Shared, Sized, Value, numbered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _entries(at: At, number: int) -> Any:
     return None if found is None else found.sizes
 
 
-@rule("StridedSlice", places=True, sizes=True)
+@rule("StridedSlice", sizes=True, numbers=True)
 def strided_slice(at: At) -> Value:
     """`x[a:b:c, ..., None, 3]`."""
     value = at.values[0]
@@ -94,8 +94,6 @@ def _sliced(at: At, value: ByExample, sizes: tuple[Size, ...], items: list[_Item
             lengths.append(sizes[item.axis] if item.whole else None)  # type: ignore[index]
     if axis is None:
         return at.mixed("unknown")
-    if isinstance(value, Tuples) and not items[-1].whole:
-        return at.mixed("position")
     return at.give(value.at(axis), lengths)
 
 
@@ -155,7 +153,7 @@ def strided_slice_gradient(at: At) -> Value:
     return at.give(value.at(axes[0]), shape.sizes)
 
 
-@rule("Slice", sizes=True)
+@rule("Slice", sizes=True, numbers=True)
 def sliced(at: At) -> Value:
     """A block: from `begin`, of lengths `size` (-1: to the end)."""
     value, begin, lengths, sizes = at.values[0], _entries(at, 1), _entries(at, 2), at.sizes(0)
@@ -181,6 +179,3 @@ def _block_of_numbers(at: At, value: Shared | Sized) -> Value:
     if isinstance(value, Sized):
         return Sized()
     return at.mixed("size") if any(isinstance(v, Sized) for v in at.values[1:]) else Shared()
-
-
-__all__ = ["Places", "sliced", "strided_slice", "strided_slice_gradient"]

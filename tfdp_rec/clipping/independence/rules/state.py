@@ -11,29 +11,21 @@ nobody knows (`clipping/seeds.py`).
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdp_rec.clipping.independence.reading import At, rule
 from tfdp_rec.clipping.independence.rules.shapes import of_shape
-from tfdp_rec.clipping.independence.values import ByExample, Handle, Mixed, Seed, Shared, Sized, Value
+from tfdp_rec.clipping.independence.values import ByExample, Handle, Seed, Shared, Sized, Value
 
 
-@rule("Placeholder")
+@rule("Placeholder", numbers=True)
 def given(at: At) -> Value:
-    """What a graph is given from outside: variables and constants, or else nobody knows what."""
-    return at.reading.captured(at.op.outputs[0], at.op)
+    """What a graph is given from outside: variables and constants; of all else nothing is known."""
+    return at.give(at.reading.captured(at.op.outputs[0], at.op), at.reading.captured_lengths(at.op.outputs[0]))
 
 
-@rule("PlaceholderWithDefault", places=True, sizes=True, mixed=True)
+@rule("PlaceholderWithDefault", sizes=True, mixed=True, numbers=True)
 def replaced(at: At) -> Value:
-    """A tensor that hides a shape."""
-    return at.values[0]
-
-
-@rule("VarHandleOp", "HashTableV2", "MutableHashTableV2", "AnonymousHashTable", "VarIsInitializedOp")
-def handle(at: At) -> Value:
-    """A resource made here: by its name, so that it is never taken for a metric or a seed, which may be written."""
-    return Handle(at.op.name) if at.op.type != "VarIsInitializedOp" else Shared()
+    """The same tensor, whatever shape is declared."""
+    return at.give(at.values[0], at.sizes(0))
 
 
 @rule("VariableShape")
@@ -45,24 +37,21 @@ def shape_of_a_variable(at: At) -> Value:
 @rule("ReadVariableOp")
 def read(at: At) -> Value:
     """What a variable holds."""
-    return at.reading.contents(at, at.values[0])
+    handle = at.values[0]
+    return at.give(at.reading.contents(at, handle), handle.lengths if isinstance(handle, Handle) else None)
 
 
-_WRITES = """
-    AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate
-    ResourceScatterMul ResourceScatterDiv ResourceScatterMax ResourceScatterMin ResourceScatterNdUpdate
-    ResourceScatterNdAdd ResourceScatterNdSub ResourceStridedSliceAssign
-""".split()
-
-
-@rule(*_WRITES, places=True, sizes=True, mixed=True)
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", sizes=True, mixed=True)
 def write(at: At) -> list[Value]:
-    """Into a metric, or into a seed what no data decides; all else is refused."""
+    """Into a metric; or, once in each step, into a seed what is made of it. All else is refused.
+
+    A constant would make the seed known. A write in a loop may not happen, and the seed be drawn from again.
+    """
     target = at.values[0]
     key = target.key if isinstance(target, Handle) else None
     kind = at.reading.writable.get(key)
     if kind == "seed":
-        if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
+        if at.op.type != "AssignVariableOp" or not isinstance(at.values[1], Seed) or at.reading.turns:
             raise at.reading.refuse(at.op, "seed")
         at.reading.writes[key] = at.reading.writes.get(key, 0) + 1
     elif kind != "metric":
@@ -71,24 +60,20 @@ def write(at: At) -> list[Value]:
     return []
 
 
-@rule("PyFuncStateless", places=True, sizes=True, mixed=True)
+@rule("PyFuncStateless", sizes=True, mixed=True)
 def python(at: At) -> list[Value]:
     """Python code may look at anything."""
     raise at.reading.refuse(at.op, "effect")
 
 
-@rule("Assert", "NoOp", "ControlTrigger", places=True, sizes=True, mixed=True)
+@rule("Assert", "NoOp", sizes=True, mixed=True)
 def nothing(at: At) -> list[Value]:
     """No output."""
     return []
 
 
-_FRESH = "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal".split()
-_FROM_SEED = """
-    StatelessRandomUniform StatelessRandomUniformInt StatelessRandomUniformFullInt StatelessRandomNormal
-    StatelessTruncatedNormal StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2
-    StatelessRandomNormalV2 StatelessTruncatedNormalV2
-""".split()
+_FRESH = ("RandomUniform", "RandomStandardNormal")
+_FROM_SEED = ("StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "StatelessRandomNormalV2")
 
 
 @rule(*_FRESH, sizes=True)
@@ -103,18 +88,20 @@ def fresh(at: At) -> Value:
 
 @rule(*_FROM_SEED, sizes=True)
 def from_seed(at: At) -> Value:
-    """Noise from a seed: by example only if the seed is drawn anew, and for this alone."""
-    places = (1, 2, 3) if at.op.type.endswith("V2") else (1,)
-    seeds = [v for n, v in enumerate(at.values) if n in places and isinstance(v, Seed)]
+    """Noise from a seed: by example only if the seed is drawn anew, and for this alone.
+
+    A draw is drawn from once in all that is read: a second call of a function may ask for another shape.
+    """
+    seeds = [v for v in at.values[1:4] if isinstance(v, Seed)]
     if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
         return at.mixed("seed")
     found = _noise(at)
     if isinstance(found, ByExample) and not seeds:
         return at.mixed("seed")
-    for seed in seeds:
-        for draw in seed.draws:
-            if at.reading.draws.setdefault(draw, (at.op, found)) != (at.op, found):
-                return at.mixed("seed twice")
+    draws = frozenset().union(*(seed.draws for seed in seeds))
+    if draws & at.reading.draws:
+        return at.mixed("seed twice")
+    at.reading.draws |= draws
     return found
 
 
@@ -124,18 +111,8 @@ def _noise(at: At) -> Value:
     return of_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
 
 
-@rule("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg", "StatelessRandomGetAlg")
+@rule("StatelessRandomGetKeyCounter")
 def key_and_counter(at: At) -> Value:
     """A seed in another form."""
-    return at.values[0] if at.values and isinstance(at.values[0], (Seed, Mixed)) else (
-        Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed("seed")
-    )  # fmt: skip
-
-
-@rule("RandomShuffle")
-def shuffled(at: At) -> Value:
-    """Along the first axis."""
-    value: Any = at.values[0]
-    if isinstance(value, Shared):
-        return Shared()
-    return at.mixed("position") if not isinstance(value, ByExample) or value.axis == 0 else at.give(value, at.sizes(0))
+    seed = at.values[0]
+    return seed if isinstance(seed, (Seed, Shared)) else at.mixed("seed")

@@ -1,0 +1,128 @@
+"""What a check guards cannot be had without it, whatever TensorFlow's graph optimizers are told to remove."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Scored
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.demands import demand, given
+from tfdp_rec.privacy import Accountant, PoissonSampling
+
+UNITS, BATCH = 60, 10
+IDS = np.arange(UNITS, dtype=np.int32)
+REFUSED = (ValueError, tfdp_rec.NotPrivate, tf.errors.InvalidArgumentError)
+REWRITING = {
+    "as it is": {},
+    "without assertions": {"debug_stripper": True},
+    "all that prunes": {
+        "debug_stripper": True, "constant_folding": True, "dependency_optimization": True, "loop_optimization": True,
+        "function_optimization": True, "arithmetic_optimization": True, "remapping": True,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=REWRITING)
+def rewriting(request):
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(REWRITING[request.param])
+    yield
+    tf.config.optimizer.set_experimental_options({**dict.fromkeys(REWRITING[request.param], False), **before})
+
+
+def test_what_waits_for_a_check_is_not_done_without_it(rewriting):
+    done = tf.Variable(0)
+
+    @tf.function(autograph=False)
+    def count(x):
+        with tf.control_dependencies(demand(x > 0, "x must be positive, and is ", x, ".")):
+            done.assign_add(1)
+
+    count(tf.constant(1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="x must be positive, and is -3."):
+        count(tf.constant(-3))
+    assert int(done) == 1
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int64])
+def test_what_is_given_a_check_is_computed_from_it(rewriting, dtype):
+    @tf.function(autograph=False)
+    def doubled(x):
+        return 2 * given(x, demand(x > 0, "x must be positive."))
+
+    assert float(doubled(tf.constant(3, dtype))) == 6
+    with pytest.raises(tf.errors.InvalidArgumentError, match="x must be positive."):
+        doubled(tf.constant(-3, dtype))
+
+
+def test_in_a_loop_whose_outcome_is_not_used(rewriting):
+    @tf.function(autograph=False)
+    def run(x):
+        turn = lambda i, y: (i + 1, given(y, demand(y > 0, "y must be positive.")))  # noqa: E731
+        tf.while_loop(lambda i, y: i < 3, turn, (tf.constant(0), x))
+        return tf.constant(1)
+
+    run(tf.constant(1.0))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="y must be positive."):
+        run(tf.constant(-1.0))
+
+
+def test_eagerly_it_raises_at_once():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Never."):
+        demand(tf.constant([True, False]), "Never.")
+    assert demand(tf.constant(True), "Never.") == []
+
+
+@pytest.fixture
+def model(rewriting):
+    ids = keras.Input([1], dtype="int32")
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Flatten()(keras.layers.Embedding(UNITS, 1, name="items")(ids)))
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=BATCH)
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def fetch(indices):
+    return IDS[indices][:, None], np.ones([len(indices), 1], np.float32)
+
+
+def test_a_draw_is_trained_on_once(model):
+    """986fe75, without assertions: five steps on one draw."""
+    once = PoissonSampling(UNITS, BATCH).batches(fetch).take(1).cache().repeat()
+    with pytest.raises(REFUSED, match="trained on before"):
+        model.fit(once, steps_per_epoch=5, verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_rows_that_were_not_drawn_are_refused(model):
+    """986fe75, without assertions: a step on two rows a unit."""
+    batch = next(iter(PoissonSampling(UNITS, BATCH).batches(fetch)))
+    doubled = batch._replace(batch=tf.nest.map_structure(lambda t: tf.concat([t, t], 0), batch.batch))
+    with pytest.raises(REFUSED, match="one row"):
+        model.fit(tf.data.Dataset.from_tensors(doubled), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_budget_is_no_longer_than_it_is(model):
+    """986fe75, without assertions: a step of the training loop past the limit of the budget."""
+    sampling = PoissonSampling(UNITS, BATCH)
+    accountant = Accountant(model.optimizer.dp_event(), sampling, 1e-3, "rdp")
+    batches = sampling.batches(fetch)
+    model.fit(batches, steps_per_epoch=2, verbose=0, callbacks=[PrivacyBudget(accountant, 100.0)])
+    model.optimizer.privacy_history.allow(0)
+    before = model.get_weights()[0]
+    with pytest.raises(REFUSED, match="Refused batch"):
+        model.train_on_batch(next(iter(batches)))
+    np.testing.assert_array_equal(before, model.get_weights()[0])
+
+
+def test_an_id_outside_the_table_reaches_no_other_row(rewriting):
+    """986fe75, without assertions: id 5 of a table of 5 rows, taken for row 0 of the next example."""
+    ids = np.array([[1, 5], [0, 2], [3, 4]])
+    model = Scored([keras.layers.Embedding(5, 2)], lambda p, b: p[0](b["ids"]))
+    batch = {"ids": ids, "weight": np.ones([3], "float32")}
+    model.per_example_loss({k: tf.constant(v) for k, v in batch.items()} | {"ids": tf.constant(ids % 5)})
+    with pytest.raises(REFUSED, match="outside its table of 5 rows"):
+        tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
