@@ -17,7 +17,7 @@ PACKAGE = ROOT / "tfdp_rec"
 FLOORS = (
     {
         "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "page", "quiet",
-        "registration", "settings",
+        "registration", "settings", "withheld",
     },
     {"noise"},
     {"clipping", "audit", "datasets"},

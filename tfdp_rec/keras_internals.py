@@ -25,6 +25,11 @@ def resource(variable: keras.Variable) -> tf.Variable:
     return vars(variable)["_value"]
 
 
+def guarded_resource(variable: keras.Variable) -> tf.Variable:
+    """The same as Keras itself looks it up: of a table that owes noise, settled first or checked."""
+    return getattr(variable, RESOURCE_ATTRIBUTE)
+
+
 def set_resource(variable: keras.Variable, held: Any) -> None:
     """Has a Keras variable stand for something else than it was made with."""
     vars(variable)["_value"] = held

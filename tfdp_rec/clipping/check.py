@@ -29,7 +29,7 @@ from tfdp_rec.clipping import engine, rules, together
 from tfdp_rec.clipping.batches import batch_size, map_examples, tensors
 from tfdp_rec.clipping.engine import shared_inputs
 from tfdp_rec.clipping.independence import NO_BATCH
-from tfdp_rec.clipping.recorder import recording, replaced
+from tfdp_rec.clipping.recorder import guard_of, recording, replaced
 from tfdp_rec.clipping.rules import NotPrivate
 from tfdp_rec.keras_internals import draws, layers_within, random_states
 
@@ -118,7 +118,8 @@ class _Run:
             return graph(batch)[0]
 
     def _clipping(self, clip: float | None) -> engine.Clipping:
-        return engine.Clipping(self.model, self.loss, self.clip if clip is None else tf.constant(clip))
+        clip = self.clip if clip is None else tf.constant(clip)
+        return engine.Clipping(self.model, self.loss, clip, guard_of(self.model))
 
 
 @contextlib.contextmanager

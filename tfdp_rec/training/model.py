@@ -147,6 +147,8 @@ class PrivateTraining(Doors):
             optimizer.go_on_with(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
+        if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
+            self.release.foresee()
 
     @property
     def is_private(self) -> bool:
