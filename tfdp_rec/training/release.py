@@ -214,7 +214,7 @@ class Debts:
         regularized = self._variable.regularizer is not None
         if others and (regularized or any(map(minds, (optimizer, *self._optimizers)))):
             raise NotPrivate(
-                f"Table '{self._variable.path}' is trained by several optimizers, and has a regularizer, or one of them "
+                f"Table '{self._variable.path}' is trained by several optimizers, and has a regularizer or one of them "
                 "has weight_decay or a delayed table_rule, for which the late noise of others is not that of DP-SGD: "
                 "leave them out, or give each model a table of its own."
             )
