@@ -9,7 +9,7 @@ No check can be put into a graph that exists already. So the rows leave the vari
 
 `public` is the variable that everything else knows; while the rows are withheld it has none. A graph that looks rows up
 then fails, and one that reads the table whole finds no row. `private` is known to the mechanisms and the clipping rules
-alone (`rows_of`). Rows move by reference: no value is copied, and memory does not grow.
+alone (`held_rows`). Rows move by reference: no value is copied, and memory does not grow.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def withheld(variable: keras.Variable) -> Withheld | None:
     return vars(variable).get("withheld")
 
 
-def rows_of(variable: keras.Variable) -> tf.Variable:
+def held_rows(variable: keras.Variable) -> tf.Variable:
     """The TensorFlow variable with the rows of a table, for a step, a payment or a training checkpoint."""
     places = withheld(variable)
     return resource(variable) if places is None else places.rows

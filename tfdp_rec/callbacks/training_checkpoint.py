@@ -38,7 +38,7 @@ from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.privacy import Accountant
 from tfdp_rec.privacy.history import History
-from tfdp_rec.withheld import rows_of
+from tfdp_rec.withheld import held_rows
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"
@@ -321,7 +321,7 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     metrics = {id(v) for v in model.metrics_variables}
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
-        yield from ((f"{kind}/{i}", rows_of(v)) for i, v in enumerate(kept))
+        yield from ((f"{kind}/{i}", held_rows(v)) for i, v in enumerate(kept))
     yield from ((f"ledger/{name}", v) for name, v in model.optimizer.ledger_variables.items())
 
 

@@ -24,7 +24,7 @@ from tfdp_rec.clipping import factors, rules
 from tfdp_rec.clipping.ids import of_rows
 from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
 from tfdp_rec.keras_internals import guarded_resource
-from tfdp_rec.withheld import rows_of
+from tfdp_rec.withheld import held_rows
 
 _FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 
@@ -173,7 +173,7 @@ class CandidateScoresRule(rules.Rule):
         positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}  # what factors are made of
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
-        logits = hooks.watch(layer.raw_logits(query, positives, negatives, rows_of(layer.embeddings)))
+        logits = hooks.watch(layer.raw_logits(query, positives, negatives, held_rows(layer.embeddings)))
         return layer.finished(logits, positives, negatives, drawn)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping.influence import ours
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
@@ -278,7 +279,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        with tf.control_dependencies([clipped.norms]), after(self.admission(clipped, source)):
+        with ours(), tf.control_dependencies([clipped.norms]), after(self.admission(clipped, source)):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)

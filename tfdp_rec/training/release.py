@@ -25,6 +25,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping.influence import ours
 from tfdp_rec.clipping.rules import Rule, rule_for
 from tfdp_rec.keras_internals import (
     RESOURCE_ATTRIBUTE,
@@ -61,7 +62,7 @@ class Release:
     def __init__(self, model: Any):
         self.model = model
         self._guarded: list[keras.Variable] = []  # tables, and the velocities of their rows
-        self._at_work = 0
+        self._at_work = self._leaving = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     # What the model is in the middle of.
@@ -79,13 +80,21 @@ class Release:
     def leaving(self) -> Iterator[None]:
         """Settles; what is traced inside is for good, and carries no check along."""
         self.settle_outside_steps()
-        with self.in_step():
+        self._leaving += 1
+        try:
             yield
+        finally:
+            self._leaving -= 1
 
     @property
     def at_work(self) -> bool:
         """Whether reads are the step's own."""
         return self._at_work > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tables may be read without a check: by the step, or settled already for what leaves for good."""
+        return self._at_work + self._leaving > 0
 
     # Tables.
 
@@ -119,8 +128,9 @@ class Release:
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """Pays what rows of a table owe, to whomever, before a step reads them."""
-        for optimizer in debts_of(variable):
-            optimizer.before_read(variable, ids)
+        with ours():
+            for optimizer in debts_of(variable):
+                optimizer.before_read(variable, ids)
 
     # Settling.
 
@@ -187,7 +197,7 @@ class Debts:
 
     def before_a_read(self) -> None:
         """Settles ahead of an eager read of the table; in a graph, adds the check that says why there are no rows."""
-        if any(release.at_work for release in self._releases):
+        if any(release.is_open for release in self._releases):
             return
         if tf.executing_eagerly():
             for release in self._releases:
