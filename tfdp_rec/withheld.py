@@ -101,7 +101,7 @@ def _has_rows(variable: tf.Variable) -> tf.Tensor:
 def _taken_from(variable: tf.Variable) -> tf.Tensor:
     """The values themselves; after a scatter TensorFlow would copy them for every read."""
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype, name="rows_by_reference")
 
 
 def _move(source: tf.Variable, target: tf.Variable) -> None:

@@ -5,6 +5,7 @@ Every test here returned rows without their noise, or lost what they owed, befor
 
 import contextlib
 import copy
+import dataclasses
 import pickle
 
 import keras
@@ -416,6 +417,14 @@ def test_a_sum_is_applied_once_and_changes_nothing_the_second_time(kind):
         np.testing.assert_array_equal(one, other)
 
 
+def test_the_sensitivity_of_a_sum_cannot_be_rewritten():
+    model = model_of()
+    model.train_on_batch(*BATCHES[0])
+    taken = clipped_sum(model, BATCHES[1], l2_norm_clip=1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        taken.sensitivity = tf.constant(1e-3)
+
+
 def test_a_sum_for_another_optimizer_is_refused():
     one, other = model_of(), model_of()
     for model in (one, other):
@@ -429,7 +438,7 @@ def test_a_sum_of_rows_that_owe_changes_no_dense_weight_either():
     model = in_training()
     taken = clipped_sum(model, BATCHES[3], l2_norm_clip=1.0)
     model.train_on_batch(*BATCHES[0])
-    taken.ticket = None
+    taken = dataclasses.replace(taken, ticket=None)
     dense = [np.array(v) for v in model.layers[-1].trainable_variables]
     with pytest.raises(tf.errors.InvalidArgumentError, match="pending noise"):
         model.optimizer.apply(taken)

@@ -25,6 +25,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.privacy.step_history import StepHistory
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
+from tfdp_rec.training.choices import refuse_choices
 from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
@@ -357,7 +358,9 @@ class PrivateTraining(Doors):
                     "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
                     "with each row's weight by its class."
                 )
-            callbacks = [*settle_for(callbacks), SayUncounted(), ForeseeNoise(), SayNoNumber()]
+            callbacks = settle_for(callbacks)
+            refuse_choices(callbacks)
+            callbacks = [*callbacks, SayUncounted(), ForeseeNoise(), SayNoNumber()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():
