@@ -19,7 +19,7 @@ FLOORS = (
         "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "page", "quiet",
         "interruption", "registration", "settings",
     },
-    {"noise", "run_folder"},
+    {"noise", "run_folder", "withheld"},
     {"clipping", "audit", "datasets"},
     {"privacy"},
     {"spending"},

@@ -7,7 +7,7 @@ there and mended here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -23,6 +23,17 @@ def resource(variable: keras.Variable) -> tf.Variable:
     the rows it reads owe nothing.
     """
     return vars(variable)["_value"]
+
+
+def handles_of(variables: Iterable[keras.Variable]) -> list[Any]:
+    """The handles by which graphs know variables; what stands on a parameter server has none."""
+    found = (getattr(resource(variable), "handle", None) for variable in variables)
+    return [handle for handle in found if handle is not None]
+
+
+def guarded_resource(variable: keras.Variable) -> tf.Variable:
+    """The same as Keras itself looks it up: of a table that owes noise, settled first or checked."""
+    return getattr(variable, RESOURCE_ATTRIBUTE)
 
 
 def set_resource(variable: keras.Variable, held: Any) -> None:

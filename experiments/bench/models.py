@@ -36,7 +36,7 @@ class GatheredScores(CandidateScores):
 class WholeReadScores(CandidateScores):
     """The same from a read of the whole table, as layers of Keras do."""
 
-    def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
+    def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, table: Any) -> tf.Tensor:
         table = tf.convert_to_tensor(self.embeddings)
         own = tf.reduce_sum(query * tf.gather(table, positives), axis=1, keepdims=True)
         return tf.concat([own, tf.matmul(query, tf.gather(table, negatives), transpose_b=True)], axis=1)

@@ -58,8 +58,19 @@ def test_noise_on_touched_rows(scale):
     assert np.all(values[0] == 0)
 
 
-def test_padding_gets_no_noise():
-    """A masked id has no gradient: id 0 is in every example and its row never moves."""
+def test_a_row_whose_gradients_cancel_gets_its_noise():
+    """The oracle: θ − η (0 + n) with n of the row's own key, whatever the sum is."""
+    table, options = table_of(), {"l2_norm_clip": 2.0, "noise_multiplier": 1.0, "expected_batch_size": 4.0}
+    optimizer = tfdp_rec.EANA(0.5, noise=KeyedNoise(1), **options)
+    optimizer.build([table], {table.path: None})
+    before = np.array(table)
+    apply(optimizer, table, [3, 17, 3], np.array([[1.0], [1.0], [-1.0]]) * np.ones([3, WIDTH]))
+    noise = KeyedNoise(1).normal(0, tf.constant([3], tf.int64), tf.constant(0, tf.int64), WIDTH)
+    np.testing.assert_allclose(np.array(table)[3] - before[3], -0.5 * 2.0 / 4.0 * np.asarray(noise)[0], rtol=1e-4)
+
+
+def test_every_row_that_a_batch_read_gets_noise():
+    """A masked id has no gradient, nor has a row that a dead activation hides: what moves goes by reads, not values."""
     keras.utils.set_random_seed(0)
     ids = keras.Input([4], dtype="int32")
     rows = keras.layers.Embedding(ROWS, WIDTH, mask_zero=True, name="items")(ids)
@@ -73,7 +84,7 @@ def test_padding_gets_no_noise():
     before = model.get_weights()[0]
     model.train_on_batch(np.array([[5, 0, 0, 0], [7, 8, 0, 0]]), np.ones([2, 1]))
     changed = np.flatnonzero(np.any(model.get_weights()[0] != before, axis=1))
-    assert changed.tolist() == [5, 7, 8]
+    assert changed.tolist() == [0, 5, 7, 8]
 
 
 def test_an_empty_batch_moves_no_row():

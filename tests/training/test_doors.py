@@ -7,9 +7,9 @@ import tensorflow as tf
 from settling import EVERY_ID, IDS, LABELS, ROWS, assert_settled, in_training, loaded_table, model_of, raw
 
 import tfdp_rec
-from tfdp_rec.keras_internals import resource
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.release import Debts
+from tfdp_rec.withheld import held_rows
 
 # Every path, each given (model, folder), returns a table that left training, or None if only numbers did.
 
@@ -142,7 +142,7 @@ def _through(door, model, folder):
         "save_weights": (saved,),
         "export": (str(folder / "servable"), "tf_saved_model", False),
         "load_weights": (folder / "save_weights.weights.h5",),
-        "set_weights": ([value.numpy() for value in map(resource, model.weights)],),
+        "set_weights": ([value.numpy() for value in map(held_rows, model.weights)],),
         "set_state_tree": ({},),
     }
     getattr(model, door)(*takes.get(door, ()))

@@ -1,9 +1,11 @@
-"""Whoever reads a table, by whatever way, reads it settled, or is told that it is not.
+"""What reads a table, by whatever way, reads it settled, or fails.
 
 Every test here returned rows without their noise, or lost what they owed, before there were guards.
 """
 
+import contextlib
 import copy
+import dataclasses
 import pickle
 
 import keras
@@ -15,6 +17,7 @@ from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model
 import tfdp_rec
 from tfdp_rec.clipping import NotPrivate, clipped_sum
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.withheld import withheld
 
 BATCHES = list(batches())
 RAISES = pytest.raises(tf.errors.InvalidArgumentError, match="owes noise")
@@ -144,25 +147,167 @@ def test_xla_which_drops_checks_is_refused_a_read():
         tf.function(lambda: tf.reduce_sum(table_of(model)), jit_compile=True)()
 
 
+# Reads by graphs that are older than the guard, of which nothing can be changed any more: there is nothing to read.
+
+
+def part_of(model):
+    return keras.Model(model.input, model.layers[1].output)
+
+
+def compiled(layer):
+    graph = tf.function(layer)
+    return lambda: graph(EVERY_ID)
+
+
+def pipeline(layer):
+    rows = tf.data.Dataset.from_tensors(EVERY_ID).map(layer)
+    return lambda: next(iter(rows))
+
+
+def predicted(model, method="predict", **options):
+    return lambda: getattr(model, method)(EVERY_ID, **options)
+
+
+def gathered(table):
+    return lambda: tf.gather(table, EVERY_ID)
+
+
+def another_model_that_is_trained(model):
+    """By an ordinary optimizer, on the same table."""
+    other = keras.Model(model.input, keras.layers.Dense(1)(keras.layers.Flatten()(model.layers[1].output)))
+    other.compile("sgd", loss="mse")
+    return lambda: other.train_on_batch(*BATCHES[0])
+
+
+OLDER = {
+    "predict of a part": lambda model: predicted(part_of(model), verbose=0),
+    "a Sequential's predict_on_batch": lambda model: predicted(keras.Sequential([model.layers[1]]), "predict_on_batch"),
+    "tf.function(layer)": lambda model: compiled(model.layers[1]),
+    "tf.function(layer.call)": lambda model: compiled(model.layers[1].call),
+    "tf.function(model)": compiled,
+    "Dataset.map(layer)": lambda model: pipeline(model.layers[1]),
+    "a model under another optimizer": another_model_that_is_trained,
+    "its own predict": lambda model: predicted(model, verbose=0),
+    "a variable taken out of it": lambda model: gathered(table_of(model).value),
+    "its dictionary": lambda model: gathered(vars(table_of(model))["_value"]),
+}
+
+
+@pytest.mark.parametrize("way", OLDER)
+def test_what_was_compiled_before_the_first_step_reads_no_row_that_owes(way):
+    model = model_of(eager=False)
+    read = OLDER[way](model)
+    read()
+    for _ in range(2):  # settling gives the rows back, and the next step takes them again
+        for x, y in BATCHES[:3]:
+            model.train_on_batch(x, y)
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            read()
+            assert model.optimizer.releasable, way
+        model.settle()
+        read()
+        assert_settled(raw(model), table_of(model))
+
+
+def test_a_table_read_whole_by_an_older_graph_has_no_rows():
+    model = model_of(eager=False)
+    table = vars(table_of(model))["_value"]  # as what was compiled before the model was has it
+    whole = tf.function(lambda: tf.identity(table))
+    by_xla = tf.function(lambda: tf.reduce_sum(tf.abs(table)), jit_compile=True)
+    assert whole().shape == [ROWS, 3] and by_xla() > 0
+    model.train_on_batch(*BATCHES[0])
+    assert whole().shape == [0, 3] and by_xla() == 0
+    model.settle()
+    assert whole().shape == [ROWS, 3] and by_xla() > 0
+
+
+def test_a_graph_compiled_after_compile_says_what_it_waits_for():
+    model = model_of(eager=False)
+    read = predicted(part_of(model), verbose=0)
+    read()
+    model.train_on_batch(*BATCHES[0])
+    with RAISES:
+        read()
+
+
+def test_a_part_that_predicts_in_mid_epoch_gives_no_row_that_owes():
+    model, seen = model_of(eager=False), []
+    part = part_of(model)
+    part.predict(EVERY_ID, verbose=0)
+
+    class Look(keras.callbacks.Callback):
+        keeps_off_weights = True
+
+        def on_train_batch_end(self, batch, logs=None):
+            with RAISES:
+                part.predict(EVERY_ID, verbose=0)
+            seen.append(batch)
+
+    model.fit(batches(), verbose=0, callbacks=[Look()])
+    assert seen == [0, 1, 2, 3, 4]
+    assert_settled(part.predict(EVERY_ID, verbose=0).reshape(ROWS, 3), raw(model))
+
+
+def test_candidate_scores_outside_a_step_are_guarded():
+    """The layer gathers from the table itself, in a step and elsewhere."""
+    scores = tfdp_rec.clipping.CandidateScores(ROWS, 3)
+    negatives = np.arange(5)
+
+    class Scores(tfdp_rec.PrivateTraining, keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scores = scores
+
+        def per_example_loss(self, data, training=True):
+            return self.scores.cross_entropy(data["query"], data["item"], negatives)
+
+    scores.build([None, 3])
+    model = Scores()
+    noise = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4, "noise": KeyedNoise(1)}
+    model.compile(tfdp_rec.LazyDPSGD(0.5, **noise))
+    query, rows = np.ones([ROWS, 3], "float32"), np.arange(ROWS)
+    read = tf.function(lambda: scores(query, rows, negatives))
+    read()
+    for _ in range(2):
+        model.train_on_batch({"query": query[:4], "item": rows[:4]})
+    with RAISES:
+        read()
+    found = scores(query, rows, negatives)
+    assert model.optimizer.releasable
+    np.testing.assert_allclose(found, read(), rtol=1e-6)
+
+
+def test_rows_move_without_being_copied():
+    model = model_of()
+    held = table_of(model)
+    address = lambda variable: np.frombuffer(memoryview(variable.read_value()), "f4").ctypes.data  # noqa: E731
+    for x, y in BATCHES[:3]:
+        before = address(vars(held)["_value"])
+        model.prepare((x, y))
+        withheld(held).withhold()
+        assert address(withheld(held).private) == before
+        model.train_on_batch(x, y)
+        model.settle()
+
+
 # What is exported carries nothing of the training.
 
 
 def test_an_export_has_no_check_in_it(tmp_path):
     model = in_training()
     model.export(str(tmp_path / "servable"), verbose=False)
-    assert b"tfdp_rec-" not in (tmp_path / "servable/saved_model.pb").read_bytes()
+    assert b"owes noise" not in (tmp_path / "servable/saved_model.pb").read_bytes()
 
 
 def test_an_export_by_hand_serves_elsewhere(tmp_path):
-    """It has a check, by name, which holds on to nothing and finds nothing to complain of in another process."""
+    """It has a check, which holds on to nothing and finds nothing to complain of."""
     model = in_training()
     model.settle()
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", model.call, [tf.TensorSpec([None, 2], tf.int32)])
     archive.write_out(str(tmp_path / "by-hand"), verbose=False)
-    content = (tmp_path / "by-hand/saved_model.pb").read_bytes()
-    (tmp_path / "by-hand/saved_model.pb").write_bytes(content.replace(b"tfdp_rec-", b"elsewhere"))
+    model.train_on_batch(*BATCHES[3])
     assert tf.saved_model.load(str(tmp_path / "by-hand")).serve(EVERY_ID).shape == [15, 1]
 
 
@@ -272,6 +417,14 @@ def test_a_sum_is_applied_once_and_changes_nothing_the_second_time(kind):
         np.testing.assert_array_equal(one, other)
 
 
+def test_the_sensitivity_of_a_sum_cannot_be_rewritten():
+    model = model_of()
+    model.train_on_batch(*BATCHES[0])
+    taken = clipped_sum(model, BATCHES[1], l2_norm_clip=1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        taken.sensitivity = tf.constant(1e-3)
+
+
 def test_a_sum_for_another_optimizer_is_refused():
     one, other = model_of(), model_of()
     for model in (one, other):
@@ -285,7 +438,7 @@ def test_a_sum_of_rows_that_owe_changes_no_dense_weight_either():
     model = in_training()
     taken = clipped_sum(model, BATCHES[3], l2_norm_clip=1.0)
     model.train_on_batch(*BATCHES[0])
-    taken.ticket = None
+    taken = dataclasses.replace(taken, ticket=None)
     dense = [np.array(v) for v in model.layers[-1].trainable_variables]
     with pytest.raises(tf.errors.InvalidArgumentError, match="pending noise"):
         model.optimizer.apply(taken)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.tables import resource
+from tfdp_rec.keras_internals import resource
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,12 +32,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.files import hold, row_chunks, writing
-from tfdp_rec.keras_internals import begin_at_epoch, resource
+from tfdp_rec.keras_internals import begin_at_epoch
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.privacy import Accountant
 from tfdp_rec.spending.entries import Entries
+from tfdp_rec.withheld import held_rows
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"
@@ -242,6 +243,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         with zipfile.ZipFile(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
+            model.release.withhold()  # before rows come in that may owe noise
             variables = dict(_variables(model))
             with optimizer.privacy_history.repricing(optimizer):
                 for name, shape, _ in header["variables"]:
@@ -319,7 +321,7 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     metrics = {id(v) for v in model.metrics_variables}
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
-        yield from ((f"{kind}/{i}", resource(v)) for i, v in enumerate(kept))
+        yield from ((f"{kind}/{i}", held_rows(v)) for i, v in enumerate(kept))
     yield from ((f"ledger/{name}", v) for name, v in model.optimizer.ledger_variables.items())
 
 

@@ -16,7 +16,7 @@ from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, shared_in
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
 from tfdp_rec.clipping.negatives import Negatives
 from tfdp_rec.clipping.parts import in_parts
-from tfdp_rec.clipping.recorder import BeforeRead, no_settling
+from tfdp_rec.clipping.recorder import guard_of
 from tfdp_rec.clipping.rules import (
     Call,
     Conv1DRule,
@@ -89,7 +89,7 @@ def clipped_sum(
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
     loss = lambda data: model.per_example_loss(data, training=training)  # noqa: E731
     scales = getattr(getattr(model, "optimizer", None), "row_scales", {})
-    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), _guard(model), scales)
+    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), guard_of(model), scales)
 
     def run(batch: Any) -> ClippedSum:
         batch = hide_batch_axis(batch, shared_inputs(model))
@@ -99,8 +99,3 @@ def clipped_sum(
 
     ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()  # before anything of the step
     return dataclasses.replace(traced(run, tensors(batch), shared_inputs(model)), ticket=ticket)
-
-
-def _guard(model: keras.Model) -> BeforeRead:
-    """What must be done before the model's tables are read: by duck typing, it is not of this floor."""
-    return getattr(getattr(model, "release", None), "before_read", no_settling)

@@ -23,6 +23,8 @@ import tensorflow as tf
 from tfdp_rec.clipping import factors, rules
 from tfdp_rec.clipping.ids import of_rows
 from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
+from tfdp_rec.keras_internals import guarded_resource
+from tfdp_rec.withheld import held_rows
 
 _FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 
@@ -102,9 +104,8 @@ class CandidateScores(keras.layers.Layer):
             return positives, known(negatives), False
         return positives, self.negatives.draw() + self.first, True
 
-    def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-        """The products with rows, before hits are taken out."""
-        table = rules.resource(self.embeddings)
+    def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, table: tf.Variable) -> tf.Tensor:
+        """The products with rows of a table, before hits are taken out."""
         positive_rows = tf.cast(tf.gather(table, positives), query.dtype)
         negative_rows = tf.cast(tf.gather(table, negatives), query.dtype)
         own = tf.reduce_sum(query * positive_rows, axis=1, keepdims=True)
@@ -112,7 +113,8 @@ class CandidateScores(keras.layers.Layer):
 
     def call(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tf.Tensor:
         positives, negatives, drawn = self.rows(query, positives, negatives)
-        return self.finished(self.raw_logits(query, positives, negatives), positives, negatives, drawn)
+        logits = self.raw_logits(query, positives, negatives, guarded_resource(self.embeddings))
+        return self.finished(logits, positives, negatives, drawn)
 
     def finished(self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, drawn: bool) -> tf.Tensor:
         """Logits with hits taken out, and corrected by how often negatives are drawn."""
@@ -171,7 +173,7 @@ class CandidateScoresRule(rules.Rule):
         positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}  # what factors are made of
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
-        logits = hooks.watch(layer.raw_logits(query, positives, negatives))
+        logits = hooks.watch(layer.raw_logits(query, positives, negatives, held_rows(layer.embeddings)))
         return layer.finished(logits, positives, negatives, drawn)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:

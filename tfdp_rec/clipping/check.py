@@ -4,7 +4,8 @@ For the model as it stands, and with the same randomness in all runs:
 
 1. *independence*: when one example's content is exchanged for another's, no other example's loss or norm moves;
 2. *sensitivity*: the clipped sum then moves by at most 2C (one example out, another in), by at most C when removed;
-3. *truth*: every example's recorded norm is that of its gradient from a backward pass of its own.
+3. *truth*: every example's recorded norm is that of its gradient from a backward pass of its own;
+4. *state*: computing the loss writes to no variable but the seeds of random layers and the model's metrics.
 
 (3) is what catches a wrong rule; the variable with the largest error is named.
 
@@ -26,12 +27,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import engine, rules, together
-from tfdp_rec.clipping.batches import batch_size, map_examples, tensors
+from tfdp_rec.clipping.batches import batch_size, map_examples, open_specs, tensors
 from tfdp_rec.clipping.engine import shared_inputs
 from tfdp_rec.clipping.independence import NO_BATCH
-from tfdp_rec.clipping.recorder import recording, replaced
+from tfdp_rec.clipping.influence import refuse_writes
+from tfdp_rec.clipping.recorder import guard_of, recording, replaced
 from tfdp_rec.clipping.rules import NotPrivate
-from tfdp_rec.keras_internals import draws, layers_within, random_states
+from tfdp_rec.keras_internals import draws, handles_of, layers_within, random_states
 
 _NO_CLIP = 1e12
 
@@ -65,6 +67,7 @@ def check(
     if size < 2:
         raise ValueError(f"check needs a batch of two examples or more, got {size}.")
     run = _Run(model, l2_norm_clip)
+    _state_test(run, batch, shared)
     whole = run(batch, random=True)
     for number in range(min(examples, size)):
         _exchange_test(run, batch, shared, whole, number, (number + 1) % size, tolerance)
@@ -118,7 +121,8 @@ class _Run:
             return graph(batch)[0]
 
     def _clipping(self, clip: float | None) -> engine.Clipping:
-        return engine.Clipping(self.model, self.loss, self.clip if clip is None else tf.constant(clip))
+        clip = self.clip if clip is None else tf.constant(clip)
+        return engine.Clipping(self.model, self.loss, clip, guard_of(self.model))
 
 
 @contextlib.contextmanager
@@ -131,6 +135,22 @@ def _still(model: keras.Model) -> Iterator[None]:
     parts = [layer for layer in layers_within(model) if layer is not model and draws(layer)]
     with replaced([(layer, evaluated) for layer in parts if "training" in inspect.signature(layer.call).parameters]):
         yield
+
+
+def _state_test(run: _Run, batch: Any, shared: tuple[str, ...]) -> None:
+    """All that a graph of the loss writes, whatever it writes there."""
+    model = run.model
+    allowed = handles_of([*getattr(model, "metrics_variables", ()), *run.seeds])
+    names = {id(handle): variable.path for variable in model.variables for handle in handles_of([variable])}
+
+    def trace(batch: Any) -> tf.Tensor:
+        graph: Any = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        losses = run.loss(batch)
+        refuse_writes("The loss", graph, start, None, allowed, names)
+        return losses
+
+    tf.function(trace, autograph=False).get_concrete_function(open_specs(batch, shared))
 
 
 def _distance(a: engine.ClippedSum, b: engine.ClippedSum) -> float:

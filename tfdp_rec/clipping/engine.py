@@ -76,9 +76,9 @@ class Weighted(Mapping[str, Gradient]):
         return together.weighted_sum(self._collected[path], scaled, self._depths[path])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class ClippedSum:
-    """The clipped sum of a batch, and what must travel with it.
+    """The clipped sum of a batch, and what must travel with it: nothing of it is changed afterwards.
 
     Attributes:
         gradients: variable path -> Σ_b w_b g_b, `tf.IndexedSlices` for tables, an id standing once.

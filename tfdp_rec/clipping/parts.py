@@ -5,6 +5,7 @@ A sum over examples may be made in parts. The parts share the slack that roundin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,8 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
         piece = map_examples(lambda t: t[start : start + microbatch_size], batch, shared)
         clipped = sum_of(clipping, piece, share)
         first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
-        clipped.reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
-        return clipped
+        reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
+        return dataclasses.replace(clipped, reads=reads)
 
     shape = _Shape(part)
     totals = [tf.zeros(g.shape, tf.float64) for g in shape.dense]

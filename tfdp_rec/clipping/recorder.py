@@ -30,6 +30,11 @@ def no_settling(variable: keras.Variable, ids: tf.Tensor) -> None:
     """What happens before a table is read when nothing is pending: nothing."""
 
 
+def guard_of(model: keras.Model) -> BeforeRead:
+    """What must be done before the model's tables are read: by duck typing, since it is of a higher floor."""
+    return getattr(getattr(model, "release", None), "before_read", no_settling)
+
+
 class Unit(NamedTuple):
     """A layer to record whole: with its rule, or with the reason why it has none."""
 

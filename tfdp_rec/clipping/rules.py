@@ -20,6 +20,7 @@ from tfdp_rec.clipping import factors
 from tfdp_rec.clipping.ids import no_length, of_rows
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
+from tfdp_rec.withheld import held_rows
 
 
 class NotPrivate(ValueError):
@@ -319,7 +320,7 @@ class EmbeddingRule(Rule):
             raise NotPrivate(why)
         ids = of_rows(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)
-        rows = hooks.watch(tf.gather(resource(embeddings_of(layer)), ids))
+        rows = hooks.watch(tf.gather(held_rows(embeddings_of(layer)), ids))
         return tf.cast(rows, layer.compute_dtype)
 
     @staticmethod

@@ -22,12 +22,12 @@ import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping.influence import ours
 from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.delayed import DelayedRMSprop, Phase
 from tfdp_rec.optimizers.dense import step_dense
-from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.row_scale import RowScale
@@ -71,6 +71,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     table_rules: tuple[type[TableRule], ...] = (RowRule,)  # those that the mechanism can have
     why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
+    pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
     phase: Phase | None = None
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
@@ -288,7 +289,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = self.admission(clipped, source)
-        with tf.control_dependencies([clipped.norms]), after(admitted):
+        with ours(), tf.control_dependencies([clipped.norms]), after(admitted):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
@@ -338,6 +339,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             step: the step.
             regularization: see `apply`.
         """
+        for table in self.tables.values():
+            table.withhold()
         step_dense(self, step, regularization, self.dense_noise())
         with after([] if self.phase is None else self.phase.count(step, self.settle_all)):
             self.step_tables(step)
@@ -378,10 +381,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def settle_all(self) -> None:
         """What `settle` does, as operations, for somebody who is in a graph already."""
-
-    def owing(self) -> Flag | None:
-        """A flag that is up while rows of tables owe noise, for graphs that ask; None if they never do."""
-        return None
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:

@@ -19,9 +19,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.recursion import Recursion, Scalar
 from tfdp_rec.optimizers.rules import RowRule
+from tfdp_rec.withheld import held_rows, withheld
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
 
@@ -73,13 +73,19 @@ class Table:
 
     def read(self, ids: tf.Tensor) -> _WEIGHTS_AND_STATE:
         """float32 rows of the weights and of the state."""
-        weights = tf.cast(tf.gather(resource(self.variable), ids), tf.float32)
-        return weights, None if self.state is None else tf.gather(resource(self.state), ids)
+        weights = tf.cast(tf.gather(held_rows(self.variable), ids), tf.float32)
+        return weights, None if self.state is None else tf.gather(held_rows(self.state), ids)
 
     def write(self, ids: tf.Tensor, weights: tf.Tensor, state: tf.Tensor | None) -> Operations:
         """Replaces rows; `ids` are distinct."""
-        done = scatter("Update", resource(self.variable), ids, weights)
-        return done + ([] if state is None else scatter("Update", resource(self.state), ids, state))
+        done = scatter("Update", held_rows(self.variable), ids, weights)
+        return done + ([] if state is None else scatter("Update", held_rows(self.state), ids, state))
+
+    def withhold(self) -> None:
+        """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
+        for variable in (self.variable, self.state):
+            if variable is not None and (places := withheld(variable)) is not None:
+                places.withhold()
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""

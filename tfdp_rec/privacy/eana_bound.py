@@ -25,7 +25,7 @@ This file returns the exact divergences; `eana_rdp_published` keeps the printed 
 
 Limits, in short: not for a neural network's loss, not for several passes, not when an adversary sees
 the steps, and nothing at all for a row that nobody else touches. The count must be the number of
-*noise draws* a row got: with batches that is the number of batches that touched it, not of examples.
+*noise draws* a row got: with batches that is the number of batches that read it, not of examples.
 """
 
 from __future__ import annotations

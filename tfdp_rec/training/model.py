@@ -19,12 +19,14 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, NotPrivate
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
+from tfdp_rec.clipping.influence import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
+from tfdp_rec.training.choices import refuse_choices
 from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
 from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
@@ -44,6 +46,7 @@ from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_
 from tfdp_rec.training.release import settle_for
 from tfdp_rec.training.step import PrivateStep, diagnostics, shown_losses
 from tfdp_rec.training.table_reader import TableReader, trace_reader
+from tfdp_rec.training.train_step import predictions_read, read_train_step
 from tfdp_rec.training.uncounted import SayUncounted
 
 
@@ -149,6 +152,9 @@ class PrivateTraining(Doors):
             optimizer.go_on_with(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
+        vars(self)["train_step"] = functools.partial(read_train_step, self)  # whoever overrides it
+        if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
+            self.release.foresee()
 
     @property
     def is_private(self) -> bool:
@@ -221,7 +227,10 @@ class PrivateTraining(Doors):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; what it gives for a loss is what metrics are made of."""
         refuse_no_call(self)
-        output = super().__call__(*args, **kwargs)
+        if self.is_private and not self.release.at_work:
+            output = predictions_read(self, super().__call__, args, kwargs)
+        else:
+            output = super().__call__(*args, **kwargs)
         self.private_step.called(output)
         return output
 
@@ -258,7 +267,8 @@ class PrivateTraining(Doors):
             return super().train_step(examples_of(data))  # type: ignore[misc]
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
-        batch = Batch.proved(data, self.shared_inputs, expected_batch_size)
+        with ours():
+            batch = Batch.proved(data, self.shared_inputs, expected_batch_size)
         self.prepare(batch.examples)
         # A dataset without a known length ends with a step that gets no batch. TensorFlow may by then have run whatever
         # of the step needs none (counting it, its noise), so that all of it is made to wait for the batch.
@@ -368,7 +378,9 @@ class PrivateTraining(Doors):
                     "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
                     "with each row's weight by its class."
                 )
-            callbacks = [*settle_for(callbacks), SayUncounted(), ForeseeNoise(), SayNoNumber()]
+            callbacks = settle_for(callbacks)
+            refuse_choices(callbacks)
+            callbacks = [*callbacks, SayUncounted(), ForeseeNoise(), SayNoNumber()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():

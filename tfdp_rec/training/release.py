@@ -5,8 +5,9 @@ them, out of training settles that noise before. Who sees to it, from the outsid
 
 - the model's own methods (`doors.py`) settle before they open;
 - callbacks at the end of an epoch find everything settled (`settle_for`);
-- every table is *guarded*, and so is its rows' momentum: an eager read of it, by whatever way, settles first, and a
-  graph that somebody compiled checks, whenever it runs, that nothing is owed, and raises otherwise.
+- every table is *guarded*, and so is its rows' momentum: an eager read of it, by whatever way, settles first;
+- rows that may owe noise are *withheld* (`withheld.py`): a graph that reads a table, whenever it was compiled, finds
+  no rows there. One that was compiled after the table was guarded says so in words.
 
 What owes a table is kept with the table (`Debts`), not with a model: two models that share a table, or a model that got
 another optimizer, do not lose each other's debts. `Release` is a model's own part: what it is in the middle of, and who
@@ -24,11 +25,19 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
-from tfdp_rec.demands import demand
-from tfdp_rec.keras_internals import RESOURCE_ATTRIBUTE, compiles_with_xla, resource, set_resource
+from tfdp_rec.clipping.influence import ours
+from tfdp_rec.clipping.rules import Rule, rule_for
+from tfdp_rec.keras_internals import (
+    RESOURCE_ATTRIBUTE,
+    compiles_with_xla,
+    layers_within,
+    own_weights,
+    resource,
+    set_resource,
+)
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.delayed import DelayedRMSprop
-from tfdp_rec.optimizers.flag import Flag
+from tfdp_rec.withheld import Withheld, demand_rows, withheld
 
 _LOGS_ONLY = (
     keras.callbacks.BackupAndRestore,  # these two save through the model's own methods
@@ -53,7 +62,7 @@ class Release:
     def __init__(self, model: Any):
         self.model = model
         self._guarded: list[keras.Variable] = []  # tables, and the velocities of their rows
-        self._at_work = 0
+        self._at_work = self._leaving = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     # What the model is in the middle of.
@@ -71,18 +80,26 @@ class Release:
     def leaving(self) -> Iterator[None]:
         """Settles; what is traced inside is for good, and carries no check along."""
         self.settle_outside_steps()
-        with self.in_step():
+        self._leaving += 1
+        try:
             yield
+        finally:
+            self._leaving -= 1
 
     @property
     def at_work(self) -> bool:
         """Whether reads are the step's own."""
         return self._at_work > 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether tables may be read without a check: by the step, or settled already for what leaves for good."""
+        return self._at_work + self._leaving > 0
+
     # Tables.
 
     def guard(self, optimizer: PrivateOptimizer) -> None:
-        """From now on nobody reads a table of `optimizer` while it owes noise.
+        """From now on nothing reads a table of `optimizer` while it owes noise.
 
         Args:
             optimizer: built; it may owe.
@@ -92,11 +109,28 @@ class Release:
             if not any(variable is known for known in self._guarded):
                 self._guarded.append(variable)
             guarded(variable).add(optimizer, self)
+        if not getattr(optimizer, "releasable", True):
+            self.withhold()
+
+    def foresee(self) -> None:
+        """Guards the variables that may turn out to be tables, so that graphs compiled from now on have the check."""
+        for layer in layers_within(self.model):
+            rule = rule_for(layer)
+            if rule is not None and type(rule).tables is not Rule.tables:
+                for variable in own_weights(layer):
+                    guarded(variable).may_owe = True
+
+    def withhold(self) -> None:
+        """Keeps the rows of all tables from whatever is not a step; see `withheld.py`."""
+        for variable in self._guarded:
+            if (places := withheld(variable)) is not None:
+                places.withhold()
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """Pays what rows of a table owe, to whomever, before a step reads them."""
-        for optimizer in debts_of(variable):
-            optimizer.before_read(variable, ids)
+        with ours():
+            for optimizer in debts_of(variable):
+                optimizer.before_read(variable, ids)
 
     # Settling.
 
@@ -123,51 +157,62 @@ class Release:
 
 
 class Debts:
-    """Who may owe noise to one table: a set of optimizers, with a flag for each that is up while it does.
+    """The optimizers that may owe noise to one table, and the models that they train.
 
     Args:
         variable: the table.
+
+    Attributes:
+        may_owe: whether there are such optimizers, or may be once a batch was seen.
     """
 
     def __init__(self, variable: keras.Variable):
-        self._path, self._regularized = variable.path, variable.regularizer is not None
-        self._flags: dict[PrivateOptimizer, Flag | None] = {}
+        self._variable = variable
+        self._optimizers: list[PrivateOptimizer] = []
         self._releases: list[Release] = []
+        self.may_owe = False
 
     def __iter__(self) -> Iterator[PrivateOptimizer]:
-        return iter(self._flags)
+        return iter(self._optimizers)
 
     def add(self, optimizer: PrivateOptimizer, release: Release) -> None:
         """Enters an optimizer; steps that others compiled without knowing of it are compiled anew."""
-        if optimizer not in self._flags:
+        if not any(optimizer is known for known in self._optimizers):
             self._refuse_beside_others(optimizer, release)
-            self._flags[optimizer] = optimizer.owing()
+            self._optimizers.append(optimizer)
+            self.may_owe |= optimizer.pays_late
+            if optimizer.pays_late and withheld(self._variable) is None:
+                vars(self._variable)["withheld"] = Withheld(self._variable)
             for other in self._releases:
                 other.model.compile_step_anew()
         if not any(release is known for known in self._releases):
             self._releases.append(release)
 
     def settle(self) -> None:
-        """Applies what is owed."""
-        for optimizer in self._flags:
+        """Applies what is owed, and gives the rows back to all that read the table."""
+        for optimizer in self._optimizers:
             optimizer.settle()
+        if (places := withheld(self._variable)) is not None:
+            places.publish()
 
     def before_a_read(self) -> None:
-        """Of the whole table, by whomever: settles first, or, in a graph, checks when the graph runs."""
-        if any(release.at_work for release in self._releases):
+        """Settles ahead of an eager read of the table; in a graph, adds the check that says why there are no rows."""
+        if any(release.is_open for release in self._releases):
             return
         if tf.executing_eagerly():
             for release in self._releases:
                 release.settle()
             self.settle()
             return
-        if compiles_with_xla() and any(self._flags.values()):
+        known_here = isinstance(resource(self._variable), tf.Variable)  # a server's table is guarded there
+        if not self.may_owe or not known_here or not tf.compat.v1.get_default_graph().building_function:
+            return
+        if compiles_with_xla():
             raise RuntimeError(
-                f"Table '{self._path}' may owe noise, and XLA would compile a read of it without the check that it "
-                "does not: compile what reads it with jit_compile=False."
+                f"Table '{self._variable.path}' may owe noise, and XLA would compile a read of it without the check "
+                "that it does not: compile what reads it with jit_compile=False."
             )
-        for flag in filter(None, self._flags.values()):
-            demand(~flag.is_up(), _UNSETTLED.format(self._path))
+        demand_rows(self._variable, _UNSETTLED.format(self._variable.path))
 
     def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: Release) -> None:
         """Decay acts on the noise of others as well, in another order when lazy; a delayed rule looks at all of it.
@@ -176,10 +221,11 @@ class Debts:
         """
         minds = lambda o: o.recursion.weight_decay or isinstance(o.table_rule, DelayedRMSprop)  # noqa: E731
         others = any(release is not known for known in self._releases)
-        if others and (self._regularized or any(map(minds, (optimizer, *self._flags)))):
+        regularized = self._variable.regularizer is not None
+        if others and (regularized or any(map(minds, (optimizer, *self._optimizers)))):
             raise NotPrivate(
-                f"Table '{self._path}' is trained by several optimizers, and has a regularizer, or one of them has "
-                "weight_decay or a delayed table_rule, for which the late noise of others is not that of DP-SGD: "
+                f"Table '{self._variable.path}' is trained by several optimizers, and has a regularizer or one of them "
+                "has weight_decay or a delayed table_rule, for which the late noise of others is not that of DP-SGD: "
                 "leave them out, or give each model a table of its own."
             )
 
@@ -215,7 +261,7 @@ def _guarded_class(kind: type) -> type:
     def as_unguarded(variable: Any, protocol: Any) -> Any:
         """Copies and pickles are ordinary variables with settled values."""
         vars(variable)["debts"].before_a_read()
-        state = {name: value for name, value in vars(variable).items() if name != "debts"}
+        state = {name: value for name, value in vars(variable).items() if name not in ("debts", "withheld")}
         return object.__new__, (kind,), state
 
     members = {

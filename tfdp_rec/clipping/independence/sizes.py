@@ -15,6 +15,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,7 @@ class Numbers:
     def __init__(self, array: np.ndarray):
         self.array = np.empty(np.shape(array), object)
         for place in np.ndindex(self.array.shape):
-            entry = np.asarray(array, object)[place]
+            entry: Any = np.asarray(array, object)[place]
             self.array[place] = entry if entry is None or entry.is_held else None
 
     @classmethod

@@ -38,7 +38,6 @@ from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.delayed import DelayedRMSprop
-from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Pending, Rows, pending
 from tfdp_rec.optimizers.planned import takes_plan
@@ -77,6 +76,7 @@ class LazyDPSGD(PrivateOptimizer):
     table_rules: tuple[type[TableRule], ...] = (DelayedRMSprop,)
     why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop()"
     moves_every_row = True
+    pays_late = True
 
     @takes_plan
     def __init__(
@@ -162,6 +162,7 @@ class LazyDPSGD(PrivateOptimizer):
         table = self.tables.get(variable.path)
         if table is None:
             return
+        table.withhold()
         flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.ledger.now()
         owing = self.ledger.since(table.path, flat) < now
 
@@ -255,10 +256,8 @@ class LazyDPSGD(PrivateOptimizer):
         payers = {which: way.for_all_rows(now, history) for which, (way, history) in self.accounts.items()}
         for path, table in self.tables.items():
             payer = payers[_steps_of(table)]
+            table.withhold()
             table.sweep(lambda ids, path=path, payer=payer: self.pay({path: ids}, now, payer))  # type: ignore[misc]
-
-    def owing(self) -> Flag | None:
-        return self.ledger.owing()
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.optimizers.flag import Flag
 from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.optimizers.tables import Operations, after, scatter
 
@@ -33,7 +32,6 @@ class Ledger:
     """
 
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):
-        self.flag: Flag | None = None
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
         self.histories = histories
         self.marks = {
@@ -49,18 +47,7 @@ class Ledger:
         self.clock.assign(now)
         for marks in self.marks.values():
             marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
-        self.settled_at = now
-
-    @property
-    def settled_at(self) -> int | None:
-        """The step that all rows are known to have been settled at; None if there is none."""
-        return self._settled_at
-
-    @settled_at.setter
-    def settled_at(self, step: int | None) -> None:
-        self._settled_at = step
-        if self.flag is not None:
-            self.flag.hoist() if step is None else self.flag.lower()
+        self.settled_at: int | None = now  # the step that all rows are known to have been settled at
 
     @property
     def settled(self) -> bool:
@@ -73,14 +60,6 @@ class Ledger:
         behind = any(int(tf.reduce_min(marks)) < now for marks in self.marks.values())
         self.settled_at = None if behind else now
 
-    def owing(self) -> Flag:
-        """A flag that is up while rows may owe something, for graphs that ask."""
-        if self.flag is None:
-            self.flag = Flag()
-            if not self.settled:
-                self.flag.hoist()
-        return self.flag
-
     def now(self) -> tf.Tensor:
         """The clock, int64."""
         return self.clock.read_value()
@@ -90,8 +69,8 @@ class Ledger:
         return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
 
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor]) -> Operations:
-        """Puts a step on the clock, the totals of each history and the flag first."""
-        first = [] if self.flag is None else self.flag.hoist()
+        """Puts a step on the clock, the totals of each history first."""
+        first: Operations = []
         for history, those in zip(self.histories, totals, strict=True):
             first += history.append(now, those)
         with after(first):

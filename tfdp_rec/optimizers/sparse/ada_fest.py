@@ -26,10 +26,10 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
-from tfdp_rec.optimizers.tables import resource
 
 _MANY_STRAYS = 0.1  # of all rows, at each step: then selection saves little
 

@@ -1,0 +1,206 @@
+"""Nothing that a train step computes from its batch stays when training ends, but what was clipped and noised."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp_rec
+from tfdp_rec.clipping import NotPrivate
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=[8, 3]).astype("float32"), RNG.normal(size=[8, 1]).astype("float32")
+
+
+def compiled(keeps, kind=tfdp_rec.DPSGD, run_eagerly=False):
+    """A model whose train step does as ever, and then `keeps(model, x, logs)`."""
+    keras.utils.set_random_seed(0)
+
+    class Keeping(tfdp_rec.PrivateTraining, keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.score = keras.layers.Dense(1, name="score")
+            self.centre = self.add_weight(shape=[3], initializer="zeros", trainable=False, name="centre")
+            self.number = self.add_weight(shape=[], initializer="zeros", trainable=False, name="number")
+            self.seen = keras.metrics.Mean(name="seen")
+            self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+            self.build([None, 3])
+
+        def build(self, shape):
+            self.score.build(shape)
+            self.built = True
+
+        def call(self, x):
+            return self.score(x)
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            keeps(self, tf.nest.flatten(data)[0], logs)
+            return logs
+
+    model = Keeping()
+    optimizer = kind(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8)
+    model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
+    return model
+
+
+def in_a_branch(model, x, logs):
+    tf.cond(tf.reduce_sum(x) > 0, lambda: model.number.value.assign(1.0), lambda: model.number.value.assign(2.0))
+
+
+def in_a_function(model, x, logs):
+    tf.function(lambda x: model.centre.assign(tf.reduce_mean(x, axis=0)), autograph=False)(x)
+
+
+def as_often_as_there_are_examples(model, x, logs):
+    tf.while_loop(lambda i: i < tf.shape(x)[0], lambda i: (model.number.value.assign_add(1.0), i + 1)[1], [0])
+
+
+def by_way_of_another(model, x, logs):
+    model.centre.assign(model.centre + model.number)
+    model.seen.update_state(x)
+    model.number.assign(model.seen.result())
+
+
+def by_its_gradient(model, x, logs):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model.score(x))
+    model.score.kernel.assign_sub(tape.gradient(loss, model.score.kernel.value))
+
+
+KEPT = {
+    "a centre": lambda model, x, logs: model.centre.assign(tf.reduce_mean(x, axis=0)),
+    "a running mean": lambda model, x, logs: model.centre.assign(0.9 * model.centre + 0.1 * tf.reduce_mean(x, axis=0)),
+    "how many": lambda model, x, logs: model.number.assign_add(tf.cast(tf.shape(x)[0], tf.float32)),
+    "the loss shown": lambda model, x, logs: model.number.assign(logs["loss"]),
+    "a weight of its own": lambda model, x, logs: model.score.bias.assign(tf.reduce_mean(x, axis=0)[:1]),
+    "a row of it": lambda model, x, logs: model.centre.value.scatter_nd_update([[0]], x[0, :1]),
+    "a lookup table": lambda model, x, logs: model.table.insert(tf.constant([1], tf.int64), x[0, :1]),
+    "Python": lambda model, x, logs: tf.py_function(lambda x: None, [x], []),
+    "a branch": in_a_branch,
+    "a function": in_a_function,
+    "a loop": as_often_as_there_are_examples,
+    "a variable between": by_way_of_another,
+    "a step of its own": by_its_gradient,
+}
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_a_train_step_that_keeps_something_of_its_batch_is_refused(way):
+    model = compiled(KEPT[way])
+    with pytest.raises(NotPrivate, match="past the clip and the noise"):
+        model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8), verbose=0)  # whose length no graph knows
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_the_refusal_names_the_variable_and_the_line():
+    with pytest.raises(NotPrivate, match=r"'.*centre' .*test_train_step.py:\d+"):
+        compiled(KEPT["a centre"]).fit(X, Y, verbose=0)
+
+
+def moving_average(model, x, logs):
+    model.centre.assign(0.9 * model.centre + 0.1 * model.score.kernel[:, 0])
+    model.number.assign_add(1.0)
+    model.seen.update_state(x)
+
+
+def test_averages_of_weights_and_counts_of_steps_may_be_kept_and_metrics_too():
+    model = compiled(moving_average)
+    model.fit(X, Y, verbose=0)
+    assert np.any(model.centre != 0) and model.number == 1 and model.seen.result() != 0
+
+
+def test_a_step_that_is_run_eagerly_is_not_read_and_so_refused():
+    with pytest.raises(NotPrivate, match="run_eagerly"):
+        compiled(moving_average, run_eagerly=True).train_on_batch(X, Y)
+
+
+def test_a_loop_of_ones_own_over_the_train_step_is_read():
+    step = tf.function(compiled(KEPT["a centre"]).train_step, autograph=False)
+    with pytest.raises(NotPrivate, match="centre"):
+        step((tf.constant(X), tf.constant(Y)))
+
+
+def test_an_ordinary_optimizer_keeps_what_it_likes():
+    model = compiled(KEPT["a centre"])
+    model.compile("sgd", loss="mse")
+    model.train_on_batch(X, Y)
+    np.testing.assert_allclose(model.centre, X.mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.EANA, tfdp_rec.LazyDPSGD])
+def test_a_step_by_hand_is_this_packages_own(kind):
+    """Rows that are paid, written and counted: all of that depends on the batch, and has its noise."""
+    keras.utils.set_random_seed(0)
+    ids = keras.Input([2], dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(ids))
+
+    class ByHand(tfdp_rec.PrivateModel):
+        def train_step(self, data):
+            self.prepare(data)
+            self.optimizer.apply(tfdp_rec.clipping.clipped_sum(self, data, l2_norm_clip=1.0))
+            return {}
+
+    model = ByHand(ids, keras.layers.Dense(1)(rows))
+    model.compile(kind(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    for _ in range(2):
+        model.train_on_batch(RNG.integers(0, 9, [8, 2]), Y)
+    assert int(model.optimizer.iterations) == 2
+
+
+# What predictions depend on.
+
+
+class Centred(keras.layers.Layer):
+    """Takes off the mean of what it was trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.update_state(x)
+            return x
+        return x - self.mean.result()
+
+
+def centred():
+    inputs = keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(Centred()(inputs)))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1e3, expected_batch_size=8), loss="mse")
+    return model
+
+
+PREDICTIONS = {
+    "predict": lambda model, folder: model.predict(X, verbose=0),
+    "call": lambda model, folder: model(X),
+    "evaluate": lambda model, folder: model.evaluate(X, Y, verbose=0),
+    "export": lambda model, folder: model.export(folder / "servable", verbose=False),
+    "tf.function": lambda model, folder: tf.function(model, autograph=False)(X),
+}
+
+
+@pytest.mark.parametrize("way", PREDICTIONS)
+def test_a_prediction_from_a_metric_is_refused(way, tmp_path):
+    model = centred()
+    model.train_on_batch(X, Y)
+    with pytest.raises(NotPrivate, match="one of its metrics"):
+        PREDICTIONS[way](model, tmp_path)
+
+
+def test_a_metric_that_is_counted_beside_a_prediction_is_not_read_for_it():
+    class Counting(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = keras.metrics.Mean(name="mean")
+
+        def call(self, x):
+            self.mean.update_state(x)
+            return x
+
+    inputs = keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(Counting()(inputs)))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    model.fit(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == model(X).shape == (8, 1)

@@ -1,0 +1,88 @@
+"""What a train step and a prediction may hold on to: the whole function is read, whoever wrote the step.
+
+The loss is read by `clipping/independence`. A model may override `train_step` or `compute_metrics`, or predict from one
+of its metrics, and so let numbers out that were computed from the batch and are neither clipped nor noised. When the
+train function is traced, all its writes are read; when predictions are, what they depend on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping.influence import refuse_metrics_read, refuse_writes
+from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker
+
+
+def read_train_step(model: Any, data: Any) -> Any:
+    """The model's own `train_step`; under a mechanism, its writes are read.
+
+    Args:
+        model: with `PrivateTraining`.
+        data: a batch.
+
+    Raises:
+        NotPrivate: if it keeps something of the batch elsewhere than in metrics.
+    """
+    step = type(model).train_step
+    if not model.is_private:
+        return step(model, data)
+    if tf.executing_eagerly():
+        if not step.__module__.startswith("tfdp_rec."):
+            raise NotPrivate(
+                f"{type(model).__name__} overrides train_step, and what that writes can be read in a graph alone: "
+                "leave run_eagerly=True out."
+            )
+        return step(model, data)
+    graph: Any = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    logs = step(model, data)
+    names = {id(handle): variable.path for variable in model.variables for handle in handles_of([variable])}
+    refuse_writes("The train step", graph, start, _tensors(data), handles_of(model.metrics_variables), names)
+    return logs
+
+
+def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
+    """`call(*args, **kwargs)`, of a model outside its steps; what it depends on is read in a graph, eagerly once.
+
+    Args:
+        model: with `PrivateTraining`.
+        call: gives predictions.
+        args: of the call.
+        kwargs: of the call.
+
+    Raises:
+        NotPrivate: if that is what a metric holds.
+    """
+    metrics = handles_of(_own_metrics(model))
+    if not metrics:
+        return call(*args, **kwargs)
+    if tf.executing_eagerly():
+        if "predictions_read" not in vars(model):
+            given, named = tf.nest.map_structure(_as_tensor, (args, kwargs))
+            traced = tf.function(lambda *a: predictions_read(model, call, a, named), autograph=False)
+            traced.get_concrete_function(*given)
+            vars(model)["predictions_read"] = True
+        return call(*args, **kwargs)
+    graph: Any = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    outputs = call(*args, **kwargs)
+    refuse_metrics_read(graph, start, _tensors(outputs), metrics)
+    return outputs
+
+
+def _own_metrics(model: Any) -> list[Any]:
+    """The variables of metrics that are not given to `compile`, which predictions could not know of."""
+    compiled = [loss_tracker(model), compiled_metrics(model)] if model.compiled else []
+    theirs = {id(v) for metric in compiled if metric is not None for v in metric.variables}
+    return [v for v in model.metrics_variables if id(v) not in theirs]
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return tf.convert_to_tensor(leaf) if hasattr(leaf, "shape") else leaf
+
+
+def _tensors(nest: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if tf.is_tensor(leaf)]
