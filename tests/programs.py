@@ -8,6 +8,7 @@ one of `FAMILIES`.
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from tfdp_rec.clipping.independence import ByExample, Shared, known_operations
 from tfdp_rec.clipping.independence.values import Seed
@@ -239,7 +240,9 @@ def looked_up(p):
 
 
 def looked_up_by_example(p):
-    return tf.gather(p.any, p.places(), batch_dims=1, axis=p.one_of((1, 1, -1)))
+    rows = p.any
+    rows = p.one_of((rows, tf.transpose(rows)))
+    return tf.gather(rows, p.one_of((p.places(), tf.range(p.b))), batch_dims=1, axis=p.one_of((1, 1, -1)))
 
 
 def looked_up_by_number(p):
@@ -428,7 +431,8 @@ def narrowed(p):
 
 
 def recast(p):
-    return tf.bitcast(p.any, p.one_of(TYPES))
+    a = p.any
+    return tf.bitcast(p.one_of((a, tf.transpose(a))), p.one_of((tf.uint8, tf.int32, tf.float32, tf.int64, tf.float64)))
 
 
 def of_hidden_shape(p):
@@ -508,6 +512,21 @@ def looped_with_lengths(p):
     return made
 
 
+def looped_with_a_list(p):
+    """A loop that keeps what it makes in a list, flat, and lays out an earlier entry by the length of a later one."""
+    a, grows, body = p.float, p.one_of((True, False)), p.body()
+    held = tf.TensorArray(a.dtype, 3, infer_shape=False, element_shape=[None], clear_after_read=False)
+
+    def turn(i, y, z, held):
+        held = held.write(i, tf.reshape(y, [-1]))
+        earlier = held.read(p.one_of((i, tf.maximum(i - 1, 0))))
+        return i + 1, tf.concat([y, y], 1) if grows else body(y), tf.reshape(earlier, [-1, tf.shape(y)[1]]), held
+
+    free = tf.TensorShape([None] * len(a.shape))
+    start, shapes = (0, a, a[:, :, 0] if len(a.shape) > 2 else a), (tf.TensorShape([]), free, tf.TensorShape([None] * 2))
+    return tf.while_loop(lambda i, *_: i < 2, turn, (*start, held), (*shapes, tf.TensorShape(None)))[1:3]
+
+
 def mapped(p):
     return p.one_of((tf.map_fn, tf.vectorized_map))(p.body(), p.float)
 
@@ -521,7 +540,7 @@ def any_operation(p):
     name = p.one_of(OPERATIONS)
     definition = tf.raw_ops.__dict__[name]
     arguments, types = {}, {}
-    op_def = tf.compat.v1.get_default_graph()._get_op_def(name)
+    op_def = op_def_registry.get(name)
     for attribute in op_def.attr:
         allowed = list(attribute.allowed_values.list.type)
         if attribute.type == "type":
@@ -562,6 +581,6 @@ FAMILIES = {
     "lengths": (of_hidden_shape, reshaped, shaped_like, broadcast, tiled_by_a_count, filled, two_together),
     "functions": (called, of_hidden_shape, reshaped, transposed, entry_by_entry, looked_up_by_number),
     "noise": (noise, noise_of_a_function, called, reshaped, transposed, two_together),
-    "loops": (looped_with_lengths, looped, mapped, branched, reshaped, put_together, two_together),
+    "loops": (looped_with_lengths, looped_with_a_list, looped, mapped, branched, reshaped, put_together, two_together),
     "any operation": (any_operation, transposed, as_numbers, reshaped, of_hidden_shape),
 }
