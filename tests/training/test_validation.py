@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
+from tfdp_rec.clipping.independence import ByExample, reading, rule
 
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=[6, 3]).astype("float32"), RNG.normal(size=[6, 1]).astype("float32")
@@ -66,6 +67,10 @@ def test_a_model_that_can_be_trained_is_described():
         "  ids (Embedding): by row, table of 1,000 rows of 4",
         "  rnn (SimpleRNN): one formed gradient an example, 24 weights",
         "  top (Dense): closed form, 8 weights",
+        "",
+        "On batches of 1, 2 and 300 examples, which repeat 6 different ones of this",
+        "  batch, each example's loss and what its layers are given and give back were",
+        "  compared with the example alone.",
     ]
     model.compile(private())
     model.train_on_batch(IDS)
@@ -205,3 +210,87 @@ def test_shared_inputs_are_the_same_for_all():
     assert [layer.way.split(", table")[0] for layer in report.layers] == [
         "by row", "by row, shared candidates in closed form",
     ]  # fmt: skip
+
+
+# Examples alone and among others, which knows no rule of the reading.
+
+
+@pytest.fixture
+def a_false_rule():
+    """Has the reading take a choice, and a sum along an axis, for each example's own."""
+    kinds = ("SelectV2", "Cumsum")
+    before = {kind: (reading._RULES[kind], kind in reading._TAKES["sizes"]) for kind in kinds}
+    rule(*kinds, sizes=True)(lambda at: ByExample(0))
+    yield
+    for kind, (function, sizes) in before.items():
+        rule(kind, sizes=sizes)(function)
+
+
+def summed_over_the_batch(h):
+    return tf.reduce_sum(tf.cumsum(h, axis=0), axis=-1)
+
+
+def summed_in_long_batches(h):
+    return tf.reduce_sum(tf.where(tf.shape(h)[0] > 256, tf.cumsum(h, axis=0), h), axis=-1)
+
+
+@pytest.mark.parametrize("loss, size", [(summed_over_the_batch, 2), (summed_in_long_batches, 300)])
+def test_a_model_that_a_false_rule_lets_pass_is_refused_by_its_examples_alone(loss, size, a_false_rule):
+    report = tfdp_rec.validate(Layered([layers.Dense(2, name="top")], loss), X)
+    (refusal,) = report.refusals
+    assert refusal.startswith(f"In a batch of {size} made of this one's examples, the loss of the example at place ")
+    assert len(refusal) < 500 and not report.ok
+
+
+def test_examples_that_are_alike_are_said_to_be_one():
+    report = tfdp_rec.validate(Layered([layers.Dense(2)]), np.ones([6, 3], "float32"))
+    assert report.ok and "which repeat 1 different" in report.compared
+
+
+class Counted(Layered):
+    """Updates a metric, and drops out."""
+
+    def __init__(self, parts):
+        super().__init__([*parts, layers.Dropout(0.5, seed=3)])
+        self.seen = keras.metrics.Sum(name="seen")
+
+    def per_example_loss(self, data, training=True):
+        self.seen.update_state(tf.ones_like(data[:, 0]))
+        return super().per_example_loss(data, training)
+
+
+def test_a_comparison_changes_neither_metrics_nor_seeds():
+    model = Counted([layers.Dense(2)])
+    report = tfdp_rec.validate(model, X)
+    assert report.ok and "repeat 6 different" in report.compared
+    assert float(model.seen.result()) == 0.0
+    assert model.parts[-1].seed_generator.state.numpy().tolist() == [3, 0]
+
+
+def test_what_all_examples_share_is_named():
+    class Positions(Layered):
+        def per_example_loss(self, data, training=True):
+            table, top = self.parts
+            return tf.reduce_sum(tf.square(top(data + table(tf.range(3))[:, 0])), axis=-1)
+
+    report = tfdp_rec.validate(Positions([layers.Embedding(3, 1, name="places"), layers.Dense(2)]), X)
+    assert report.ok and "Not compared: an input of layer 'places', an output gradient of layer 'places'" in (
+        report.compared
+    )
+
+
+class Noisy(Layered):
+    """Draws numbers in its loss, in evaluation too."""
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def per_example_loss(self, data, training=True):
+        noise = keras.random.normal(tf.shape(data), seed=self.seeds)
+        return super().per_example_loss(data + noise, training)
+
+
+def test_a_loss_that_draws_numbers_of_its_own_is_said_not_to_be_compared():
+    report = tfdp_rec.validate(Noisy([layers.Dense(2)]), X)
+    assert report.ok and "draws random numbers" in report.compared

@@ -108,7 +108,7 @@ class _Run:
 
     def _unread(self, batch: Any, random: bool) -> engine.ClippedSum:
         self.rewind()
-        with contextlib.nullcontext() if random else _still(self.model):
+        with contextlib.nullcontext() if random else still(self.model):
             return self._clipping(None).unread_sum(batch)
 
     def _by_graph(self, batch: Any, random: bool, clip: float | None) -> engine.ClippedSum:
@@ -117,7 +117,7 @@ class _Run:
         graph = engine.Graph(lambda given: (clipping.read_sum(given), None), shared_inputs(self.model))
         graph = self._graphs.setdefault((random, clip), graph)
         self.rewind()
-        with contextlib.nullcontext() if random else _still(self.model):
+        with contextlib.nullcontext() if random else still(self.model):
             return graph(batch)[0]
 
     def _clipping(self, clip: float | None) -> engine.Clipping:
@@ -126,7 +126,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _still(model: keras.Model) -> Iterator[None]:
+def still(model: keras.Model) -> Iterator[None]:
     """Has the model's random layers do as in evaluation."""
 
     def evaluated(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -213,7 +213,7 @@ def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignor
 def _true_norms(run: _Run, one: Any) -> dict[str, float]:
     run.rewind()
     variables = run.model.trainable_variables
-    with _still(run.model), tf.GradientTape() as tape:
+    with still(run.model), tf.GradientTape() as tape:
         losses = run.loss(one)
     sources = [rules.resource(v) for v in variables]
     found = tape.gradient(losses, sources, unconnected_gradients="zero")
@@ -223,7 +223,7 @@ def _true_norms(run: _Run, one: Any) -> dict[str, float]:
 def _recorded_norms(run: _Run, one: Any) -> dict[str, float]:
     """By the factors of a step that is not read."""
     run.rewind()
-    with _still(run.model), tf.GradientTape() as tape, recording(run.model, tape) as recorder:
+    with still(run.model), tf.GradientTape() as tape, recording(run.model, tape) as recorder:
         losses = run.loss(one)
     collected = engine.collect(recorder, tape, losses)
     return {path: float(together.measure(factors)[0][0]) for path, factors in collected.items()}

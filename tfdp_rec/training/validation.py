@@ -4,13 +4,15 @@
     print(report)            what is refused, and how each layer is clipped
     report.ok                whether a private step can be made
 
-What is reported comes from the same reading of the traced loss that a step is made by (`clipping/trial.py`).
+What is refused comes from the same reading of the traced loss that a step is made by (`clipping/trial.py`). Of a model
+that it does not refuse, examples are run alone and among others too (`clipping/alone.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import textwrap
 from typing import Any
@@ -19,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.clipping.alone import Alone
 from tfdp_rec.clipping.batches import tensors
 from tfdp_rec.clipping.independence import refuse_padding
 from tfdp_rec.clipping.recorder import Unit, units_and_refusals
@@ -58,12 +61,14 @@ class Report:
         refusals: what is refused, each a sentence with its reason and the way out.
         layers: those with weights that are clipped, and how.
         unread: why the loss itself was not read, or "".
+        compared: what was compared with each example alone, and what could not be, or "".
     """
 
     model: str
     refusals: tuple[str, ...]
     layers: tuple[Clipped, ...]
     unread: str = ""
+    compared: str = ""
 
     @property
     def ok(self) -> bool:
@@ -80,6 +85,7 @@ class Report:
         lines += ["", "How its layers are clipped:"] if self.layers else []
         for layer in self.layers:
             lines += _wrapped("  ", f"{layer.layer} ({layer.kind}): {layer.way}")
+        lines += ["", *_wrapped("", self.compared)] if self.compared else []
         return "\n".join(lines)
 
     def _verdict(self) -> str:
@@ -96,7 +102,8 @@ def _wrapped(head: str, text: str) -> list[str]:
 def validate(model: keras.Model, batch: Any) -> Report:
     """All that private training would refuse of a model, layer by layer and table by table; nothing is trained.
 
-    The examples' values do not matter, only their shapes and types. `clipping.check` compares gradients, on top.
+    Where nothing is refused, the loss is run on batches that repeat the examples of this one, and on each example alone:
+    give several that differ. `clipping.check` compares weights' gradients, on top.
 
     Args:
         model: with `PrivateTraining` and a loss; of another Keras model, its layers are looked at.
@@ -133,10 +140,13 @@ def validate(model: keras.Model, batch: Any) -> Report:
     batch = tensors(batch)
     with contextlib.suppress(NotPrivate):  # which the trial says again
         _build(model, batch)
+    loss = functools.partial(model.per_example_loss, training=True)
     with model.release.in_step():
-        trial = Trial(model, lambda batch: model.per_example_loss(batch, training=True)).of(batch)
-    refusals = [*trial.refusals, *_of_the_tables(model, trial.tables)]
-    return _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
+        trial = Trial(model, loss).of(batch)
+        alone = Alone(model, loss, batch) if not trial.refusals else None
+    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
+    report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
+    return dataclasses.replace(report, compared=alone.said if alone else "")
 
 
 _UNREAD = "The loss was not read yet: mend this first, and validate again."
