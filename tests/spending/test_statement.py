@@ -1,6 +1,5 @@
 """The statement says what the guarantee rests on, and borrows TF Privacy's words only where they hold."""
 
-import importlib.util
 import re
 import sys
 
@@ -11,9 +10,6 @@ from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
 from tfdp_rec.spending.statement import rounded_up, tf_privacy_statement
 
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
-needs_tf_privacy = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_privacy") is None, reason="TF Privacy is an extra: pip install '.[tf-privacy]'"
-)
 
 
 def test_it_names_everything_it_rests_on():
@@ -36,7 +32,6 @@ def test_it_names_everything_it_rests_on():
     assert "TF Privacy" not in text, "TF Privacy's text knows nothing of what else was spent"
 
 
-@needs_tf_privacy
 @pytest.mark.parametrize("by", ["rdp", "pld"])
 @pytest.mark.parametrize("steps", [1, 500, 1237])
 def test_tf_privacy_agrees(by, steps):
@@ -47,7 +42,6 @@ def test_tf_privacy_agrees(by, steps):
     assert text in accountant.statement(steps)
 
 
-@needs_tf_privacy
 def test_the_import_switch_is_left_as_it_was():
     Accountant(GaussianDpEvent(1.1), USERS, 1e-6, "rdp").statement(10)
     assert not hasattr(sys, "skip_tf_privacy_import")
