@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, BoundedStream, Sampling, epsilon_of, optimised_correlation
+from tfdp_rec.privacy.bounded_stream import Seats
 from tfdp_rec.privacy.drawn import in_words
 from tfdp_rec.privacy.events import PlannedDpEvent
 
@@ -251,3 +252,21 @@ def test_ten_million_events_of_a_hundred_thousand_users():
     tracemalloc.stop()
     assert batches == -(-10_000_000 // seats)
     assert most < 100e6, most
+
+
+@pytest.mark.parametrize("users", [[b"a\0", b"a", b"b"], ["a\0", "a", "b\0\0"], [3, 1, 2]])
+def test_no_name_is_seated_again_after_a_load(users, tmp_path):
+    """NumPy drops zeros from the ends of names: b"a\\0", used up, was a new user."""
+    seats, again = Seats(1, 1), Seats(1, 1)
+    assert seats.seat(users).all()
+    with open(tmp_path / "seats.npz", "wb") as file:
+        seats.save(file)
+    again.load(str(tmp_path / "seats.npz"))
+    assert not again.seat(users).any()
+
+
+def test_users_that_one_array_would_make_equal_are_not_saved(tmp_path):
+    seats = Seats(1, 1)
+    seats.seat([1, "1"])
+    with open(tmp_path / "seats.npz", "wb") as file, pytest.raises(ValueError, match="of one type"):
+        seats.save(file)

@@ -295,10 +295,20 @@ class Seats:
         return other
 
     def save(self, file: Any) -> None:
-        """Writes them."""
-        size = len(self._numbers)
-        users = np.array(list(self._numbers)) if size else np.zeros(0, np.int64)
-        np.savez(file, users=users, last=self._last[:size], count=self._count[:size], batches=self.batches)
+        """Writes them.
+
+        Raises:
+            ValueError: some users are texts and others numbers, which one array would make equal.
+        """
+        size, users = len(self._numbers), list(self._numbers)
+        kinds = {kind for kind in (str, bytes) for user in users if isinstance(user, kind)}
+        if kinds and not all(isinstance(user, next(iter(kinds))) for user in users):
+            raise ValueError("The users of a stream must be of one type: all texts, all bytes or all numbers.")
+        # NumPy drops zeros from the ends of texts and bytes: a mark behind each keeps b"a\0" and b"a" apart.
+        mark = {str: "|", bytes: b"|"}.get(next(iter(kinds), None))
+        kept = np.array([user + mark for user in users] if mark else users) if size else np.zeros(0, np.int64)
+        last, count = self._last[:size], self._count[:size]
+        np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches)
 
     def load(self, path: str) -> None:
         """Takes over what `save` wrote.
@@ -308,9 +318,12 @@ class Seats:
         """
         with np.load(path, allow_pickle=False) as held:
             users, last, count, batches = (held[name] for name in ("users", "last", "count", "batches"))
+            marked = "marked" in held and bool(held["marked"])  # files of before had no marks
         if not len(users) == len(last) == len(count):
             raise ValueError(f"{path} is not a whole state of a stream.")
-        self._numbers = {user: number for number, user in enumerate(users.tolist())}
+        self._numbers = {user[:-1] if marked else user: number for number, user in enumerate(users.tolist())}
+        if len(self._numbers) != len(users):
+            raise ValueError(f"{path} holds users whose names were cut off at their ends: its seats are not known.")
         self._last, self._count, self.batches = last, count, int(batches)
 
 
