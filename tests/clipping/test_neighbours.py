@@ -68,6 +68,25 @@ def test_check_passes_dropout_and_leaves_it_where_it_was():
     assert state and all(np.array_equal(v, before) for v, before in zip(model.non_trainable_variables, state))
 
 
+class Remembering(layers.Layer):
+    """Keeps the mean of what it was last called with."""
+
+    def build(self, shape):
+        self.kept = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="kept")
+
+    def call(self, x):
+        self.kept.assign(tf.reduce_mean(x, axis=0))
+        return x
+
+
+def test_check_refuses_a_layer_that_writes_state_as_fit_does():
+    model = functional(Remembering(), layers.Dense(1))
+    model.compile(mechanism(), "mse")
+    for refused in (check, lambda model, batch: model.train_on_batch(*batch)):
+        with pytest.raises(tfdp_rec.clipping.NotPrivate, match="kept"):
+            refused(model, numbers())
+
+
 def test_check_passes_lookups_that_the_batch_shares():
     """Each example's part of them is told by the graph."""
 
