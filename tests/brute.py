@@ -96,7 +96,8 @@ class Judge:
             return None
         for array, number in ((before, size), (after, len(rows))):
             if not self._has_its_lengths(tensor, array, number):
-                return f"its shape is {array.shape} for {number}, not {list(map(str, self.walk.sizes(tensor)))}"
+                claimed = list(map(str, self.walk.sizes(tensor)))
+                return f"its shape is {array.shape} for {number} examples, not {claimed}"
             numbers = getattr(value, "numbers", None)
             if numbers is not None and not self._are(numbers, array, number):
                 return f"it is {array} for {number} examples, not {list(map(str, numbers.sizes))}"
@@ -191,8 +192,8 @@ class Held:
         traced = tf.function(function, autograph=False).get_concrete_function(*(spec for spec, _ in leaves))
         self.graph = traced.graph
         self.given = self.graph.inputs[: len(leaves)]
-        captures = [(outer, inner) for outer, inner in self.graph.captures if outer.dtype != tf.resource]
-        self.captured = {inner.name: outer.numpy() for outer, inner in captures}
+        constants = [(outer, inner) for outer, inner in self.graph.captures if outer.dtype != tf.resource]
+        self.captured = {inner.name: outer.numpy() for outer, inner in constants}
         self.walk = Walk(Reading(), self.graph)
         for tensor, (_, value) in zip(self.given, leaves):
             self.walk.set(tensor, value)

@@ -523,8 +523,8 @@ def looped_with_a_list(p):
         return i + 1, tf.concat([y, y], 1) if grows else body(y), tf.reshape(earlier, [-1, tf.shape(y)[1]]), held
 
     free = tf.TensorShape([None] * len(a.shape))
-    start = (0, a, a[:, :, 0] if len(a.shape) > 2 else a)
-    shapes = (tf.TensorShape([]), free, tf.TensorShape([None] * 2))
+    start = 0, a, a[:, :, 0] if len(a.shape) > 2 else a
+    shapes = tf.TensorShape([]), free, tf.TensorShape([None, None])
     return tf.while_loop(lambda i, *_: i < 2, turn, (*start, held), (*shapes, tf.TensorShape(None)))[1:3]
 
 

@@ -75,8 +75,8 @@ class Alone:
         left = sorted({name for name, is_own in zip(self._names, own) if not is_own})
         said = (
             f"On batches of 1, {SIZES[0]} and {SIZES[1]} examples, which repeat {different} different ones of this "
-            "batch, "
-            "each example's loss and what its layers are given and give back were compared with the example alone."
+            "batch, each example's loss and what its layers are given and give back were compared with the example "
+            "alone."
         )
         return said + (f" Not compared: {', '.join(left)}, which all examples share." if left else "")
 

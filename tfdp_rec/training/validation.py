@@ -102,8 +102,8 @@ def _wrapped(head: str, text: str) -> list[str]:
 def validate(model: keras.Model, batch: Any) -> Report:
     """All that private training would refuse of a model, layer by layer and table by table; nothing is trained.
 
-    Where nothing is refused, the loss is run on batches that repeat the examples of this one, and on each by itself:
-    give several that differ. `clipping.check` compares weights' gradients, on top.
+    Where nothing is refused, the loss is run on batches that repeat the examples of this one, and on each example
+    alone: give several that differ. `clipping.check` compares weights' gradients, on top.
 
     Args:
         model: with `PrivateTraining` and a loss; of another Keras model, its layers are looked at.
