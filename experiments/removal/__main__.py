@@ -1,4 +1,4 @@
-"""Removal, ‖clipped sum(D) − clipped sum(D − x)‖ / C as computed, by batch size and type: `python -m experiments.removal`.
+"""Removal, ‖clipped sum(D) − clipped sum(D − x)‖ / C as computed, by batch size: `python -m experiments.removal`.
 
 Models with kinks, curvature and cancelling positions, on batches of three kinds: ordinary ones, equal examples, and
 terms that drift above a power of two. The printed table stands in docs/privacy-floating-point.md.
@@ -68,7 +68,8 @@ def removals(first: str, last: str) -> Callable[[dict[str, np.ndarray]], float]:
 
     def summed(batch: dict[str, np.ndarray]) -> list[np.ndarray]:
         found: ClippedSum = graph(tf.nest.map_structure(tf.constant, batch))[0]
-        return [np.asarray(tf.convert_to_tensor(found.gradients[v.path]), np.float64) for v in model.trainable_variables]
+        gradients = [tf.convert_to_tensor(found.gradients[v.path]) for v in model.trainable_variables]
+        return [np.asarray(gradient, np.float64) for gradient in gradients]
 
     def removal(batch: dict[str, np.ndarray]) -> float:
         pairs: Any = zip(summed(batch), summed({name: v[1:] for name, v in batch.items()}))

@@ -1,9 +1,9 @@
 """What the processor is asked for: products of float32 numbers as float32 numbers, by the graph that was read.
 
 Some hardware multiplies matrices of float32 numbers after dropping bits of them: TensorFloat-32 on GPUs (10 of 23 bits
-kept; on by default in TensorFlow), bfloat16 in oneDNN if an environment variable allows it. TensorFlow's graph optimizer
-can be told to make such products, or to drop the checks, after the step was traced and read. A norm that is exact and a
-sum of products that is not are two different gradients, and the second one is not clipped.
+kept; on by default in TensorFlow), bfloat16 in oneDNN if an environment variable allows it. TensorFlow's graph
+optimizer can be told to make such products, or to drop the checks, after the step was traced and read. A norm that is
+exact and a sum of products that is not are two different gradients, and the second one is not clipped.
 
 The switches that are known are refused when a step is traced. They can be turned later, and there may be others:
 `canaries`, products whose results are known, are therefore part of every step's own graph.
