@@ -256,7 +256,7 @@ def test_ten_million_events_of_a_hundred_thousand_users():
 
 @pytest.mark.parametrize("users", [[b"a\0", b"a", b"b"], ["a\0", "a", "b\0\0"], [3, 1, 2]])
 def test_no_name_is_seated_again_after_a_load(users, tmp_path):
-    """NumPy drops zeros from the ends of names: a name with one, used up, was a new user."""
+    """NumPy drops zeros from the ends of names: one that ends in zero, used up, was a new user."""
     seats, again = Seats(1, 1), Seats(1, 1)
     assert seats.seat(users).all()
     with open(tmp_path / "seats.npz", "wb") as file:

@@ -305,7 +305,7 @@ class Seats:
         if kinds and not all(isinstance(user, next(iter(kinds))) for user in users):
             raise ValueError("The users of a stream must be of one type: all texts, all bytes or all numbers.")
         # NumPy drops zeros from the ends of texts and bytes: a mark behind each keeps b"a\0" and b"a" apart.
-        mark: Any = {str: "|", bytes: b"|"}[next(iter(kinds))] if kinds else None
+        mark: Any = "|" if str in kinds else b"|" if bytes in kinds else None
         kept = np.array([user + mark for user in users] if mark else users) if size else np.zeros(0, np.int64)
         last, count = self._last[:size], self._count[:size]
         np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches)

@@ -1,0 +1,1 @@
+"""How far one example moves the clipped sum, as computed."""
