@@ -47,6 +47,8 @@ def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequenc
 
 @functools.lru_cache(maxsize=1 << 14)
 def _inferred(node: bytes, kinds: tuple[Any, ...], shapes: tuple[Shape, ...], numbers: tuple[Any, ...]) -> Any:
+    if any(length is not None and length < 0 for shape in shapes for length in shape or ()):
+        return ()  # it cannot run
     definition = tf.compat.v1.GraphDef()
     definition.versions.producer = tf.version.GRAPH_DEF_VERSION
     definition.node.add().ParseFromString(node)

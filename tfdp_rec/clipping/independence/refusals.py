@@ -52,6 +52,10 @@ REASONS = {
         "is an operation of which it is not known how it treats the examples of a batch",
         "Write it with operations that are read, or register a rule: both are in docs/privacy-independence.md",
     ),
+    "narrow": (
+        "gives another number for the same fraction in another place of the batch, where the fraction is out of range",
+        "Cast to tf.int32 or tf.int64",
+    ),
     "seed": (
         "draws random numbers for the examples from a seed that is not drawn anew",
         "Use a layer of keras.layers, or give the operation a keras.random.SeedGenerator that belongs to the layer",

@@ -26,7 +26,7 @@ from tfdp_rec.clipping.independence.sizes import ONE, Size
 from tfdp_rec.clipping.independence.values import ByExample, Mixed, Shared, Value
 from tfdp_rec.clipping.rules import Call, DenseRule, EmbeddingRule, NotPrivate
 from tfdp_rec.keras_internals import layers_within, random_states, resource
-from tfdp_rec.withheld import held_rows
+from tfdp_rec.withheld import held_rows, withheld
 
 _MOST_FAULTS = 64  # how often a loss is read anew to find more of them
 _ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
@@ -241,7 +241,8 @@ def _reading(model: keras.Model) -> Reading:
     seeds = [_handle(state) for state in random_states(model)]
     metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
     names = {_handle(variable): variable.path for variable in model.variables}
-    names |= {id(held_rows(variable).handle): variable.path for variable in model.trainable_variables}
+    own = [variable for variable in model.trainable_variables if withheld(variable) is not None]
+    names |= {id(held_rows(variable).handle): variable.path for variable in own}
     layers = [layer.name for layer in layers_within(model)]
     return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, layers)
 

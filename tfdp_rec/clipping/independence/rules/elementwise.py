@@ -33,6 +33,7 @@ ENTRY_BY_ENTRY = """
 """.split()
 PASSED_ON = ("Identity", "StopGradient", "EnsureShape")
 ALONG_THE_LAST = ("Softmax", "LogSoftmax")
+_NARROW = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.uint64)
 _WHOLE = (tf.int32, tf.int64, tf.uint32, tf.uint64)  # types that hold a seed, and lengths, as they are
 
 
@@ -102,8 +103,14 @@ def passed_on(at: At) -> Value:
 
 @rule("Cast", sizes=True, numbers=True)
 def cast(at: At) -> Value:
-    """Entry by entry. Whole numbers and seeds survive where both types hold them; a bool of a seed is no seed."""
+    """Entry by entry. Whole numbers and seeds survive where both types hold them; a bool of a seed is no seed.
+
+    Not from fractions to narrow whole numbers: TensorFlow's kernel gives 255 for 768.0 in a whole vector of uint8 and
+    0 in what is left of one, so that an entry would depend on its place in the batch.
+    """
     value, whole = at.values[0], at.op.outputs[0].dtype in _WHOLE and at.op.inputs[0].dtype in _WHOLE
+    if isinstance(value, ByExample) and at.op.inputs[0].dtype.is_floating and at.op.outputs[0].dtype in _NARROW:
+        return at.mixed("narrow")
     if isinstance(value, Seed):
         return value if whole else at.mixed("seed")
     if not isinstance(value, (Shared, Sized, ByExample)):
