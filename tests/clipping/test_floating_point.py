@@ -269,6 +269,14 @@ def test_an_example_computed_twice_counts_once():
     np.testing.assert_allclose(dense_gradients(model, found)[path][:, 0], [1, 1, 1, 2, 1])
 
 
+def test_repeated_examples_have_no_gradient_so_that_no_weight_is_zero():
+    """A weight of zero has all that it weighs looked at for infinities, which takes a pass over the inputs."""
+    model, rows = dense(), {"x": tf.ones([3, 1]), "target": tf.ones([3, 1])}
+    model.per_example_loss(rows)
+    found = Clipping(model, model.per_example_loss, tf.constant(1.0)).unread_sum(rows)
+    assert np.all(found.gradients._weights)
+
+
 def test_what_a_gradient_of_its_own_makes_of_nothing_is_not_counted_for_a_repeated_example():
     @tf.custom_gradient
     def always_one(output):
