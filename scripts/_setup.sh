@@ -37,7 +37,7 @@ discard_interrupted_setup() {
 }
 
 # What an installed environment depends on: where it lies and what the package asks for.
-wanted_state() { pwd; cat setup.cfg pyproject.toml scripts/_setup.sh; }
+wanted_state() { pwd; cat setup.cfg pyproject.toml "${BASH_SOURCE[0]}"; }
 
 # Whether .venv holds what is wanted with these extras: installed with them, and perhaps with others.
 up_to_date() {

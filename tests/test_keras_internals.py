@@ -286,3 +286,10 @@ def test_function_graphs_are_found_by_name():
     called = next(op for op in found.get_operations() if "PartitionedCall" in op.type)
     body = keras_internals.function_graph(found, called.get_attr("f").name)
     assert "Sin" in {op.type for op in body.get_operations()}
+
+
+def test_lengths_of_a_handle_are_those_that_may_be_assigned():
+    fixed, free = tf.Variable(tf.zeros([2, 3])), tf.Variable(tf.zeros([2, 3]), shape=[None, 3])
+    assert keras_internals.lengths_of_handle(fixed.handle) == [2, 3]
+    assert keras_internals.lengths_of_handle(free.handle) == [-1, 3]
+    assert keras_internals.lengths_of_handle(tf.zeros([])) is None

@@ -179,3 +179,11 @@ def schedule(coordinator: Any, attempt: Callable[..., Any], arguments: tuple[Any
 def iterator_spec(per_worker: Any) -> tf.TypeSpec:
     """The type of the iterators of a per-worker dataset."""
     return per_worker._values[0]._type_spec
+
+
+def lengths_of_handle(handle: Any) -> list[int] | None:
+    """The lengths of what a variable holds, by its handle: -1 where one may change; None for an unknown rank."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1 or data.shape_and_type[0].shape.unknown_rank:
+        return None
+    return [dimension.size for dimension in data.shape_and_type[0].shape.dim]

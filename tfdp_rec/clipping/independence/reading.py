@@ -32,6 +32,7 @@ from tfdp_rec.clipping.independence.values import (
 )
 from tfdp_rec.clipping.rules import NotPrivate
 from tfdp_rec.demands import is_check
+from tfdp_rec.keras_internals import lengths_of_handle
 
 Rule = Callable[["At"], Any]
 _RULES: dict[str, Rule] = {}
@@ -333,10 +334,8 @@ def _is_stateful(operation: Any) -> bool:
 
 def _lengths_held(handle: Any) -> Lengths | None:
     """The lengths of what the variable of a handle holds: TensorFlow lets nothing else be assigned."""
-    data = getattr(handle, "_handle_data", None)
-    if data is None or not data.is_set or len(data.shape_and_type) != 1 or data.shape_and_type[0].shape.unknown_rank:
-        return None
-    return tuple(size(d.size) if d.size >= 0 else None for d in data.shape_and_type[0].shape.dim)
+    lengths = lengths_of_handle(handle)
+    return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
 
 
 def _captured(tensor: Any) -> Any:
