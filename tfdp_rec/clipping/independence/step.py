@@ -241,7 +241,7 @@ def _reading(model: keras.Model) -> Reading:
     seeds = [_handle(state) for state in random_states(model)]
     metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
     names = {_handle(variable): variable.path for variable in model.variables}
-    names |= {id(held_rows(variable).handle): variable.path for variable in model.trainable_variables}
+    names |= {id(getattr(held_rows(v), "handle", None)): v.path for v in model.trainable_variables}
     layers = [layer.name for layer in layers_within(model)]
     return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, layers)
 
