@@ -232,6 +232,11 @@ class PrivatePlan:
             optimizer.plan, optimizer.step_limit = self, self._limit
             self.limit_steps()
 
+    def suspend_limit(self) -> None:
+        """Lets a budget count instead, until `limit_steps`."""
+        self._limit.set_left(None)
+        self._limited = -1
+
     def limit_steps(self) -> None:
         """Lets the optimizers of this plan make what is left of its steps outside a `fit` with `budget()`, together.
 

@@ -75,8 +75,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._basis: Any = None
         self._priced: Any = None
         self._optimizer, self._others = self.model.optimizer, list[Meter]()
-        if self._optimizer.step_limit is not None:
-            self._optimizer.step_limit.set_left(None)  # while this budget is kept instead
+        if self._optimizer.plan is not None:
+            self._optimizer.plan.suspend_limit()  # while this budget is kept instead
         self._refuse_overspending()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
