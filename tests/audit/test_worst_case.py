@@ -120,10 +120,10 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
     repaired = factors.Rows.summed.func
 
     def norms(collected):
-        ((own,),) = collected.values()
+        ((path, (own,)),) = collected.items()
         formed = repaired(own) if isinstance(own, factors.Rows) else own._formed()
         norm = tf.sqrt(tf.reduce_sum(tf.square(formed), axis=[1, 2]))
-        return engine.Measured(norm, norm, dict.fromkeys(collected, norm.dtype))
+        return engine.Measured(norm, norm, {path: norm.dtype})
 
     def rows(ids, values, weights, depth):
         distinct, place = tf.unique(ids)
