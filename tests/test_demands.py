@@ -25,7 +25,9 @@ REWRITING = {
 
 
 @pytest.fixture(params=REWRITING)
-def rewriting(request):
+def rewriting(request, monkeypatch):
+    """As if the options had been turned on after they were looked at: a step that knows of them is refused."""
+    monkeypatch.setattr("tfdp_rec.clipping.engine.refuse_other_arithmetic", lambda: None)
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(REWRITING[request.param])
     yield
