@@ -219,11 +219,12 @@ def test_shared_inputs_are_the_same_for_all():
 def a_false_rule():
     """Has the reading take a choice, and a sum along an axis, for each example's own."""
     kinds = ("SelectV2", "Cumsum")
-    before = {kind: (reading._RULES[kind], kind in reading._TAKES["sizes"]) for kind in kinds}
+    rules, takes = dict(reading._RULES), {name: set(kept) for name, kept in reading._TAKES.items()}
     rule(*kinds, sizes=True)(lambda at: ByExample(0))
     yield
-    for kind, (function, sizes) in before.items():
-        rule(kind, sizes=sizes)(function)
+    for held, before in ((reading._RULES, rules), (reading._TAKES, takes)):
+        held.clear()
+        held.update(before)
 
 
 def summed_over_the_batch(h):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 Encoder = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]]
 
 OPERATIONS = frozenset(
-    "AddV2 BatchMatMulV2 BiasAdd Const Einsum ExpandDims Identity LogicalAnd MatMul Minimum Mul Placeholder RealDiv "
-    "Reshape SelectV2 Softmax Sqrt Square StridedSlice Sum Tanh Transpose".split()
+    "AddV2 BatchMatMulV2 BiasAdd Const Einsum ExpandDims Fill Identity LogicalAnd MatMul Minimum Mul Placeholder "
+    "RealDiv Reshape SelectV2 Softmax Sqrt Square StridedSlice Sum Tanh Transpose".split()
 )
 LITE_OPERATIONS = frozenset(
     "ADD BATCH_MATMUL EXPAND_DIMS FULLY_CONNECTED LOGICAL_AND MINIMUM MUL RESHAPE RSQRT SELECT_V2 SOFTMAX SQUARE "
