@@ -366,7 +366,7 @@ def test_resumed_and_released_twice_is_one_release(killed_while_owing):
 def test_a_resumption_that_fails_half_way_leaves_no_row_in_the_open(killed_while_owing, monkeypatch):
     """Rows that owe noise are in the model before the history that says whose they are."""
     again = Setup(killed_while_owing, noise=None)
-    monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint.History.loads", lambda text: 1 / 0)
+    monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint.Entries.loads", lambda text: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         again.checkpoint.resume(again.model)
     assert vars(again.model.layers[1].embeddings)["_value"].read_value().shape[0] == 0
