@@ -102,6 +102,21 @@ def test_blocks_of_one_training_are_one_entry(tmp_path, monkeypatch):
     assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 13
 
 
+def test_batches_of_an_equal_sampling_are_not_counted_under_the_payment_of_another(tmp_path):
+    """Two samplings with equal settings shared an id, and the smaller count was lost."""
+    accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
+    equal = iter(PoissonSampling(num_units=500, expected_batch_size=25).batches(rows))
+
+    class Besides(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                with pytest.raises(REFUSED, match="Refused batch"):
+                    model.train_on_batch(next(equal))
+
+    train(model, 4, PrivacyBudget(accountant, TARGET), Besides())
+    assert int(model.optimizer.iterations) == accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
+
+
 def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tmp_path):
     from tfdp_rec.optimizers import Preselection
 

@@ -171,10 +171,12 @@ class PrivacyBudget(keras.callbacks.Callback):
         meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
 
     @property
-    def _origin(self) -> dict[str, Any] | None:
-        """State of the sampling that this fit's batches come from; None for batches without a proof."""
-        source = getattr(self.model, "feeding", None) or Source()
-        return None if source.sampling is None else self.accountant.sampling.get_state()
+    def _origin(self) -> str | None:
+        """Name of the sampling that this fit's batches come from; None for batches without a proof."""
+        sampling, priced = (getattr(self.model, "feeding", None) or Source()).sampling, self.accountant.sampling
+        if sampling is None:
+            return None
+        return sampling.name if sampling.get_state() == priced.get_state() else priced.name
 
     def _fits(self) -> bool:
         return self._left() >= int(self.model.steps_per_execution)

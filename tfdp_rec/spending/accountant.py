@@ -55,15 +55,15 @@ class _Block:
         id: Id of the payment, and of the model's entry.
         event: Event of one step.
         optimizer: Optimizer that makes the steps; None for steps that are recorded by hand.
-        sampling: State of the sampling that draws their batches.
+        sampling: Name of the sampling that draws their batches.
     """
 
     id: str
     event: DpEvent
     optimizer: Any
-    sampling: dict[str, Any] | None
+    sampling: str | None
 
-    def is_for(self, event: DpEvent, optimizer: Any, sampling: dict[str, Any] | None) -> bool:
+    def is_for(self, event: DpEvent, optimizer: Any, sampling: str | None) -> bool:
         """Whether the block pays for steps of this kind."""
         return self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
 
@@ -359,16 +359,14 @@ class Accountant:
 
     # Paying in the ledger.
 
-    def pay_ahead(
-        self, steps: int, most: int, optimizer: Any = None, sampling: dict[str, Any] | None = None
-    ) -> int:
+    def pay_ahead(self, steps: int, most: int, optimizer: Any = None, sampling: str | None = None) -> int:
         """Pays in the ledger, if there is one, for steps that are about to be made.
 
         Args:
             steps: Number of steps the caller is about to make.
             most: Number of steps the caller may make in all.
             optimizer: Optimizer that makes them; None if they are recorded by hand.
-            sampling: State of the sampling that draws their batches; None for batches without a proof.
+            sampling: Name of the sampling that draws their batches; None for batches without a proof.
 
         Returns:
             The number of steps that are paid for.
@@ -395,7 +393,7 @@ class Accountant:
             return 0
         return max(0, self.payments.steps_of(self._block.id) - self.carried.steps_of(self._block.id))
 
-    def ahead_for(self, optimizer: Any, sampling: dict[str, Any] | None) -> int:
+    def ahead_for(self, optimizer: Any, sampling: str | None) -> int:
         """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
         return self.ahead if self._block and self._block.is_for(self.event, optimizer, sampling) else 0
 

@@ -73,8 +73,8 @@ class Meter:
         self._earlier = 0  # steps that the present optimizer's `iterations` do not tell of
         self._id = new_id()
         self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
-        self._budget: tuple[Any, Any] | None = None  # optimizer and sampling state that a budget was priced for
-        self._receipt: tuple[Any, Any, str] | None = None  # optimizer, sampling state, id of the payment in use
+        self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
+        self._receipt: tuple[Any, str | None, str] | None = None  # optimizer, sampling's name, id of the payment in use
         self._spare = [_variables() for _ in range(_KINDS)]
 
     # In the graph of a step.
@@ -118,9 +118,9 @@ class Meter:
         if key not in self._counters:
             state = source.sampling.get_state() if source.sampling else None
             origin = UNPROVEN if state is None else DRAWN
-            counter = Counter(optimizer, state, void, self._variables(), origin)
+            counter = Counter(optimizer, state, void, self._variables(), origin, name=name)
             self._counters[key] = counter
-            if self._receipt is not None and self._receipt[:2] == (optimizer, state) and not void:
+            if self._receipt is not None and self._receipt[:2] == (optimizer, name) and not void:
                 counter.id = self._receipt[2]
             self._allow_or_refuse(counter)
             Changes.made += 1
@@ -168,17 +168,17 @@ class Meter:
                 counter.open()
             Changes.made += 1
 
-    def use_receipt(self, optimizer: Any, sampling: dict[str, Any] | None, id: str) -> None:
-        """Has steps from now on counted under the id of the payment that pays for them.
+    def use_receipt(self, optimizer: Any, sampling: str | None, id: str) -> None:
+        """Has steps from now on counted under the id of the payment that pays for them: those of one counter alone.
 
         Args:
             optimizer: Optimizer that makes them.
-            sampling: State of the sampling that draws their batches; None if none does.
+            sampling: Name of the sampling that draws their batches; None if none does.
             id: Id of the payment; a new one if empty.
         """
         self._receipt = (optimizer, sampling, id) if id else None
         for counter in self._counters.values():
-            if (counter.optimizer, counter.sampling) == (optimizer, sampling) and not counter.void:
+            if counter.is_of(optimizer, sampling) and not counter.void:
                 if counter.id != id:
                     counter.close(self._closed)
                     counter.id = id or new_id()
@@ -279,13 +279,13 @@ class Meter:
 
     # Limits.
 
-    def allow(self, steps: int | None, optimizer: Any = None, sampling: dict[str, Any] | None = None) -> None:
+    def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
         """Sets how many steps more may be made; none by other meters on shared weights.
 
         Args:
             steps: Number of steps that a budget has left; None for no limit.
             optimizer: Optimizer whose steps were priced.
-            sampling: State of the sampling whose batches were priced; None for batches without a proof.
+            sampling: Name of the sampling whose batches were priced; None for batches without a proof.
         """
         for meter in self._kin():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
@@ -305,8 +305,7 @@ class Meter:
         return int(self._begun.numpy())
 
     def _allow_or_refuse(self, counter: Counter) -> None:
-        optimizer, sampling = self._budget or (self._present, counter.sampling)
-        priced = counter.optimizer is optimizer and counter.sampling == sampling
+        priced = counter.is_of(*(self._budget or (self._present, counter.name)))
         with tf.init_scope():
             counter.allowed.assign(int(priced and not (self._budget and counter.void)))
 
@@ -322,6 +321,7 @@ class Counter:
         variables: Steps, times the batches were begun, whether a step is allowed, and the settings it was priced by.
         origin: As in `Entry`.
         label: As in `Entry`.
+        name: Name of the sampling; None if none draws the batches.
     """
 
     optimizer: Any
@@ -330,6 +330,11 @@ class Counter:
     variables: dataclasses.InitVar[list[tf.Variable]]
     origin: str
     label: str = ""
+    name: str | None = None
+
+    def is_of(self, optimizer: Any, sampling: str | None) -> bool:
+        """Whether the steps are of an optimizer, on batches of a sampling, by its name: it is that of one object."""
+        return self.optimizer is optimizer and self.origin != ORDINARY and self.name == sampling
 
     def __post_init__(self, variables: list[tf.Variable]) -> None:
         self.steps, self.begun, self.allowed, self.price = variables
