@@ -199,7 +199,8 @@ class Temporary:
 
     def __init__(self, kind: str):
         for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{kind}*", "in-use")):
-            with unheld(os.path.dirname(left)) as free:
+            # Another process may remove the same folder at this moment.
+            with contextlib.suppress(FileNotFoundError), unheld(os.path.dirname(left)) as free:
                 if free and os.stat(left).st_uid == os.getuid():
                     remove(os.path.dirname(left))
         self.name = tempfile.mkdtemp(prefix=kind)
