@@ -117,6 +117,16 @@ def test_batches_of_an_equal_sampling_are_not_counted_under_the_payment_of_anoth
     assert int(model.optimizer.iterations) == accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
 
 
+def test_noise_that_is_set_to_what_it_was_begins_an_entry_that_is_paid_for(tmp_path):
+    accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
+    again = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model.optimizer, "noise_multiplier", 1.0)
+    )
+    train(model, 4, again, PrivacyBudget(accountant, TARGET))
+    assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
+    assert accountant.epsilon() == pytest.approx(epsilon_of_steps(4))
+
+
 def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tmp_path):
     from tfdp_rec.optimizers import Preselection
 

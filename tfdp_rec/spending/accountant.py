@@ -65,7 +65,8 @@ class _Block:
 
     def is_for(self, event: DpEvent, optimizer: Any, sampling: str | None) -> bool:
         """Whether the block pays for steps of this kind."""
-        return self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
+        counted = optimizer is None or optimizer.privacy_history.receipt == self.id
+        return counted and self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
 
 
 class Accountant:

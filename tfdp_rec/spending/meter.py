@@ -159,6 +159,8 @@ class Meter:
         own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
         for counter in own:
             counter.close(self._closed)
+        if own:
+            self._receipt = None  # later steps have an id of their own, which is not paid for yet
         if self._budget is not None:
             self._limit.assign(self._made)  # until the budget has priced the next step
         try:
@@ -293,6 +295,11 @@ class Meter:
         self._budget = None if steps is None else (optimizer, sampling)
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
+
+    @property
+    def receipt(self) -> str:
+        """Id of the payment that steps are counted under; empty if there is none."""
+        return "" if self._receipt is None else self._receipt[2]
 
     @property
     def made(self) -> int:
