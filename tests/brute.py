@@ -12,8 +12,8 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping.independence import ByExample, Reading, Shared, Walk
-from tfdp_rec.clipping.independence.values import Seed, Sized
+from tfdp_rec.independence import ByExample, Reading, Shared, Walk
+from tfdp_rec.independence.values import Seed, Sized
 
 WIDE = 2_000_000  # entries of a tensor that is too large to be run on a long batch
 DRAWS = 24  # seeds that a function with noise is run with

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tfdp_rec.clipping.independence import ByExample, Shared, known_operations
-from tfdp_rec.clipping.independence.values import Seed
+from tfdp_rec.independence import ByExample, Shared, known_operations
+from tfdp_rec.independence.values import Seed
 
 N = 4
 WEIGHTS = np.random.default_rng(1).normal(size=[N, N])

@@ -25,7 +25,7 @@ _HOMES = {
     "make_private": "private_fit",
     **{mechanism.class_name: "optimizers" for mechanism in MECHANISMS},
     "Preselection": "optimizers",
-    "NotPrivate": "clipping",
+    "NotPrivate": "refused",
     "CandidateScores": "clipping",
     "TowerScores": "clipping",
     "Negatives": "clipping",

@@ -30,8 +30,8 @@ from tfdp_rec import optimizers
 from tfdp_rec.keras_internals import functional_class
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_rate
-from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.private_plan import PrivatePlan
+from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.training import PrivateModel, PrivateTraining
 from tfdp_rec.training.ordinary import watch
 

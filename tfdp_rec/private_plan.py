@@ -25,11 +25,15 @@ from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.callbacks.privacy_budget import PrivacyBudget
 from tfdp_rec.files import Path
-from tfdp_rec.privacy import Accountant, Correlation, Ledger, Sampling, calibrate_noise, events
-from tfdp_rec.privacy.composing import checked_epsilon
-from tfdp_rec.privacy.events import PlannedDpEvent
-from tfdp_rec.privacy.sampling import fold_gaussians
+from tfdp_rec.pricing import events
+from tfdp_rec.pricing.composition import checked_epsilon
+from tfdp_rec.pricing.correlated_noise import Correlation
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
+from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.calibration import calibrate_noise
 from tfdp_rec.spending.entries import Changes
+from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import canonical, finite
 from tfdp_rec.spending.meter import StepLimit
 

@@ -26,9 +26,9 @@ from experiments.spectral.data import Split
 from tfdp_rec.datasets.histories import Catalogue, histories_of
 from tfdp_rec.noise.words import WordSource
 from tfdp_rec.privacy import noise_of_one_release, private_counts
-from tfdp_rec.privacy.fixed_point import released_pairs
 from tfdp_rec.spectral import Histories, SpectralRecommender, rules
 from tfdp_rec.spectral.gram import grid_gram
+from tfdp_rec.sums.fixed_point import released_pairs
 
 Answer = Callable[[Sequence[NDArray[np.int64]], int], NDArray[np.int64]]
 

@@ -10,9 +10,9 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted, epsilon_of
-from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import Entries
 
 

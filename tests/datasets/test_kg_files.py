@@ -19,8 +19,8 @@ from tfdp_rec.datasets.kg.files import (
     write_timelines,
 )
 from tfdp_rec.noise.words import seeded
+from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.privacy import private_terms
-from tfdp_rec.privacy.events import FailingDpEvent
 
 
 def activity(time, entities=(), unigrams=(), bigrams=()):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.served_noise import ServedNoise, ServerEntropy, source_on_server
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
+from tfdp_rec.refused import NotPrivate
 
 ROWS, STEP = tf.constant([0, 5], tf.int64), tf.constant(3, tf.int64)
 

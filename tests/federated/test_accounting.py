@@ -14,7 +14,7 @@ from tfdp_rec.federated import (
     PublishedGaussian,
     PureLaplace,
 )
-from tfdp_rec.privacy.events import PureDpEvent
+from tfdp_rec.pricing.events import PureDpEvent
 
 
 def history_epsilon(mechanism, count, delta):

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 
 from tfdp_rec.federated import calibration
 from tfdp_rec.federated.mechanism import AttentionMechanism, clip
-from tfdp_rec.privacy import profiles
+from tfdp_rec.pricing import profiles
 
 GRID = list(itertools.product((0.001, 0.1, 1.0, 5.0, 10.0, 20.0), (1e-6, 1e-5, 1e-3), (0.0, 0.2, 0.5, 0.9)))
 CLIPS = (0.1, 0.4, 0.6, 0.8, 1.0, 3.0)

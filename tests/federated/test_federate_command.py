@@ -13,8 +13,8 @@ from tfdp_rec.federated import build
 from tfdp_rec.federated.device import UNIT
 from tfdp_rec.federated.participant import DATA
 from tfdp_rec.federated.settings import Nodes, Settings
+from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import Ledger
-from tfdp_rec.privacy.events import PureDpEvent
 from tfdp_rec.spending.ledger import REPLACE
 
 

@@ -16,8 +16,8 @@ from tfdp_rec.federated.device import UNIT
 from tfdp_rec.federated.participant import DATA, BudgetSpent, Participant, Refused, Terms
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
+from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import BrokenLedger, Ledger
-from tfdp_rec.privacy.events import PureDpEvent
 from tfdp_rec.spending.ledger import REPLACE, read, total
 
 TWO = ((named(1, 2, 3, 4, 5, 6), 0), (named(7, 8, 9, 10, 11, 12), 1))

@@ -15,8 +15,8 @@ from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client
 from tfdp_rec.noise import words
+from tfdp_rec.pricing.profiles import composed_epsilon
 from tfdp_rec.privacy import BrokenLedger
-from tfdp_rec.privacy.profiles import composed_epsilon
 from tfdp_rec.spending.ledger import read, total
 
 MECHANISM = AttentionMechanism(3, 2.0, 1e-5, padding=0.2)

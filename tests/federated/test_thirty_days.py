@@ -17,7 +17,7 @@ from tfdp_rec.federated.client import PrivateClient
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.participant import Participant, Terms
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.profiles import composed_epsilon
+from tfdp_rec.pricing.profiles import composed_epsilon
 from tfdp_rec.spending.ledger import read, total
 
 DAYS, SHOWN = 30, 6

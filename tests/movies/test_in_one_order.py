@@ -10,8 +10,8 @@ from tfdp_rec.cli import main
 from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.problem import prepare, prior_noise
 from tfdp_rec.movies.settings import SHUFFLED, Settings
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
-from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.spending.ledger import read, total
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()

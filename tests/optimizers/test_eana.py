@@ -7,8 +7,9 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp_rec
-from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH = 50, 6
 

@@ -11,8 +11,8 @@ from helpers import bytes_in
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.pricing.events import PlannedDpEvent, from_json, is_private, to_json
 from tfdp_rec.privacy import (
     Accountant,
     BufferedToeplitz,
@@ -22,7 +22,7 @@ from tfdp_rec.privacy import (
     ShuffledEpochs,
     epsilon_of,
 )  # fmt: skip
-from tfdp_rec.privacy.events import PlannedDpEvent, from_json, is_private, to_json
+from tfdp_rec.refused import NotPrivate
 
 UNITS, BATCH, ROWS, WIDTH = 23, 5, 30, 6  # 5 steps an epoch, the last of 3 units
 RNG = np.random.default_rng(0)

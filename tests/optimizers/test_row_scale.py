@@ -8,13 +8,14 @@ from helpers import Scored, example_gradients
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import NotPrivate, clipped_sum
+from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.clipping.engine import SLACK
 from tfdp_rec.datasets.histories import Catalogue
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import scale_by_counts
 from tfdp_rec.optimizers.noise_walk import noise_in_rows
 from tfdp_rec.privacy import private_counts
+from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH, SIZE, CLIP = 7, 3, 6, 0.7
 RNG = np.random.default_rng(2)

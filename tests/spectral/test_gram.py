@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp_rec.datasets.histories import Catalogue, ToldHistories, histories_of
-from tfdp_rec.privacy.fixed_point import ONE
 from tfdp_rec.spectral import gram
 from tfdp_rec.spectral.gram import grid_gram
+from tfdp_rec.sums.fixed_point import ONE
 
 CATALOGUE = Catalogue([10, 20, 30, 40, 50, 60])
 HEAD = np.array([3, 0, 5, 1])  # 40, 10, 60, 20

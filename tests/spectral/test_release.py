@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tfdp_rec.noise.words import os_entropy, seeded
-from tfdp_rec.privacy.fixed_point import released_pairs
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spectral.denoising import noise_on_average, weights_between_items
+from tfdp_rec.sums.fixed_point import released_pairs
 
 NOTHING = 1e-9  # below half a step of the grid: no noise at all
 

@@ -15,7 +15,8 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
-from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, composing, epsilon_of
+from tfdp_rec.pricing import composition
+from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
 
 DELTA = 1e-6
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
@@ -261,7 +262,7 @@ def test_pld_with_the_wider_grid_stays_an_upper_bound_near_the_fine_one(monkeypa
     event = USERS.compose(GaussianDpEvent(0.6), 200)
     fine = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(DELTA)
     assert fine <= epsilon_of(event, DELTA, "pld", coarser=16.0) < fine + 0.01
-    monkeypatch.setattr(composing, "_PLD_FINE_UP_TO", fine / 3)
+    monkeypatch.setattr(composition, "_PLD_FINE_UP_TO", fine / 3)
     assert fine < epsilon_of(event, DELTA, "pld") < fine + 0.01
 
 

@@ -11,8 +11,8 @@ from checker import checked
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.data import FixedOrder
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
-from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.spending.ledger import read, total
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0

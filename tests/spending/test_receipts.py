@@ -11,9 +11,9 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
-from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.refused import NotPrivate
+from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import BY_HAND, Entries, Entry
 from tfdp_rec.spending.ledger import read
 

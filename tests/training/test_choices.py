@@ -5,7 +5,7 @@ import pytest
 from settling import batches, model_of
 
 import tfdp_rec
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.choices import refuse_choices
 
 ACTING = {

@@ -12,7 +12,7 @@ import tensorflow as tf
 from settling import IDS, LABELS, ROWS, assert_settled, batches, in_training, model_of, raw
 
 import tfdp_rec
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.refused import NotPrivate
 
 # What ends a fit.
 

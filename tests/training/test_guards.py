@@ -15,8 +15,9 @@ import tensorflow as tf
 from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model_of, raw
 
 import tfdp_rec
-from tfdp_rec.clipping import NotPrivate, clipped_sum
+from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld import withheld
 
 BATCHES = list(batches())

@@ -9,10 +9,10 @@ from keras.regularizers import L1, L1L2, L2, OrthogonalRegularizer
 
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import Adagrad, DelayedRMSprop, Preselection
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
+from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH, SIZE = 53, 5, 4
 RNG = np.random.default_rng(4)

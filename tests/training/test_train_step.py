@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.refused import NotPrivate
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=[8, 3]).astype("float32"), RNG.normal(size=[8, 1]).astype("float32")

@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.privacy import Accountant
-from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import Changes
 from tfdp_rec.spending.meter import Meter, void_of
 

@@ -36,7 +36,7 @@ from tfdp_rec.keras_internals import begin_at_epoch
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
-from tfdp_rec.privacy import Accountant
+from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.entries import Entries
 from tfdp_rec.withheld import held_rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tfdp_rec.privacy import PoissonSampling, Sampling, ShuffledEpochs
+from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, ShuffledEpochs
 from tfdp_rec.settings import whole
 
 

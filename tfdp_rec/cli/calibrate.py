@@ -9,7 +9,8 @@ import sys
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import _accounting
-from tfdp_rec.privacy import Accountant, calibrate_noise
+from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.calibration import calibrate_noise
 from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\

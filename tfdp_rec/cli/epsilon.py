@@ -7,7 +7,7 @@ import argparse
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
 from tfdp_rec.cli import _accounting
-from tfdp_rec.privacy import Accountant
+from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from tfdp_rec.privacy import events
+from tfdp_rec.pricing import events
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.ledger_lines import Chain, Paid
 from tfdp_rec.spending.statement import rounded_up

@@ -25,7 +25,6 @@ from tfdp_rec.clipping.rules import (
     EmbeddingRule,
     Hooks,
     LayerNormalizationRule,
-    NotPrivate,
     ReversibleEmbeddingRule,
     Rule,
     UniversalRule,
@@ -33,6 +32,7 @@ from tfdp_rec.clipping.rules import (
     register,
 )
 from tfdp_rec.clipping.tower_scores import TowerScores
+from tfdp_rec.refused import NotPrivate
 
 __all__ = [
     "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",

@@ -15,9 +15,9 @@ import os
 
 import tensorflow as tf
 
-from tfdp_rec.clipping.rules import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import compiles_with_xla
+from tfdp_rec.refused import NotPrivate
 
 _COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
 _REWRITES = "TF_AUTO_MIXED_PRECISION", "TF_ENABLE_AUTO_MIXED_PRECISION"  # what such variables' names begin with

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.demands import demand
+from tfdp_rec.refused import NotPrivate
 
 
 def map_examples(transform: Callable[[tf.Tensor], Any], batch: Any, shared: Sequence[str] = ()) -> Any:
@@ -95,6 +96,21 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
 
 
 _ROWS = "Every tensor of a batch has one row an example; name those that all examples share in shared_inputs."
+
+
+def refuse_padding(leaf: Any) -> None:
+    """Examples of a batch have one fixed shape, or they decide each other's."""
+    if not isinstance(leaf, tf.Tensor):
+        raise NotPrivate(
+            f"The batch holds a {type(leaf).__name__}, whose rows no axis keeps apart; convert it to a tensor of "
+            "fixed length in the data pipeline (to_tensor(shape=[None, length]), tf.sparse.to_dense)."
+        )
+    if leaf.shape.rank is None or None in leaf.shape[1:]:
+        raise NotPrivate(
+            f"The batch has a tensor of shape {leaf.shape}: where batches are padded to their longest example, that "
+            "one changes everybody's input. Pad to a fixed length: padded_batch(..., padded_shapes=...), or "
+            "Dataset.map with tf.ensure_shape."
+        )
 
 
 def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:

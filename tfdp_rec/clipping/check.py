@@ -29,11 +29,11 @@ import tensorflow as tf
 from tfdp_rec.clipping import engine, rules, together
 from tfdp_rec.clipping.batches import batch_size, map_examples, open_specs, tensors
 from tfdp_rec.clipping.engine import shared_inputs
-from tfdp_rec.clipping.independence import NO_BATCH
 from tfdp_rec.clipping.influence import refuse_writes
 from tfdp_rec.clipping.recorder import guard_of, recording, replaced
-from tfdp_rec.clipping.rules import NotPrivate
+from tfdp_rec.clipping.rules import NO_BATCH
 from tfdp_rec.keras_internals import draws, handles_of, layers_within, random_states
+from tfdp_rec.refused import NotPrivate
 
 _NO_CLIP = 1e12
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.ids import no_length
+from tfdp_rec.refused import NotPrivate
 
 
 class EmbedReduceRule(rules.EmbeddingRule):
@@ -28,7 +29,7 @@ class EmbedReduceRule(rules.EmbeddingRule):
         ids, weights = self._given(call)
         for tensor in (ids, weights):
             if why := no_length(call.layer, tensor):
-                raise rules.NotPrivate(why)
+                raise NotPrivate(why)
         rows = super().run(call, original, hooks)
         weights = None if weights is None else tf.convert_to_tensor(weights)
         return _combined(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]

@@ -24,11 +24,12 @@ from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unles
 from tfdp_rec.clipping.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.factors import Reads
 from tfdp_rec.clipping.folding import folded
-from tfdp_rec.clipping.independence import CallRead, StepReading
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
-from tfdp_rec.clipping.rules import Call, NotPrivate, resource
+from tfdp_rec.clipping.rules import Call, resource
 from tfdp_rec.clipping.seeds import secret_seeds
+from tfdp_rec.clipping.step_reading import CallRead, StepReading
 from tfdp_rec.demands import demand, given
+from tfdp_rec.refused import NotPrivate
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 

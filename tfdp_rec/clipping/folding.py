@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Rows
-from tfdp_rec.clipping.rules import NotPrivate
+from tfdp_rec.refused import NotPrivate
 
 
 def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:

@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping.independence.refusals import users_line
-from tfdp_rec.clipping.rules import NotPrivate
+from tfdp_rec.independence.refusals import users_line
 from tfdp_rec.keras_internals import function_graph
+from tfdp_rec.refused import NotPrivate
 
 _OURS = "_tfdp_rec_ours"
 _READS = frozenset(

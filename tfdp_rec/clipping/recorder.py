@@ -18,10 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import rules
-from tfdp_rec.clipping.independence import NO_BATCH
-from tfdp_rec.clipping.rules import Call, NotPrivate
+from tfdp_rec.clipping.rules import NO_BATCH, Call
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts
+from tfdp_rec.refused import NotPrivate
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 

@@ -20,13 +20,14 @@ from tfdp_rec.clipping import factors
 from tfdp_rec.clipping.ids import no_length, of_rows
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld import held_rows
 
-
-class NotPrivate(ValueError):
-    """What was asked for would break the guarantee, or cannot be shown to keep it."""
-
-    operation: Any = None  # of TensorFlow's, that is at fault, where one is
+NO_BATCH = (
+    "was called on something without the batch as its first axis, so its gradient does not split by example. Give it "
+    "one row an example (a position embedding: ids of shape [batch, T]), or, for candidates shared by the batch, use "
+    "tfdp_rec.clipping.CandidateScores."
+)
 
 
 @dataclasses.dataclass

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.engine import checked_losses, factors_of, refuse_uncovered, shared_inputs
-from tfdp_rec.clipping.independence import StepReading
 from tfdp_rec.clipping.recorder import (
     Recording,
     Unit,
@@ -27,8 +26,10 @@ from tfdp_rec.clipping.recorder import (
     replaced,
     units_and_refusals,
 )
-from tfdp_rec.clipping.rules import NotPrivate, resource
+from tfdp_rec.clipping.rules import resource
 from tfdp_rec.clipping.seeds import secret_seeds
+from tfdp_rec.clipping.step_reading import StepReading
+from tfdp_rec.refused import NotPrivate
 
 
 class Trial:

@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec import mechanisms
-from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.distribute.sections import Lock, on_server
 from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.distribute.server_state import ServerState
@@ -33,6 +33,7 @@ from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import Arrivals
 from tfdp_rec.optimizers.lazy.pending import History
+from tfdp_rec.refused import NotPrivate
 
 SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning_rate")
 """What travels with every step, in this order, float64: a change reaches each step whole."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, NoiseSource, Request
 from tfdp_rec.noise.system_words import system_numbers
+from tfdp_rec.refused import NotPrivate
 
 
 class ServerEntropy(EntropyNoise):

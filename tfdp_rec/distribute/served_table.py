@@ -15,11 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
-from tfdp_rec.clipping.independence import rows_of
 from tfdp_rec.demands import demand
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.files import row_chunks
+from tfdp_rec.independence import rows_of
+from tfdp_rec.refused import NotPrivate
 
 Watch = Callable[[str, tf.Tensor, tf.Tensor], None]
 

@@ -20,7 +20,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.distribute.attempts import Attempts, opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
@@ -30,8 +29,9 @@ from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import Made, PlainStep, WorkerStep
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.privacy.drawn import NO_SAMPLING, SeenDraws, in_words, source_of
+from tfdp_rec.refused import NotPrivate
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, in_words, source_of
+from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import normalised
 from tfdp_rec.training.model import PrivateTraining

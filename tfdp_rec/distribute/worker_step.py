@@ -20,7 +20,7 @@ from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.tables import distinct_rows
-from tfdp_rec.privacy.drawn import check_rows, draw_numbers
+from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.step import PrivateStep, finite_losses
 from tfdp_rec.training.table_reader import TableReader

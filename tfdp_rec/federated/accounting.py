@@ -1,7 +1,7 @@
 """What one client has spent over all its releases.
 
 A client releases attention vectors (about its history) and permuted labels (about its clicks on candidates), again
-and again. Each release is a dp_accounting event whose profile is known (`tfdp_rec.privacy.profiles`), and they are
+and again. Each release is a dp_accounting event whose profile is known (`tfdp_rec.pricing.profiles`), and they are
 composed. A server that chooses the clients itself gets no amplification by sampling: it knows who answered.
 
 A click belongs to the history or to the candidates of a round. `epsilon(delta)` assumes that the same click may sit
@@ -16,14 +16,14 @@ from collections import Counter
 
 from dp_accounting import DpEvent
 
-from tfdp_rec.privacy.profiles import composed_epsilon
+from tfdp_rec.pricing.profiles import composed_epsilon
 
 
 class ClientAccountant:
     """Adds up one client's releases.
 
     Example:
-        >>> from tfdp_rec.privacy.events import PureDpEvent
+        >>> from tfdp_rec.pricing.events import PureDpEvent
         >>> accountant = ClientAccountant()
         >>> accountant.spend_labels(PureDpEvent(0.5), count=3)
         >>> round(accountant.epsilon(delta=0.0), 3)

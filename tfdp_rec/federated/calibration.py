@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from tfdp_rec.noise import words
-from tfdp_rec.privacy import profiles
-from tfdp_rec.privacy.events import PaddedDpEvent, PureDpEvent
-from tfdp_rec.privacy.profiles import Number, deamplify, gaussian_delta
+from tfdp_rec.pricing import profiles
+from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.pricing.profiles import Number, deamplify, gaussian_delta
 
 
 def l2_sensitivity(clip_norm: float) -> float:

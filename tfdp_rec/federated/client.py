@@ -41,7 +41,7 @@ from tfdp_rec.federated import device, graphs
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.profiles import composed_epsilon, releases_of
+from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
 from tfdp_rec.spending.ledger_lines import Mark, Payment, Snapshot
 
 DATA = Snapshot(None, "clicks that one person is served by")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dp_accounting import NonPrivateDpEvent
 
-from tfdp_rec.privacy.composing import epsilon_of
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.spending.ledger import REPLACE, Ledger
 from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot, by_item, composed
 

@@ -32,7 +32,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.events import PureDpEvent
+from tfdp_rec.pricing.events import PureDpEvent
 
 
 @dataclasses.dataclass(frozen=True)

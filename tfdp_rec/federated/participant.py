@@ -32,7 +32,7 @@ from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.local import LocalUpdate
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.profiles import composed_epsilon, releases_of
+from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.federated import calibration
 from tfdp_rec.noise import words
-from tfdp_rec.privacy.events import PureDpEvent
+from tfdp_rec.pricing.events import PureDpEvent
 
 
 class ClippedVector(abc.ABC):

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.privacy import epsilon_of
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.training.model import PrivateTraining
 
 _GAIN = 4.0  # how far a canary's gradient is beyond the clipping norm

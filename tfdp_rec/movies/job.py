@@ -39,11 +39,11 @@ from tfdp_rec.movies.settings import Settings
 from tfdp_rec.movies.tested import everybody_the_same
 from tfdp_rec.movies.trained import Trained, measured_record
 from tfdp_rec.movies.two_towers import noises_for, train_one
-from tfdp_rec.privacy import epsilon_of, private_counts
-from tfdp_rec.privacy.counts import Counted
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.serving.own_ids import writing_a_model
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.sums.counts import Counted, private_counts
 
 _TYPICAL = 20  # movies of a user: what the popularity prior counts on
 

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from tfdp_rec.data import Timelines
-    from tfdp_rec.privacy import Ledger, Sampling
+    from tfdp_rec.sampling.schemes import Sampling
     from tfdp_rec.spectral import SpectralRecommender
+    from tfdp_rec.spending.ledger import Ledger
 
 LEDGER = "ledger.jsonl"  # as a cluster's trainer calls the one beside its checkpoints
 _RUN, _PRIOR, _RESULT, _SUMS = "run.json", "prior.npy", "result.json", "recommender.npz"
@@ -273,8 +274,8 @@ class RunCheckpoint:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def _opened(self, mechanism: str, sampling: Sampling) -> Ledger:
-        from tfdp_rec.privacy import Ledger, Snapshot
-        from tfdp_rec.spending.ledger import ZERO_OUT
+        from tfdp_rec.spending.ledger import ZERO_OUT, Ledger
+        from tfdp_rec.spending.ledger_lines import Snapshot
 
         data = Snapshot(sampling.num_units, sampling.unit)
         # The rules of the sums use how many users there are: their neighbours have as many.

@@ -18,7 +18,7 @@ from tfdp_rec.movies import contestants
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.settings import SHUFFLED, Settings
 from tfdp_rec.movies.tested import Tests
-from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.run_folder import RunFolder
 
 _NEGATIVES = 4000  # where there are so many movies

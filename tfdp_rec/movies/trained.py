@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdp_rec.metrics import Mean
-from tfdp_rec.privacy import Accountant
+from tfdp_rec.spending.accountant import Accountant
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,10 +25,10 @@ from tfdp_rec.movies.tested import KS, Tests
 from tfdp_rec.movies.trained import Trained
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.privacy import Accountant, Correlation, optimised_correlation
-from tfdp_rec.privacy.correlated import INDEPENDENT
+from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.run_folder import RunFolder
+from tfdp_rec.spending.accountant import Accountant
 
 _RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
 

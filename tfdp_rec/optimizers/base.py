@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec import noise as noise_sources
-from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.influence import ours
 from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
@@ -34,7 +34,8 @@ from tfdp_rec.optimizers.row_scale import RowScale
 from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
-from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
+from tfdp_rec.refused import NotPrivate
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, StepLimit
 

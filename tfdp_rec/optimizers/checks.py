@@ -8,10 +8,11 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.clipping import LEAST_CLIP, NotPrivate
+from tfdp_rec.clipping import LEAST_CLIP
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.rules import RowRule, TableRule
+from tfdp_rec.refused import NotPrivate
 
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",

@@ -1,7 +1,7 @@
 """What DPFTRL and LazyDPFTRL share: noise that takes back, a little at every step, what was added before.
 
 Where other mechanisms add s z_t, z_t ~ N(0, I), to a step's clipped sum, these add s n_t, n = C⁻¹ z, with buffers T_m
-of every weight's own (`tfdp_rec.privacy.correlated` has C, its sensitivity and the event of the whole training):
+of every weight's own (`tfdp_rec.pricing.correlated_noise` has C, its sensitivity and the event of the whole training):
 
     n_t = z_t − Σ_m a_m T_m,    T_m ← θ_m T_m + n_t,    s_t = σ C / B.
 
@@ -36,10 +36,10 @@ from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
-from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation
-from tfdp_rec.privacy.drawn import Source
-from tfdp_rec.privacy.events import PlannedDpEvent
-from tfdp_rec.privacy.order import Order
+from tfdp_rec.pricing.correlated_noise import BufferedToeplitz, Correlation
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.sampling.orders import Order
+from tfdp_rec.sampling.sampling_proof import Source
 
 
 class CorrelatedOptimizer(PrivateOptimizer):

@@ -22,7 +22,7 @@ import numpy as np
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.privacy.correlated import INDEPENDENT, BufferedToeplitz
+from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
 SPOILS = 3.0
 """Rows with noise of that length had lost half of what a two-tower had learned, in the measurements."""

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.optimizers.tables import Table
+from tfdp_rec.refused import NotPrivate
 
 
 class RowScale:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers.tables import Table
-from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
 
 
 @dataclasses.dataclass(frozen=True)

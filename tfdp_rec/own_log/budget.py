@@ -18,9 +18,9 @@ import dataclasses
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
 
-from tfdp_rec.privacy.composing import epsilon_of
-from tfdp_rec.privacy.events import FailingDpEvent
-from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.pricing.events import FailingDpEvent
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 
 _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ

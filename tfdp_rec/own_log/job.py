@@ -38,12 +38,15 @@ from tfdp_rec.own_log.kept import Kept, Payer
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.settings import Asked
 from tfdp_rec.own_log.tested import MOST_USERS, NewItems
-from tfdp_rec.privacy import Accountant, Ledger, epsilon_of, private_items
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.serving.own_ids import export, line_breaks, writing_a_model
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
+from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.sums.set_union import private_items
 
 _TRAIN = 0.8  # of the users
 _RECENCY = 0.25  # where rows have times; see docs/spectral.md

@@ -39,11 +39,11 @@ from tfdp_rec.files import Path, hold, let_go, remove, replacing, unheld, writin
 from tfdp_rec.own_log.earlier import RELEASED, Earlier, mark_of
 from tfdp_rec.own_log.folders import JOB, RUN, is_kept
 from tfdp_rec.own_log.settings import Asked
-from tfdp_rec.privacy import Ledger, Snapshot, set_union
 from tfdp_rec.run_folder import LEDGER, PRIVATE, RESUME, SERVABLE, STATEMENT, RunFolder, find
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read
-from tfdp_rec.spending.ledger_lines import Mark
+from tfdp_rec.spending.ledger import ZERO_OUT, Ledger, read
+from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.sums import set_union
 
 LOG = "log"
 _ITEMS, _SUMS = "items.parquet", "recommender.npz"

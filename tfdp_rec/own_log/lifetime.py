@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dp_accounting import DpEvent
 
 from tfdp_rec.own_log.budget import Budget
-from tfdp_rec.privacy import Ledger
+from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Chain, Payment
 from tfdp_rec.spending.statement import rounded_up
 

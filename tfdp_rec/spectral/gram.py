@@ -2,7 +2,7 @@
 
 A user with d ≥ 2 items of the head gives each of the d(d-1)/2 pairs of them the same weight,
 
-    w = 1/√(d(d-1)/2)   (rounded down to the grid: see `tfdp_rec.privacy.fixed_point`),
+    w = 1/√(d(d-1)/2)   (rounded down to the grid: see `tfdp_rec.sums.fixed_point`),
 
 so that one user moves what stands above the diagonal by at most 1 in ℓ₂. Users with fewer items of the head give
 nothing; they are users all the same. Sums of whole numbers come out the same in any order, so parts are counted on
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from tfdp_rec.datasets.histories import AnyHistories, Catalogue, Part
-from tfdp_rec.privacy.fixed_point import grid_weights
+from tfdp_rec.sums.fixed_point import grid_weights
 
 _PAIRS_AT_ONCE = 2**24  # of a piece of work: about half a gigabyte at most
 _EVENTS_AT_ONCE = 2**18

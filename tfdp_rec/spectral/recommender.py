@@ -3,8 +3,8 @@
     histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
               -> denoised -> ridge regression: scores = βμ + history · B
 
-Nothing is trained. What is private is in `privacy/counts.py` and `gram.py`, which bound what one user gives, and in
-`privacy/fixed_point.py`, which adds the noise; everything after that is arithmetic on what was released.
+Nothing is trained. What is private is in `sums/counts.py` and `gram.py`, which bound what one user gives, and in
+`sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on what was released.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from scipy import sparse
 from tfdp_rec.datasets.histories import AnyHistories, Catalogue, histories_of
 from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.privacy.composing import epsilon_of
-from tfdp_rec.privacy.counts import private_counts
-from tfdp_rec.privacy.fixed_point import checked_noise, released_pairs
-from tfdp_rec.privacy.gaussian import noise_of_one_release
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.spectral import rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.sums.counts import private_counts
+from tfdp_rec.sums.fixed_point import checked_noise, released_pairs
 
 _USERS_AT_ONCE = 1024
 _KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "_private")

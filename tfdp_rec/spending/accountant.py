@@ -1,7 +1,7 @@
 """What privacy training has cost: (ε, δ) from a mechanism's event, its sampling, and the steps taken.
 
 An optimizer's `dp_event()` says what one step does to its batch; the sampling scheme says what that costs a
-unit (see `tfdp_rec.privacy.sampling`); dp_accounting composes. Two accountants:
+unit (see `tfdp_rec.sampling.schemes`); dp_accounting composes. Two accountants:
 
 - **pld** numerically convolves the privacy loss distribution. Tight: its ε is an upper bound within the width
   of its grid.
@@ -24,8 +24,8 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from tfdp_rec.files import Path
-from tfdp_rec.privacy import events
-from tfdp_rec.privacy.composing import (
+from tfdp_rec.pricing import events
+from tfdp_rec.pricing.composition import (
     check_supported,
     checked_count,
     checked_epsilon,
@@ -33,8 +33,8 @@ from tfdp_rec.privacy.composing import (
     most_steps,
     searches,
 )
-from tfdp_rec.privacy.events import PlannedDpEvent
-from tfdp_rec.privacy.sampling import Sampling
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
 from tfdp_rec.spending.entries import BY_HAND, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
 from tfdp_rec.spending.ledger import Ledger

@@ -11,8 +11,8 @@ import dp_accounting
 from dp_accounting import DpEvent, GaussianDpEvent
 from scipy import optimize
 
-from tfdp_rec.privacy.composing import checked_count, checked_epsilon, epsilon_of, searches
-from tfdp_rec.privacy.sampling import Sampling
+from tfdp_rec.pricing.composition import checked_count, checked_epsilon, epsilon_of, searches
+from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
 
 Search = tuple[str, float]  # accountant, and how much coarser

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import DpEvent
 
-from tfdp_rec.privacy import events
+from tfdp_rec.pricing import events
 
 DRAWN, UNPROVEN, BY_HAND = "drawn", "unproven", "by hand"
 SAVED_AS = "privacy_history"  # name of the entries among a saved model's variables

@@ -28,8 +28,8 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from tfdp_rec.files import Path, sync_entry, writing
-from tfdp_rec.privacy.composing import epsilon_of
-from tfdp_rec.privacy.events import to_json
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.pricing.events import to_json
 from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.ledger_lines import (
     FORMAT,

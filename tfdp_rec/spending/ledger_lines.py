@@ -20,7 +20,7 @@ from typing import Any
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from tfdp_rec.privacy import events
+from tfdp_rec.pricing import events
 
 FORMAT = "tfdp_rec ledger 2"
 READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids

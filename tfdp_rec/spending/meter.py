@@ -26,7 +26,7 @@ import tensorflow as tf
 from dp_accounting import DpEvent, NoOpDpEvent
 
 from tfdp_rec.demands import demand, given
-from tfdp_rec.privacy.drawn import Source
+from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
 
 _NO_LIMIT = 2**62

@@ -25,9 +25,9 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from tfdp_rec.privacy import events
-from tfdp_rec.privacy.events import PlannedDpEvent
-from tfdp_rec.privacy.sampling import PoissonSampling, Sampling
+from tfdp_rec.pricing import events
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Entries, Entry, new_id
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import BrokenLedger, Paid

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import dp_accounting
 from dp_accounting import DpEvent
 
-from tfdp_rec.privacy import events
+from tfdp_rec.pricing import events
 
 if TYPE_CHECKING:
     from tfdp_rec.spending.accountant import Accountant

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import batches
-from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, opened, undrawn
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, opened, undrawn
 from tfdp_rec.training.lookahead import LookAhead
 
 

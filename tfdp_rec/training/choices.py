@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.clipping import NotPrivate
+from tfdp_rec.refused import NotPrivate
 
 
 def refuse_choices(callbacks: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdp_rec.privacy.drawn import as_drawn, as_tensors, undrawn
+from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, undrawn
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # it has no control flow of Python's, and converting takes seconds
 

@@ -17,12 +17,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.clipping.influence import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.privacy.drawn import NO_SAMPLING, Source, in_words, source_of
+from tfdp_rec.refused import NotPrivate
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised

@@ -5,7 +5,7 @@
 It is what `evaluate` and validation show, and what an ordinary optimizer trains, as it is what a mechanism trains.
 A model that overrides `compute_loss` besides is evaluated, and trained by ordinary optimizers, by that. One that
 overrides `compute_loss` alone is trained privately by the losses that it averages, as its graph tells
-(`clipping/independence/forms.py`).
+(`independence/loss_terms.py`).
 
 Metrics come from two places. Those given to `compile` compare the batch's targets with what the model's call gave while
 the loss was computed. A loss that does without a call (a retrieval model predicts ids, and learns by scores) has them
@@ -20,10 +20,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples
-from tfdp_rec.clipping.independence import StepReading, by_example
+from tfdp_rec.clipping.step_reading import StepReading
+from tfdp_rec.independence import by_example
 from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, parts_of
 
 _LIBRARIES = ("keras", "tensorflow_recommenders")
@@ -56,7 +57,8 @@ def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
         return tf.stack([_alone(model, data, n, training) for n in range(number)]) if number else tf.zeros([0])
     data = hide_batch_axis(data, model.shared_inputs)
     reading = StepReading(model, data, model.shared_inputs)
-    return by_example(reading, tf.convert_to_tensor(_computed(model, data, training)))
+    loss = tf.convert_to_tensor(_computed(model, data, training))
+    return by_example(reading.walk_to(loss), loss)
 
 
 def _alone(model: Any, data: Any, number: int, training: bool) -> tf.Tensor:

@@ -24,7 +24,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.influence import ours
 from tfdp_rec.clipping.rules import Rule, rule_for
 from tfdp_rec.keras_internals import (
@@ -37,6 +36,7 @@ from tfdp_rec.keras_internals import (
 )
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.delayed import DelayedRMSprop
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld import Withheld, demand_rows, withheld
 
 _LOGS_ONLY = (

@@ -20,15 +20,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.clipping.alone import Alone
-from tfdp_rec.clipping.batches import tensors
-from tfdp_rec.clipping.independence import refuse_padding
+from tfdp_rec.clipping.batches import refuse_padding, tensors
 from tfdp_rec.clipping.recorder import Unit, units_and_refusals
 from tfdp_rec.clipping.trial import Trial
 from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import recursion_of_table, refuse_on_table
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import hidden_spec, loose_spec, normalised
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss

@@ -7,8 +7,9 @@ import tensorflow as tf
 from helpers import Seeded
 
 import tfdp_rec
-from tfdp_rec.clipping import ClippedSum, NotPrivate
+from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import DelayedRMSprop, LazyDPSGD
+from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH, STEPS = 12, 40_000, 6
 UNLIKELY = 5.5  # standard errors: a false alarm once in 10^7

@@ -29,7 +29,7 @@ from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table
-from tfdp_rec.privacy.correlated import Correlation
+from tfdp_rec.pricing.correlated_noise import Correlation
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

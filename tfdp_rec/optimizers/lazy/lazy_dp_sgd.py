@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
@@ -44,6 +43,7 @@ from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
+from tfdp_rec.refused import NotPrivate
 
 
 class Account(NamedTuple):

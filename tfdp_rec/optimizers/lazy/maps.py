@@ -32,7 +32,7 @@ import tensorflow as tf
 from tfdp_rec.optimizers.lazy.pending import Aggregated, History, Owed, Rows
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, scatter
-from tfdp_rec.privacy.correlated import BufferedToeplitz
+from tfdp_rec.pricing.correlated_noise import BufferedToeplitz
 
 Entries = Sequence[Sequence[tf.Tensor]]
 Places = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -38,7 +38,7 @@ import tensorflow as tf
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, scatter
-from tfdp_rec.privacy.correlated import INDEPENDENT, BufferedToeplitz
+from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
 Draw = Callable[[Sequence[Request], tf.Tensor], list[tf.Tensor]]
 """A noise source's `draw`."""

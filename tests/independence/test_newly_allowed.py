@@ -1,0 +1,142 @@
+"""What used to be refused for its looks and is private: each against the oracle of one example at a time."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import Scored, assert_matches_oracle, double_precision
+from keras import layers
+
+from tfdp_rec.clipping import clipped_sum
+
+rng = np.random.default_rng(0)
+SIZE = 4
+IDS = rng.integers(0, 5, size=[SIZE, 3])
+S = rng.normal(size=[SIZE, 3, 4])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def float64():
+    with double_precision():
+        yield
+
+
+def agrees(parts, forward, **batch):
+    model = Scored(parts, forward)
+    batch = {**batch, "weight": rng.uniform(0.1, 2.0, size=[SIZE])}
+    model.per_example_loss(batch)
+    for variable in model.trainable_variables:
+        variable.assign(np.random.default_rng(1).normal(size=variable.shape) * 0.5)
+    found = assert_matches_oracle(model, batch)
+    empty = clipped_sum(model, {k: v[:0] for k, v in batch.items()}, 1.0)
+    assert empty.norms.shape == [0]
+    return found
+
+
+def test_ids_in_one_long_axis():
+    """Repeated ids of one example meet across its positions: twice id 1 is one row's gradient."""
+
+    def forward(p, b):
+        rows = p[0](tf.reshape(b["ids"], [-1]))
+        return tf.reshape(rows, [-1, 3, 2])
+
+    ids = np.array([[1, 1, 2], [0, 0, 0], [3, 1, 3], [4, 4, 1]])
+    found = agrees([layers.Embedding(5, 2)], forward, ids=ids)
+    (reads,) = found.reads.values()
+    assert list(zip(reads.example.numpy(), reads.ids.numpy())) == [(i, ids[i, j]) for i in range(4) for j in range(3)]
+
+
+def test_layers_on_rows_in_one_long_axis():
+    def forward(p, b):
+        h = p[1](p[0](tf.reshape(b["x"], [-1, 4])))
+        h = p[3](p[2](h))
+        return tf.reduce_sum(tf.reshape(h, [tf.shape(b["x"])[0], -1, 2]), axis=1)
+
+    parts = [layers.Dense(3, activation="tanh"), layers.LayerNormalization(), layers.PReLU(), layers.Dense(2)]
+    agrees(parts, forward, x=S)
+
+
+def test_one_layer_on_one_axis_and_on_two():
+    def forward(p, b):
+        flat = tf.reshape(p[0](tf.reshape(b["x"], [-1, 4])), [-1, 3, 2])
+        return flat * p[0](b["x"])
+
+    agrees([layers.Dense(2, activation="tanh")], forward, x=S)
+
+
+def test_a_convolution_on_merged_axes():
+    def forward(p, b):
+        windows = tf.reshape(b["x"], [-1, 4, 1])
+        return tf.reshape(p[0](windows), [-1, 3, 3, 2])
+
+    agrees([layers.Conv1D(2, 2)], forward, x=S)
+
+
+def test_a_frozen_batch_normalization():
+    normal = layers.BatchNormalization()
+    normal(S[:, 0])
+    normal.set_weights([rng.uniform(0.5, 2.0, size=[4]) for _ in range(4)])
+    normal.trainable = False
+    agrees([layers.Dense(4), normal, layers.Dense(2)], lambda p, b: p[2](p[1](p[0](b["x"]))), x=S[:, 0])
+
+
+def test_frozen_in_training_it_keeps_its_statistics():
+    inputs = keras.Input([4])
+    normal = layers.BatchNormalization(trainable=False)
+    model = keras.Sequential([inputs, normal, layers.Dense(1)])
+    scored = Scored([model], lambda p, b: p[0](b["x"], training=True))
+    before = [np.array(v) for v in normal.variables]
+    clipped_sum(scored, {"x": S[:, 0], "weight": np.ones([SIZE])}, 1.0, training=True)
+    for variable, value in zip(normal.variables, before):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_positions_looked_up_once_for_the_batch():
+    def forward(p, b):
+        return p[2](p[0](b["ids"]) + p[1](tf.range(3)))
+
+    found = agrees([layers.Embedding(5, 2), layers.Embedding(3, 2), layers.Dense(2)], forward, ids=IDS)
+    reads = [r for path, r in found.reads.items() if "embedding" in path]
+    assert sorted(len(r.ids) for r in reads) == [12, 12]
+
+
+def test_positions_through_a_dense_layer_and_scaled():
+    def forward(p, b):
+        positions = p[1](p[0](tf.range(5))[1:4]) * tf.constant([1.0, 2.0, 0.5, 3.0], b["x"].dtype)
+        return b["x"] * positions[None] + b["x"] ** 2
+
+    agrees([layers.Embedding(5, 2), layers.Dense(4)], forward, x=S)
+
+
+class Own(Scored):
+    """Weights of its own: a scale, a bias and a kernel."""
+
+    def __init__(self, parts, forward):
+        super().__init__(parts, forward)
+        self.scale = self.add_weight(shape=[4], name="scale")
+        self.shift = self.add_weight(shape=[3, 4], name="shift")
+        self.matrix = self.add_weight(shape=[4, 2], name="matrix")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_weights_of_the_models_own(dense):
+    def forward(parts, b):
+        h = b["x"] * model.scale + model.shift
+        h = parts[0](h) if dense else h
+        return tf.reduce_sum(h, axis=1) @ model.matrix.value
+
+    model = Own([layers.Dense(4, activation="tanh")] if dense else [], forward)
+    batch = {"x": S, "weight": rng.uniform(0.1, 2.0, size=[SIZE])}
+    model.per_example_loss(batch)
+    for variable in model.trainable_variables:
+        variable.assign(np.random.default_rng(1).normal(size=variable.shape) * 0.5)
+    assert_matches_oracle(model, batch)
+
+
+def test_shared_only_by_mixing():
+    """A bias that meets the examples in their mean has no shares."""
+    from tfdp_rec.refused import NotPrivate
+
+    model = Own([], lambda parts, b: tf.reduce_mean(b["x"], 0) * model.scale + b["x"])
+    with pytest.raises(NotPrivate, match="Mean in .*test_newly_allowed.py"):
+        clipped_sum(model, {"x": S, "weight": np.ones([SIZE])}, 1.0)

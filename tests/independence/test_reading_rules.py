@@ -1,0 +1,245 @@
+"""Each rule against brute force: what it claims is so when an example is changed or taken away.
+
+And what mixes is called mixed: a rule that claims less than it could costs a user; one that claims more, the guarantee.
+"""
+
+# ruff: noqa: E501 (a table reads better with a line a case)
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from brute import claims, holds
+
+from tfdp_rec.independence import ByExample, Mixed, Shared, known_operations
+from tfdp_rec.independence.sizes import size
+from tfdp_rec.independence.values import Sized
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=[4, 3]).astype("float32")
+Y = rng.normal(size=[4, 3]).astype("float32")
+S = rng.normal(size=[4, 5, 3]).astype("float32")
+IDS = rng.integers(0, 3, size=[4, 5])
+ID = rng.integers(0, 3, size=[4])
+IMAGE = rng.normal(size=[4, 6, 6, 2]).astype("float32")
+WORDS = np.array([[b"a", b"b"], [b"c", b"a"], [b"dd", b""], [b"a", b"a"]], object)
+W = rng.normal(size=[3, 2]).astype("float32")
+FILTER = rng.normal(size=[2, 2, 2, 3]).astype("float32")
+ROW = rng.normal(size=[3]).astype("float32")
+
+FIRST, SECOND = ByExample(0), ByExample(1)
+
+
+def B(x):
+    return tf.shape(x)[0]
+
+
+# What is admitted: (function, inputs by example, shared inputs, values claimed).
+ADMITTED = {
+    "entry by entry": (lambda x, y: x * y + tf.exp(x), (X, Y), (), [FIRST]),
+    "with a shared row": (lambda x, r: tf.maximum(x, r) ** 2, (X,), (ROW,), [FIRST]),
+    "with another rank": (lambda s, x: s * x[:, None, :], (S, X), (), [FIRST]),
+    "a scalar by example": (lambda x, i: x * tf.cast(i, tf.float32)[:, None], (X, ID), (), [FIRST]),
+    "select": (lambda x, y: tf.where(x > 0, y, 0.0), (X, Y), (), [FIRST]),
+    "softmax": (lambda s: (tf.nn.softmax(s), tf.nn.log_softmax(s, axis=1)), (S,), (), [FIRST, FIRST]),
+    "sums": (lambda s: (tf.reduce_sum(s, [1, 2]), tf.reduce_max(s, -1, True), tf.norm(s, axis=1)), (S,), (), [FIRST] * 3),
+    "mean, moments": (lambda s: tf.nn.moments(s, [1]), (S,), (), [FIRST, FIRST]),
+    "transposed sums": (lambda s: tf.reduce_sum(tf.transpose(s, [1, 0, 2]), [0]), (S,), (), [FIRST]),
+    "reverse": (lambda s: tf.reverse(s, [1]), (S,), (), [FIRST]),
+    "matmul": (lambda x, w: (x @ w, tf.matmul(w, x, transpose_a=True, transpose_b=True)), (X,), (W,), [FIRST, SECOND]),
+    "batched matmul": (lambda s: (tf.matmul(s, s, transpose_b=True), s @ W), (S,), (), [FIRST, FIRST]),
+    "einsum": (
+        lambda s, x: (tf.einsum("btd,bd->tb", s, x), tf.einsum("...d,de->...e", s, W)), (S, X), (), [SECOND, FIRST]
+    ),
+    "merged": (lambda s: tf.reshape(s, [-1, 3]) @ W, (S,), (), [ByExample(0, inner=size(5))]),
+    "merged and back": (lambda s: tf.reshape(tf.reshape(s, [-1, 3]) @ W, [-1, 5, 2]), (S,), (), [FIRST]),
+    "merged with the batch's size": (lambda s: tf.reshape(s, [B(s), tf.shape(s)[1] * 3]), (S,), (), [FIRST]),
+    "time first, merged": (
+        lambda s: tf.reshape(tf.transpose(s, [1, 0, 2]), [-1, 3]), (S,), (), [ByExample(0, outer=size(5))]
+    ),
+    "time first, merged and back": (
+        lambda s: tf.transpose(tf.reshape(tf.reshape(tf.transpose(s, [1, 0, 2]), [-1, 3]), [5, -1, 3]), [1, 0, 2]),
+        (S,), (), [FIRST],
+    ),
+    "tiled": (lambda x: (tf.tile(x, [1, 2]), tf.tile(x, [3, 1])), (X,), (), [FIRST, ByExample(0, outer=size(3))]),
+    "repeated": (lambda x: tf.repeat(x, 3, axis=0), (X,), (), [ByExample(0, inner=size(3))]),
+    "repeated within": (lambda s: tf.repeat(s, 2, axis=1), (S,), (), [FIRST]),
+    "shared rows for all": (
+        lambda x, r: (tf.tile(r[None], [B(x), 1]), tf.broadcast_to(r, tf.shape(x)), tf.zeros([B(x), 2])),
+        (X,), (ROW,), [FIRST] * 3,
+    ),
+    "more axes": (lambda x: (x[:, None], tf.squeeze(x[None, :, None], [0, 2])), (X,), (), [FIRST, FIRST]),
+    "slices": (lambda s: (s[:, 1:, ::2], s[..., -1], s[:, 2], s[: B(s), :1]), (S,), (), [FIRST] * 4),
+    "block": (lambda s: tf.slice(s, [0, 1, 0], [-1, 2, 2]), (S,), (), [FIRST]),
+    "concat, stack": (
+        lambda x, y: (tf.concat([x, y, x], 1), tf.stack([x, y], 1), tf.stack([x, y]), *tf.unstack(x, axis=1)),
+        (X, Y), (), [FIRST, FIRST, SECOND, FIRST, FIRST, FIRST],
+    ),
+    "split": (lambda s: (*tf.split(s, [2, 3], 1), *tf.split(s, 3, -1)), (S,), (), [FIRST] * 5),
+    "pad": (lambda s: tf.pad(s, [[0, 0], [1, 2], [0, 1]]), (S,), (), [FIRST]),
+    "rows of a table": (lambda i, t: (tf.gather(t, i), tf.gather(t, i, axis=1)), (IDS,), (X,), [FIRST, SECOND]),
+    "along another axis": (lambda s: (tf.gather(s, [4, 0, 0], axis=1), tf.gather(s, 2, axis=2)), (S,), (), [FIRST, FIRST]),
+    "own rows": (lambda s, i: tf.gather(s, i, batch_dims=1, axis=1), (S, IDS), (), [FIRST]),
+    "one hot": (lambda i: (tf.one_hot(i, 4), tf.one_hot(i, 4, axis=0)), (IDS,), (), [FIRST, SECOND]),
+    "the last of each": (lambda s, i: tf.gather(s, i, batch_dims=1), (S, ID), (), [FIRST]),
+    "words": (
+        lambda w: (tf.strings.to_hash_bucket_fast(w, 9), w == "a"),
+        (WORDS,), (), [FIRST] * 2,
+    ),
+    "buckets": (lambda x: tf.raw_ops.Bucketize(input=x, boundaries=[0.0, 1.0]), (X,), (), [FIRST]),
+    "convolution": (
+        lambda x, f: (tf.nn.conv2d(x, f, 1, "SAME"), tf.nn.max_pool2d(x, 2, 2, "VALID"), tf.nn.avg_pool2d(x, 2, 1, "SAME")),
+        (IMAGE,), (FILTER,), [FIRST] * 3,
+    ),
+    "dilated": (
+        lambda x, f: tf.batch_to_space(tf.nn.relu(tf.space_to_batch(x, [2, 2], [[0, 0], [0, 0]])), [2, 2], [[0, 0], [0, 0]]),
+        (IMAGE,), (FILTER,), [FIRST],
+    ),
+    "blocks stay apart": (
+        lambda x: tf.space_to_batch(x, [2, 2], [[0, 0], [0, 0]]), (IMAGE,), (), [ByExample(0, outer=size(4))]
+    ),
+    "cross entropy": (
+        lambda x, y, i: (
+            tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(y), x),
+            tf.nn.sparse_softmax_cross_entropy_with_logits(i, x),
+            tf.nn.sigmoid_cross_entropy_with_logits(tf.sigmoid(y), x),
+        ),
+        (X, Y, ID), (), [FIRST] * 3,
+    ),
+    "shapes": (lambda s: (tf.shape(s)[1:], tf.shape(s), tf.size(s) // B(s)), (S,), (), None),
+    "a loop": (lambda x: tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.sin(y)), (0, x))[1], (X,), (), [FIRST]),
+    "a function": (tf.function(lambda x: tf.nn.gelu(x) * 2, autograph=False), (X,), (), [FIRST]),
+    "steps in a loop": (
+        lambda s: tf.transpose(tf.map_fn(lambda y: tf.tanh(y) @ W, tf.transpose(s, [1, 0, 2]), fn_output_signature=tf.float32), [1, 0, 2]),
+        (S,), (), [FIRST],
+    ),
+    "scan over steps": (
+        lambda s: tf.scan(lambda a, y: a * 0.5 + y, tf.transpose(s, [1, 0, 2])), (S,), (), [SECOND],
+    ),
+    "running state": (lambda s: tf.foldl(lambda a, y: a * 0.5 + y, tf.transpose(s, [1, 0, 2])), (S,), (), [FIRST]),
+}  # fmt: skip
+
+REFUSED_BACKWARD = ("own rows", "the last of each")  # TensorFlow numbers all rows of the batch in one go
+
+# What mixes, or may: refused when it matters.
+MIXED = {
+    "mean": lambda x: x - tf.reduce_mean(x, 0),
+    "all": lambda x: x * tf.cast(tf.reduce_all(x > 0), tf.float32),
+    "softmax over the batch": lambda x: tf.nn.softmax(x, axis=0),
+    "roll": lambda x: tf.roll(x, 1, 0),
+    "reverse": lambda x: tf.reverse(x, [0]),
+    "sort": lambda x: tf.sort(x, axis=0),
+    "sorted and put back": lambda x: tf.gather(tf.sort(x, axis=0), tf.argsort(tf.argsort(x[:, 0]))),
+    "cumulative": lambda x: tf.cumsum(x, 0),
+    "arg": lambda x: tf.argmax(x, 0),
+    "top": lambda x: tf.math.top_k(tf.transpose(x), 2).values,
+    "the first": lambda x: x * x[0],
+    "a slice": lambda x: x[1:],
+    "scores of all by all": lambda x: tf.matmul(x, x, transpose_b=True),
+    "gram": lambda x: tf.matmul(x, x, transpose_a=True),
+    "einsum": lambda x: tf.einsum("bi,ci->bc", x, x),
+    "outer": lambda x: x[:, None] * x[None],
+    "wrong reshape": lambda x: tf.reshape(x, [3, -1]),
+    "wrong reshape and back": lambda x: tf.reshape(tf.reshape(x, [3, -1]) * ROW[:, None], [-1, 3]),
+    "transpose as reshape": lambda x: tf.reshape(tf.transpose(x), [-1, 3]),
+    "divided by the size": lambda x: x / tf.cast(tf.shape(x)[0], tf.float32),
+    "the size as a factor": lambda x: x * tf.cast(tf.size(x), tf.float32),
+    "filled with the size": lambda x: x + tf.fill([tf.shape(x)[0], 1], tf.cast(tf.shape(x)[0], tf.float32)),
+    "the place in the batch": lambda x: x * tf.cast(tf.range(tf.shape(x)[0]), tf.float32)[:, None],
+    "a table by place": lambda x: x + tf.gather(tf.ones([9, 3]), tf.range(tf.shape(x)[0])),
+    "a slice of a table": lambda x: x + tf.ones([9, 3])[: tf.shape(x)[0]],
+    "a shared tensor as long as the batch": lambda x: x + tf.constant(Y),
+    "rows of others": lambda x: tf.gather(x, tf.cast(x[:, 0] > 0, tf.int32)),
+    "rows of others by number": lambda x: tf.gather_nd(x, tf.cast(x[:, :1] > 0, tf.int32)),
+    "a place that data adds to": lambda x: tf.gather(
+        tf.reshape(x, [-1]), tf.range(tf.shape(x)[0]) * 3 + tf.cast(x[:, 0], tf.int32)
+    ),
+    "a column by the size": lambda x: x[:, tf.shape(x)[0] - 2],
+    "searched in shared rows": lambda x: tf.searchsorted(tf.constant(np.sort(Y)), x),
+    "places by places": lambda x: x * tf.cast(tf.range(tf.shape(x)[0]) * tf.range(tf.shape(x)[0]), tf.float32)[:, None],
+    "masked": lambda x: tf.boolean_mask(x, x[:, 0] > 0),
+    "where": lambda x: tf.cast(tf.where(x > 0), tf.float32),
+    "unique": lambda x: tf.unique(x[:, 0])[0],
+    "partitioned": lambda x: tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2)[0],
+    "segments": lambda x: tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0] > 0, tf.int32), 2),
+    "concatenated": lambda x: tf.concat([x, x * 2], 0),
+    "squeezed": lambda x: tf.squeeze(x[:, None]),
+    "identity matrix": lambda x: tf.eye(tf.shape(x)[0]) @ x,
+    "norm of all": lambda x: tf.clip_by_norm(x, 1.0),
+    "batch norm": lambda x: tf.raw_ops.FusedBatchNormV3(
+        x=x[:, None, None], scale=tf.ones([3]), offset=tf.zeros([3]), mean=[], variance=[], is_training=True
+    ).y,
+    "bigger branch": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
+    "branch by size": lambda x: tf.cond(tf.shape(x)[0] > 2, lambda: x, lambda: -x),
+    "loop by data": lambda x: tf.while_loop(
+        lambda i, y: i < tf.cast(tf.reduce_max(x), tf.int32), lambda i, y: (i + 1, y * 2), (0, x)
+    )[1],
+    "map over examples": lambda x: tf.map_fn(lambda row: row * 2, x),
+    "carry across examples": lambda x: tf.scan(lambda a, row: a + row, x),
+    "a carry in a loop": lambda x: tf.while_loop(
+        lambda i, a: i < 2, lambda i, a: (i + 1, a + tf.reduce_sum(x, 0)), (0, tf.zeros([3]))
+    )[1]
+    * x,
+    "seeded noise": lambda x: x * tf.random.stateless_uniform(tf.shape(x), seed=[1, 2]),
+    "seeded by data": lambda x: x * tf.random.stateless_uniform(tf.shape(x), seed=tf.cast(x[0, :2], tf.int32)),
+    "lengths of data": lambda x: tf.sequence_mask(tf.cast(tf.abs(x[:, 0]), tf.int32)),
+    "padded to data": lambda x: x[:, : tf.cast(tf.reduce_max(x), tf.int32)],
+    "repeated as data says": lambda x: tf.repeat(x, tf.cast(x[:, 0] > 0, tf.int32), axis=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADMITTED)
+def test_what_is_claimed_is_so(name):
+    function, inputs, shared, expect = ADMITTED[name]
+    values = holds(function, *inputs, shared=shared, expect=expect)
+    assert not any(isinstance(v, Mixed) for v in values), [str(v) for v in values]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes_is_not_claimed(name):
+    values, _, _ = claims(MIXED[name], X)
+    assert not any(isinstance(v, (ByExample, Shared)) for v in values), [str(v) for v in values]
+
+
+@pytest.mark.parametrize("name", ADMITTED)
+def test_gradients_of_what_is_admitted(name):
+    """Backward too: each example's gradient with respect to its own input, as TensorFlow makes it."""
+    function, inputs, shared, _ = ADMITTED[name]
+    floats = [n for n, x in enumerate(inputs) if x.dtype == np.float32]
+    if not floats:
+        pytest.skip("nothing to differentiate")
+
+    def backward(*tensors):
+        with tf.GradientTape() as tape:
+            tape.watch([tensors[n] for n in floats])
+            outputs = [o for o in tf.nest.flatten(function(*tensors)) if o.dtype.is_floating]
+        found = tape.gradient(outputs, [tensors[n] for n in floats], [tf.cos(o) for o in outputs])
+        return [tf.convert_to_tensor(g) for g in found if g is not None]
+
+    values = holds(backward, *inputs, shared=shared)
+    if name not in REFUSED_BACKWARD:
+        assert all(isinstance(v, ByExample) for v in values), [str(v) for v in values]
+    assert not any(isinstance(v, (Shared, Sized)) for v in values)
+
+
+@pytest.fixture
+def no_seed():
+    """As in a fresh process: other tests set the seed that operations of TensorFlow's own state draw from."""
+    tf.random.set_seed(None)
+
+
+def test_noise_is_drawn_for_each_example(no_seed):
+    for draw in (tf.random.uniform, tf.random.normal):
+        values, _, _ = claims(lambda x, draw=draw: x * draw(tf.shape(x)), X)
+        assert values == [FIRST]
+
+
+def test_an_unknown_operation_is_named():
+    values, _, walk = claims(lambda x: tf.raw_ops.Fingerprint(data=tf.bitcast(x, tf.uint8), method="farmhash64"), X)
+    assert values[0].reason == "unknown"
+    assert walk.reading.without_rule == {"Bitcast"}
+
+
+def test_every_rule_is_for_an_operation_that_exists():
+    names = {name.lower() for name in dir(tf.raw_ops)}
+    missing = [k for k in known_operations() if k.lower() not in names]
+    assert not missing

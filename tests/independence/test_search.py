@@ -1,0 +1,61 @@
+"""A search for programs of which the reading claims more than is so.
+
+Programs are drawn at random (`tests/programs.py`), and every tensor of them that is claimed to be shared, sized or each
+example's own is held against brute force (`tests/brute.py`): its entries, its lengths and its numbers, in batches of
+1, 3, 4, 7, 299 and 300 examples, of 2,100 where a type of 11 bits is met, and over many seeds where it is noise.
+
+`TFDP_REC_PROGRAMS=100000 pytest tests/independence/test_search.py -m slow -s` searches for a night.
+"""
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from brute import Held
+from programs import FAMILIES, LEAVES, Program, batch
+
+from tfdp_rec.refused import NotPrivate
+
+PROGRAMS = int(os.environ.get("TFDP_REC_PROGRAMS", "1000"))
+FIRST_SEED = int(os.environ.get("TFDP_REC_FIRST_PROGRAM", "0"))
+FEW = 5  # programs of a family
+
+
+def search(seeds, family=None):
+    """How many programs and claims there were; the first operation of each program whose claim is false."""
+    counts, found = Counter(), {}
+    for seed in seeds:
+        program = Program(seed, FAMILIES.get(family))
+        try:
+            held = Held(program, LEAVES)
+        except NotPrivate:
+            counts["refused"] += 1
+            continue
+        counts["programs"] += 1
+        counts["claims"] += len(held.claimed)
+        for operation, (tensor, said) in held.faults(batch, np.random.default_rng(seed)).items():
+            made_of = ", ".join(type(held.walk.value(t)).__name__ for t in operation.inputs)
+            about = f"{operation.type}({made_of}) is claimed to be {type(held.walk.value(tensor)).__name__}"
+            found.setdefault(about, f"program {seed} of {family}, {program.said}: {said[:300]}")
+            counts[about] += 1
+    return counts, found
+
+
+def none(counts, found):
+    assert not found, "\n".join(f"{about}, {counts[about]} times: {said}" for about, said in found.items())
+    return counts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_claim_about_a_few_programs_is_false(family):
+    counts = none(*search(range(FEW), family))
+    assert counts["claims"] > 20 * counts["programs"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [None, *FAMILIES])
+def test_no_claim_about_a_program_is_false(family):
+    counts, found = search(range(FIRST_SEED, FIRST_SEED + PROGRAMS), family)
+    print(f"\n{family or 'all'}: {dict(counts)}")
+    none(counts, found)

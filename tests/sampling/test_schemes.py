@@ -1,0 +1,223 @@
+"""Sampling against coin flips and counting, and what it makes of events."""
+
+import itertools
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
+from scipy import stats
+
+from tfdp_rec.privacy import PoissonSampling, ShuffledEpochs
+from tfdp_rec.sampling.schemes import fold_gaussians
+
+
+def subset_chi_square(samples, num_units, probability):
+    """p-value of the observed subsets under independent coin flips."""
+    codes = [sum(1 << int(unit) for unit in sample) for sample in samples]
+    observed = np.bincount(codes, minlength=2**num_units)
+    sizes = np.array([code.bit_count() for code in range(2**num_units)])
+    expected = probability**sizes * (1 - probability) ** (num_units - sizes) * len(samples)
+    return stats.chisquare(observed, expected).pvalue
+
+
+def test_every_subset_is_as_likely_as_under_coin_flips():
+    batches = PoissonSampling(5, 2).index_batches(seed=0)
+    assert subset_chi_square([next(batches) for _ in range(20_000)], 5, 0.4) > 1e-6
+
+
+@pytest.mark.parametrize("wrong", ["fixed size", "other probability", "pairs stick together"])
+def test_the_subset_test_rejects_what_is_not_poisson(wrong):
+    rng = np.random.default_rng(0)
+    draw = {
+        "fixed size": lambda: rng.choice(5, 2, replace=False),
+        "other probability": lambda: np.flatnonzero(rng.random(5) < 0.42),
+        "pairs stick together": lambda: np.flatnonzero(
+            np.append(np.repeat(rng.random(2) < 0.4, 2), rng.random() < 0.4)
+        ),
+    }[wrong]
+    assert subset_chi_square([draw() for _ in range(20_000)], 5, 0.4) < 1e-6
+
+
+def test_large_samples_have_distinct_units_evenly_and_the_right_sizes():
+    sampling = PoissonSampling(50_000, 500)
+    samples = list(itertools.islice(sampling.index_batches(seed=3), 400))
+    sizes = [len(sample) for sample in samples]
+    counts = np.bincount(np.concatenate(samples), minlength=50_000)
+    assert all(len(np.unique(sample)) == len(sample) for sample in samples)
+    assert abs(np.mean(sizes) - 500) < 5 * np.sqrt(500 / 400)
+    assert 0.7 < np.var(sizes) / (500 * 0.99) < 1.4
+    assert stats.chisquare(counts.reshape(100, 500).sum(axis=1)).pvalue > 1e-6
+
+
+def test_without_a_seed_nothing_repeats_and_with_one_it_goes_on_where_it_stopped():
+    sampling = PoissonSampling(1000, 50)
+    fresh = [next(sampling.index_batches()).tolist() for _ in range(2)]
+    straight = list(itertools.islice(sampling.index_batches(seed=7), 5))
+    resumed = list(itertools.islice(sampling.index_batches(seed=7, position=3), 2))
+    assert fresh[0] != fresh[1]
+    assert [batch.tolist() for batch in straight[3:]] == [batch.tolist() for batch in resumed]
+
+
+def test_keras_global_seed_does_not_make_samples_repeat():
+    import keras
+
+    drawn = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        drawn.append(next(PoissonSampling(10_000, 100).index_batches()).tolist())
+    assert drawn[0] != drawn[1]
+
+
+def fetch(indices):
+    context = np.zeros([len(indices), 3], np.int32) + np.asarray(indices, np.int32)[:, None]
+    return {"context": context, "label": np.asarray(indices, np.int64)}
+
+
+def negatives():
+    return {"negatives": np.ones(4, np.float32)}
+
+
+def test_the_dataset_has_open_batch_dimensions_and_yields_empty_batches():
+    sampling = PoissonSampling(20, 1, unit="user")
+    dataset = sampling.batches(fetch, seed=0, shared=negatives)
+    features, draw = dataset.element_spec
+    assert features["context"] == tf.TensorSpec([None, 3], tf.int32)
+    assert features["label"] == tf.TensorSpec([None], tf.int64)
+    assert features["negatives"] == tf.TensorSpec([4], tf.float32)
+    assert draw.sampling == sampling.name and draw.seeded and draw.shared == ("negatives",)
+    assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    drawn = list(dataset.take(50))
+    assert [int(d.draw.number) for d in drawn] == list(range(50))
+    assert len({int(d.draw.iteration) for d in drawn}) == 1
+    sizes = [len(d.batch["label"]) for d in drawn]
+    assert sizes == [int(d.draw.size) for d in drawn] and 0 in sizes and max(sizes) > 1
+
+
+def test_a_single_unit_and_a_full_batch():
+    assert PoissonSampling(1, 1).batches(fetch).element_spec.batch["label"].shape == [None]
+    assert len(next(PoissonSampling(9, 9).index_batches())) == 9
+
+
+def test_shared_inputs_need_a_dict_to_go_into():
+    with pytest.raises(ValueError, match="shared= must give a dict"):
+        PoissonSampling(10, 2).batches(lambda i: i, shared=negatives)
+    with pytest.raises(ValueError, match="without those keys"):
+        PoissonSampling(10, 2).batches(lambda i: {"negatives": i}, shared=negatives)
+    both = PoissonSampling(10, 2).batches(lambda i: ({"id": i}, i), shared=negatives).element_spec.batch
+    assert set(both[0]) == {"id", "negatives"}
+
+
+def test_fetch_with_a_careless_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="fetch gives arrays of different dtype"):
+        PoissonSampling(10, 2).batches(lambda indices: np.array([[i, i] for i in indices.tolist()]))
+    with pytest.raises(ValueError, match="one row for each index"):
+        PoissonSampling(10, 2).batches(lambda indices: np.zeros(3))
+
+
+@pytest.mark.parametrize("scheme", [PoissonSampling, ShuffledEpochs])
+def test_bad_sizes_are_refused(scheme):
+    with pytest.raises(ValueError, match="num_units must be a positive integer"):
+        scheme(0, 1)
+    with pytest.raises(ValueError, match="expected_batch_size must be positive"):
+        scheme(10, 0)
+    with pytest.raises(ValueError, match="fewer units than a batch"):
+        scheme(10, 11)
+    with pytest.raises(ValueError, match="position means nothing without a seed"):
+        scheme(10, 2).batches(fetch, position=3)
+
+
+def test_poisson_composes_as_sampled_steps():
+    event = PoissonSampling(1000, 10).compose(GaussianDpEvent(1.5), 7)
+    step = dp_accounting.PoissonSampledDpEvent(0.01, GaussianDpEvent(1.5))
+    assert event == dp_accounting.SelfComposedDpEvent(step, 7)
+
+
+def test_folding_keeps_what_is_not_gaussian():
+    laplace = dp_accounting.LaplaceDpEvent(2.0)
+    mixed = ComposedDpEvent([GaussianDpEvent(1.0), laplace])
+    nested = dp_accounting.SelfComposedDpEvent(ComposedDpEvent([GaussianDpEvent(2), GaussianDpEvent(2)]), 2)
+    assert fold_gaussians(mixed) is mixed and fold_gaussians(laplace) is laplace
+    assert fold_gaussians(nested) == GaussianDpEvent(1.0)
+    assert fold_gaussians(NonPrivateDpEvent()) == NonPrivateDpEvent()
+
+
+def test_a_shuffled_epoch_holds_every_unit_once():
+    batches = list(itertools.islice(ShuffledEpochs(23, 5).index_batches(seed=1), 10))
+    assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3] * 2
+    assert sorted(np.concatenate(batches[:5])) == sorted(np.concatenate(batches[5:])) == list(range(23))
+    assert np.concatenate(batches[:5]).tolist() != np.concatenate(batches[5:]).tolist()
+    resumed = list(itertools.islice(ShuffledEpochs(23, 5).index_batches(seed=1, position=7), 3))
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in batches[7:]]
+
+
+@pytest.mark.parametrize("steps, epochs", [(0, 0), (1, 1), (5, 1), (6, 2), (23, 5)])
+def test_shuffled_epochs_count_once_started(steps, epochs):
+    assert ShuffledEpochs(23, 5).compose(GaussianDpEvent(2.0), steps) == dp_accounting.SelfComposedDpEvent(
+        GaussianDpEvent(2.0), epochs
+    )
+
+
+def participations(pieces, num_units, batch_size, rng):
+    """Simulated: how often, at each noise, the unit most exposed took part; each piece iterates anew."""
+    taken = np.zeros([num_units, 2])
+    for runs in pieces:
+        batches = ShuffledEpochs(num_units, batch_size).index_batches(seed=int(rng.integers(1 << 30)))
+        for noise, steps in runs:
+            for _ in range(steps):
+                taken[next(batches), noise] += 1
+    return taken
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_unit_takes_part_more_often_than_is_charged(seed):
+    rng = np.random.default_rng(seed)
+    noises = (1.0, 3.0)
+    pieces = [
+        [(int(rng.integers(2)), int(rng.integers(1, 9))) for _ in range(rng.integers(1, 4))]
+        for _ in range(rng.integers(1, 4))
+    ]
+    taken = participations(pieces, num_units=12, batch_size=3, rng=rng)
+    sampling = ShuffledEpochs(12, 3)
+    runs = [(GaussianDpEvent(noises[noise]), steps) for piece in pieces for noise, steps in piece]
+    charged = sampling.compose_history(runs, restarts=len(pieces) - 1)
+    precision = fold_gaussians(charged).noise_multiplier ** -2
+    actual = (taken @ np.array([noise**-2 for noise in noises])).max()
+    assert actual <= precision * (1 + 1e-9)
+
+
+def test_each_new_iteration_of_shuffled_data_is_charged():
+    sampling = ShuffledEpochs(20, 5)
+    assert sampling.compose_history([(GaussianDpEvent(1.0), 6)], restarts=2).count == 2 + 2
+
+
+def test_the_state_of_a_sampling_tells_nothing_of_its_samples():
+    sampling = PoissonSampling(100, 10)
+    list(sampling.batches(fetch).take(3))
+    assert set(sampling.get_state()) == {"scheme", "num_units", "expected_batch_size", "unit"}
+    with pytest.raises(ValueError, match="another sampling"):
+        PoissonSampling(100, 11).set_state(sampling.get_state())
+    with pytest.raises(ValueError, match="Unknown sampling scheme"):
+        PoissonSampling.from_state({"scheme": "Wonderful"})
+    with pytest.raises(ValueError, match="no settings of PoissonSampling"):
+        PoissonSampling.from_state({"scheme": "PoissonSampling", "units": 3})
+
+
+def test_mechanisms_that_cannot_be_compared_are_each_charged_in_full():
+    laplace, gaussian = dp_accounting.LaplaceDpEvent(1.0), GaussianDpEvent(1.0)
+    composed = ShuffledEpochs(20, 5).compose_history([(gaussian, 6), (laplace, 1)])
+    assert composed == ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(gaussian, 3), dp_accounting.SelfComposedDpEvent(laplace, 1)]
+    )
+
+
+def test_lookahead_is_the_function_whoever_imported_its_module():
+    import sys
+
+    import tfdp_rec
+    import tfdp_rec.training.model
+
+    assert tfdp_rec.training.lookahead is sys.modules["tfdp_rec.training.lookahead"].lookahead
+    with pytest.raises(AttributeError, match="no attribute 'look_ahead'"):
+        tfdp_rec.data.look_ahead  # noqa: B018

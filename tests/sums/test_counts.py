@@ -1,0 +1,74 @@
+"""Private counts: what one user gives is at most 1 in ℓ₂, by brute force; the event is dp-accounting's."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp_rec.datasets.histories import Catalogue, histories_of
+from tfdp_rec.noise.words import seeded
+from tfdp_rec.privacy import private_counts
+from tfdp_rec.sums.counts import grid_counts
+from tfdp_rec.sums.fixed_point import ONE
+
+CATALOGUE = Catalogue([3, 1, 4, 15, 9, 2, 6])
+HISTORY = st.lists(st.sampled_from([3, 1, 4, 15, 9, 2, 6, 77]), max_size=12)
+
+
+def exact(histories, typical=None, catalogue=CATALOGUE):
+    parts = histories_of(histories).parts(catalogue)
+    return sum((grid_counts(part, len(catalogue), typical) for part in parts), np.zeros(len(catalogue), np.int64))
+
+
+@settings(deadline=None)
+@given(st.lists(HISTORY, min_size=1, max_size=6), st.integers(0, 5), HISTORY, st.sampled_from([None, 1, 3, 20]))
+def test_one_user_more_less_or_other_moves_the_counts_by_at_most_one(histories, at, other, typical):
+    at %= len(histories)
+    emptied = histories[:at] + [[]] + histories[at + 1 :]
+    moved = exact(histories, typical) - exact(emptied, typical)
+    assert sum(int(step) ** 2 for step in moved) <= ONE**2
+    swapped = histories[:at] + [other] + histories[at + 1 :]
+    moved = exact(swapped, typical) - exact(emptied, typical)
+    assert sum(int(step) ** 2 for step in moved) <= ONE**2
+
+
+@pytest.mark.parametrize("typical", [None, 20])
+def test_a_user_of_a_hundred_thousand_items_gives_no_more(typical):
+    catalogue = Catalogue(np.arange(1, 100_001))
+    given = exact([catalogue.ids], typical, catalogue)
+    squares = int((given.astype(object) ** 2).sum())
+    assert squares <= ONE**2
+    if typical is None:
+        assert Fraction(squares, ONE**2) > Fraction(99, 100)  # and uses what there is
+
+
+def test_weights_are_those_of_the_definition():
+    assert (exact([[3, 1, 3, 77]]) / ONE).round(5).tolist() == [0.70711, 0.70711, 0, 0, 0, 0, 0]
+    given = exact([[3, 1, 4, 15]], typical=1) / ONE  # √1/4 rather than 1/√4
+    assert given[:4] == pytest.approx(0.25, abs=1e-6)
+
+
+def test_with_a_typical_user_long_histories_give_less():
+    catalogue = Catalogue(np.arange(1, 1001))
+    for length in (1, 5, 19, 20, 21, 144, 1000):
+        (part,) = histories_of([catalogue.ids[:length]]).parts(catalogue)
+        norm = np.linalg.norm(grid_counts(part, 1000, typical=20) / ONE)
+        assert norm == pytest.approx(min(1, (20 / length) ** 0.5), rel=2e-3)
+
+
+def test_counts_come_with_noise_and_the_event_of_that_noise():
+    people = [[3]] * 400 + [[1, 4]] * 100
+    counted = private_counts(people, CATALOGUE, noise_multiplier=2.0, words=seeded(0))
+    assert counted.event == GaussianDpEvent(2.0)
+    assert counted.values[:3] == pytest.approx([400, 70.7, 70.7], abs=12)
+    one, other = (private_counts(people, CATALOGUE, noise_multiplier=2.0).values for _ in range(2))
+    assert (one != other).mean() > 0.9
+
+
+@pytest.mark.parametrize("change, words", [({"noise_multiplier": 0}, "noise_multiplier"), ({"typical": 0}, "typical")])
+def test_bad_arguments_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        private_counts([[3]], CATALOGUE, **{"noise_multiplier": 1.0, **change})

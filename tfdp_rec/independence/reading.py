@@ -1,0 +1,349 @@
+"""Reads a traced loss and its gradients, operation by operation, and says what is known of each tensor (`values.py`).
+
+A reading begins where the batch does: its tensors are by example along their first axis, entries that all examples
+share are shared, and so is every variable. Each operation in turn gives its outputs values, by its rule (`rules/`); one
+whose inputs are all shared gives shared outputs, whatever it does. Bodies of functions, branches and loops are read
+like the graph itself, loops again and again until nothing changes.
+
+What mixes examples is not refused where it stands, but where it matters: when it is found in a loss, a gradient or the
+input of a layer with weights. Metrics may mix. What writes state or leaves the graph is refused at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.demands import is_check
+from tfdp_rec.independence import refusals
+from tfdp_rec.independence.lengths import lengths_of_outputs
+from tfdp_rec.independence.sizes import BATCH, Numbers, Size, letter, size
+from tfdp_rec.independence.values import (
+    ByExample,
+    Handle,
+    Lengths,
+    Mixed,
+    Seed,
+    Shared,
+    Sized,
+    Value,
+    without_numbers,
+)
+from tfdp_rec.keras_internals import lengths_of_handle
+from tfdp_rec.refused import NotPrivate
+
+Rule = Callable[["At"], Any]
+_RULES: dict[str, Rule] = {}
+_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set()}
+
+
+def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False) -> Callable[[Rule], Rule]:
+    """Registers how operations of these types treat the examples of a batch.
+
+    Args:
+        *types: TensorFlow's names of the operations, as `op.type` gives them.
+        sizes: Whether the rule is asked about values made of the batch's size; otherwise these are refused.
+        mixed: Whether the rule is asked about tensors that mix examples; otherwise what is made of them mixes too.
+        numbers: Whether its outputs may keep the whole numbers that are followed; otherwise these are forgotten.
+
+    Returns:
+        A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
+
+    Example:
+        >>> from tfdp_rec.independence import rule
+        >>> from tfdp_rec.independence import rules
+        >>> rule("MyOwnSquash")(rules.elementwise)  # doctest: +ELLIPSIS
+        <function elementwise at ...>
+    """
+
+    def register(function: Rule) -> Rule:
+        for kind in types:
+            _RULES[kind] = function
+            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers)):
+                (_TAKES[name].add if takes else _TAKES[name].discard)(kind)
+        return function
+
+    return register
+
+
+def known_operations() -> frozenset[str]:
+    """The types of operations that have a rule."""
+    return frozenset(_RULES)
+
+
+class Reading:
+    """What one traced private computation does with the batch.
+
+    Args:
+        writable: handles of variables that may be written: by id of the handle, "metric" or "seed".
+        names: of variables, by id of the handle.
+        layers: names of the model's layers, for refusals.
+    """
+
+    def __init__(
+        self,
+        writable: dict[Any, str] | None = None,
+        names: dict[Any, str] | None = None,
+        layers: Iterable[str] = (),
+    ):
+        self.writable, self.names = writable or {}, names or {}
+        self.layers = tuple(layers)
+        self.draws: set[Any] = set()  # reads of seeds that were drawn from
+        self.writes: dict[Any, int] = {}  # how often a seed's state was written so far
+        self.without_rule: set[str] = set()  # types of operations that met what is not shared, and have no rule
+        self.walks = 0  # so that lengths of two walks through one graph have names of their own
+        self.turns = 0  # loops that are being read, whose bodies may run any number of times
+        self.unwritten = False  # whether this turn read an entry of a list that was never written
+
+    def captured(self, tensor: Any, operation: Any) -> Value:
+        """What a graph's placeholder stands for: a variable, a constant, or nothing that is known of."""
+        outside = _captured(tensor)
+        if outside is None:
+            return Mixed(operation, "outside")
+        if outside.dtype == tf.resource:
+            return Handle(id(outside), _lengths_held(outside))
+        small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= Numbers.LIMIT
+        return Shared(Numbers.of(outside.numpy()) if small else None)
+
+    def captured_lengths(self, tensor: Any) -> Lengths | None:
+        """The lengths of a captured constant."""
+        outside = _captured(tensor)
+        known = outside is not None and outside.dtype != tf.resource and outside.shape.rank is not None
+        return tuple(size(n) for n in outside.shape) if known else None
+
+    def contents(self, at: At, handle: Value) -> Value:
+        """What a variable holds: shared, but for metrics; a seed, for a random layer's."""
+        if not isinstance(handle, Handle):
+            return handle if isinstance(handle, Mixed) else at.mixed("outside")
+        kind = self.writable.get(handle.key)
+        if kind == "metric":
+            return at.mixed("metric")
+        return Seed(frozenset({(handle.key, self.writes.get(handle.key, 0))})) if kind == "seed" else Shared()
+
+    def refuse(self, operation: Any, reason: str, detail: str = "", subject: str = "") -> NotPrivate:
+        """The exception that says so."""
+        refusal = NotPrivate(refusals.sentence(operation, reason, detail, subject, self.layers))
+        refusal.operation = operation
+        return refusal
+
+
+class Walk:
+    """The reading of one graph: values and lengths of its tensors, in the order in which they were made.
+
+    Args:
+        reading: that this is part of.
+        graph: a `FuncGraph`.
+        skipped: numbers of operations, in order of creation, that are this package's own business.
+    """
+
+    def __init__(self, reading: Reading, graph: Any, skipped: frozenset[int] = frozenset()):
+        self.reading, self.graph, self.skipped = reading, graph, skipped
+        reading.walks += 1
+        self.name = f"{reading.walks}:{graph.name}"
+        self._values: dict[int, Value] = {}
+        self._sizes: dict[int, tuple[Size, ...] | None] = {}
+        self._kept: list[Any] = []  # so that no id is given twice
+
+    def set(self, tensor: Any, value: Value, sizes: Sequence[Size | None] | None = None) -> None:
+        """States what is known of a tensor, the lengths of its axes included."""
+        self._kept.append(tensor)
+        self._values[id(tensor)] = value
+        self._sizes[id(tensor)] = None if sizes is None else self._named(tensor, value, sizes)
+
+    def leaf(self, tensor: Any, by_example: bool) -> None:
+        """States that a tensor is part of the batch: its static shape is the signature's."""
+        value = ByExample(0) if by_example else Shared()
+        rank = tensor.shape.rank
+        self.set(tensor, value, None if rank is None else [None if n is None else size(n) for n in tensor.shape])
+
+    def value(self, tensor: Any) -> Value:
+        """What is known of a tensor; reads what it is made of first, if that was made before the reading began."""
+        todo = [tensor]
+        while todo:
+            if id(todo[-1]) in self._values:
+                todo.pop()
+                continue
+            missing = [i for i in todo[-1].op.inputs if id(i) not in self._values]
+            if missing and todo[-1].op.type not in ("PlaceholderWithDefault",):
+                todo.extend(missing)
+            else:
+                self.visit(todo[-1].op, before=True)
+        return self._values[id(tensor)]
+
+    def sizes(self, tensor: Any) -> tuple[Size, ...] | None:
+        """Lengths of a tensor's axes, or None if not even their number is known."""
+        return self._sizes.get(id(tensor))
+
+    def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...]:
+        """Lengths, of which one that is not known gets a name that no other has."""
+        if isinstance(value, ByExample) and value.axis < len(sizes):
+            sizes = [*sizes[: value.axis], value.outer * BATCH * value.inner, *sizes[value.axis + 1 :]]
+        names = (letter(f"{self.name}/{tensor.name}[{axis}]") for axis in range(len(sizes)))
+        return tuple(name if found is None else found for name, found in zip(names, sizes))
+
+    def _set_outputs(self, at: At, values: Sequence[Value]) -> None:
+        """Values of outputs; lengths as the rule gave them, filled up by TensorFlow's shape function."""
+        inferred = None
+        for number, (tensor, value) in enumerate(zip(at.op.outputs, values)):
+            sizes = at.given.get(number)
+            if sizes is None or None in sizes:
+                inferred = inferred or lengths_of_outputs(at.op, *at.for_shape_function())
+                shape = inferred[number] if number < len(inferred) else None
+                told = None if shape is None else [None if n is None else size(n) for n in shape]
+                sizes = told if sizes is None else sizes if told is None else [a or b for a, b in zip(sizes, told)]
+            self.set(tensor, value, sizes)
+
+    def read(self, start: int = 0) -> None:
+        """Reads every operation from number `start` on."""
+        for number, operation in enumerate(self.graph.get_operations()):
+            if number >= start and number not in self.skipped:
+                self.visit(operation)
+
+    def visit(self, operation: Any, before: bool = False) -> None:
+        """Gives the outputs of an operation their values."""
+        if operation.outputs and all(id(t) in self._values for t in operation.outputs):
+            return
+        ids = getattr(operation, _ROWS_OF, None)
+        if ids is not None:
+            value, sizes = self.value(ids), self.sizes(ids)
+            self.set(operation.outputs[0], without_numbers(value), None if sizes is None else [*sizes, None])
+            return
+        if is_check(operation):  # of this package: its last operation gives 0 or fails, those before it are for that
+            ends = _is_stateful(operation)
+            for tensor in operation.outputs:
+                self.set(tensor, Shared() if ends else Mixed(operation, "mixes"), ())
+            return
+        at = At(self, operation, before)
+        self._set_outputs(at, _apply(at))
+
+
+class At:
+    """One operation in a walk: what a rule is shown."""
+
+    def __init__(self, walk: Walk, operation: Any, before: bool = False):
+        self.walk, self.op, self.before = walk, operation, before
+        self.given: dict[int, Sequence[Size | None]] = {}  # lengths of outputs, by number
+        self.values = [walk.value(t) for t in operation.inputs]
+
+    @property
+    def reading(self) -> Reading:
+        """The reading this is part of."""
+        return self.walk.reading
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the operation."""
+        return self.op.get_attr(name)
+
+    def sizes(self, number: int) -> tuple[Size, ...] | None:
+        """Lengths of the axes of an input."""
+        return self.walk.sizes(self.op.inputs[number])
+
+    def rank(self, number: int = 0) -> int | None:
+        """How many axes an input has."""
+        found = self.sizes(number)
+        return None if found is None else len(found)
+
+    def numbers(self, number: int) -> Numbers | None:
+        """The whole numbers that an input holds, as far as they can be followed."""
+        value = self.values[number]
+        return value.numbers if isinstance(value, (Shared, Sized)) else None
+
+    def plain(self, number: int) -> list[int] | None:
+        """The whole numbers that an input holds, if all are known, as a list."""
+        found = self.numbers(number)
+        plain = None if found is None else found.plain
+        return None if plain is None else [int(n) for n in plain.flat]
+
+    def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
+        """`value`, for an output whose axes have these lengths, None where one is not known."""
+        if sizes is not None:
+            self.given[output] = sizes
+        return value
+
+    def for_shape_function(self) -> tuple[list[Any], list[Any]]:
+        """(shapes, numbers) of the inputs, as plain integers, None where they are not known."""
+        shapes, numbers = [], []
+        for number, sizes in enumerate(self.sizes(n) for n in range(len(self.values))):
+            shapes.append(None if sizes is None else tuple(length.plain for length in sizes))
+            found = self.numbers(number)
+            plain = None if found is None else found.plain
+            numbers.append(None if plain is None else _as_tuple(plain.tolist()))
+        return shapes, numbers
+
+    def mixed(self, reason: str = "mixes", detail: str = "") -> Mixed:
+        """The value of an output that is not each example's own."""
+        return Mixed(self.op, reason, detail)
+
+
+def _as_tuple(nested: Any) -> Any:
+    return tuple(map(_as_tuple, nested)) if isinstance(nested, list) else nested
+
+
+def _apply(at: At) -> list[Value]:
+    operation, kind = at.op, at.op.type
+    count = len(operation.outputs)
+    mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
+    if _is_stateful(operation) and (kind not in _RULES or at.before):
+        if at.before:
+            return [Mixed(operation, "outside")] * count
+        raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
+    if mixed is not None and kind not in _TAKES["mixed"]:
+        return [mixed] * count
+    function = _RULES.get(kind)
+    if function is None:
+        shared = all(isinstance(v, Shared) for v in at.values)
+        at.reading.without_rule.update([] if shared else [kind])
+        return [Shared() if shared else at.mixed(refusals.WITHOUT_RULE.get(kind, "unknown"))] * count
+    if kind not in _TAKES["sizes"] and any(isinstance(v, Sized) for v in at.values):
+        return [at.mixed("size")] * count
+    found = function(at)
+    values = list(found) if isinstance(found, (list, tuple)) else [found] * count
+    # Forgotten unless the rule says otherwise; and what fewer bits hold is not what was followed.
+    keeps = [kind in _TAKES["numbers"] and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
+    return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]
+
+
+_ROWS_OF = "_tfdp_rec_rows_of"
+
+
+def rows_of(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Declares that `rows` are rows of a shared table, each for the id that asks: for tables that are not variables.
+
+    Args:
+        rows: `[..., width]`.
+        ids: `[...]`.
+
+    Returns:
+        `rows`.
+    """
+    if isinstance(rows, tf.Tensor) and not tf.executing_eagerly():
+        rows = tf.identity(rows)
+        setattr(rows.op, _ROWS_OF, ids)
+    return rows
+
+
+_STATEFUL: dict[str, bool] = {}
+
+
+def _is_stateful(operation: Any) -> bool:
+    if operation.type not in _STATEFUL:
+        _STATEFUL[operation.type] = bool(operation.op_def.is_stateful)
+    return _STATEFUL[operation.type]
+
+
+def _lengths_held(handle: Any) -> Lengths | None:
+    """The lengths of what the variable of a handle holds: TensorFlow lets nothing else be assigned."""
+    lengths = lengths_of_handle(handle)
+    return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
+
+
+def _captured(tensor: Any) -> Any:
+    """The constant or resource that a placeholder stands for, through however many graphs; None if it is neither."""
+    while not isinstance(tensor, tf.__internal__.EagerTensor):
+        outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
+        if id(tensor) not in outside:
+            return tensor if tensor.dtype == tf.resource else None
+        tensor = outside[id(tensor)]
+    return tensor

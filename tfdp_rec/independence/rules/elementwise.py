@@ -1,0 +1,184 @@
+"""Operations that work entry by entry, with broadcasting, and those that work along the last axes alone.
+
+Broadcasting lines axes up from the right. Example i's entries meet example i's if all tensors that are by example have
+their axis in the same place and laid out alike, and no shared tensor has an axis of a length there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.independence.reading import At, rule
+from tfdp_rec.independence.sizes import ONE, Size
+from tfdp_rec.independence.values import (
+    ByExample,
+    ListOf,
+    Nothing,
+    Seed,
+    Shared,
+    Sized,
+    Value,
+    join,
+    without_numbers,
+)
+
+ENTRY_BY_ENTRY = """
+    Abs AsString Bucketize Cos DivNoNan Elu EluGrad Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite
+    LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal
+    Relu Relu6 Relu6Grad ReluGrad Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Softplus Softsign
+    SoftsignGrad Sqrt SqrtGrad SquaredDifference StringToHashBucketFast Tanh TanhGrad ZerosLike
+""".split()
+PASSED_ON = ("Identity", "StopGradient", "EnsureShape")
+ALONG_THE_LAST = ("Softmax", "LogSoftmax")
+_NARROW = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.uint64)
+_WHOLE = (tf.int32, tf.int64, tf.uint32, tf.uint64)  # types that hold a seed, and lengths, as they are
+
+
+@rule(*ENTRY_BY_ENTRY)
+def elementwise(at: At) -> Value:
+    """Entry by entry, axes lined up from the right."""
+    return lined_up(at, range(len(at.values)))
+
+
+def lined_up(at: At, inputs: Any) -> Value:
+    """The value of what takes one entry of each of these inputs to an entry."""
+    values = {n: at.values[n] for n in inputs}
+    if any(isinstance(v, Seed) for v in values.values()):  # zero times a seed is no seed
+        return at.mixed("seed")
+    if all(isinstance(v, Shared) for v in values.values()):
+        return Shared()
+    if any(isinstance(v, (ListOf, Nothing)) for v in values.values()):  # zeros like a list
+        return next(v for v in values.values() if isinstance(v, (ListOf, Nothing)))
+    return _broadcast(at, values)
+
+
+def _broadcast(at: At, values: dict[int, Value]) -> Value:
+    ranks = {n: at.rank(n) for n in values}
+    if any(rank is None for rank in ranks.values()):
+        return _same_rank(at, values)
+    rank = max(r for r in ranks.values() if r is not None)
+    owners = {n: v.at(v.axis + rank - (ranks[n] or 0)) for n, v in values.items() if isinstance(v, ByExample)}
+    if len(owners) + sum(isinstance(v, Shared) for v in values.values()) < len(values):
+        return at.mixed("unknown")
+    first = next(iter(owners.values()))
+    if any(v.axis != first.axis or v.layout != first.layout for v in owners.values()):
+        return at.mixed()
+    for n, value in values.items():
+        place = first.axis - (rank - (ranks[n] or 0))
+        if isinstance(value, Shared) and place >= 0 and at.sizes(n)[place] != ONE:  # type: ignore[index]
+            return at.mixed("position")
+    return at.give(ByExample(first.axis, *first.layout), broadcast_sizes([at.sizes(n) or () for n in values]))
+
+
+def _same_rank(at: At, values: dict[int, Value]) -> Value:
+    """Where the number of axes is unknown, only one tensor, or tensors and scalars, can be told."""
+    owners = [(n, v) for n, v in values.items() if isinstance(v, ByExample)]
+    scalars = all(at.rank(n) == 0 for n, v in values.items() if isinstance(v, Shared))
+    if len(owners) == 1 and scalars:
+        return ByExample(owners[0][1].axis, *owners[0][1].layout)
+    return at.mixed("unknown")
+
+
+def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
+    """Lengths after broadcasting."""
+    rank = max(len(sizes) for sizes in several)
+    found: list[Size | None] = []
+    for axis in range(rank):
+        here = {s[axis - rank + len(s)] for s in several if axis >= rank - len(s)} - {ONE}
+        found.append(ONE if not here else next(iter(here)) if len(here) == 1 else None)
+    return found
+
+
+@rule(*PASSED_ON, sizes=True, numbers=True)
+def passed_on(at: At) -> Value:
+    """The same tensor: all that is known of it holds still."""
+    sizes = at.sizes(0)
+    if at.op.type == "EnsureShape" and sizes is not None:  # which fails at a length that it does not name
+        return at.give(at.values[0], [None if length.plain is None else length for length in sizes])
+    return at.give(at.values[0], sizes)
+
+
+@rule("Cast", sizes=True, numbers=True)
+def cast(at: At) -> Value:
+    """Entry by entry. Whole numbers and seeds survive where both types hold them; a bool of a seed is no seed.
+
+    Not from fractions to narrow whole numbers: TensorFlow's kernel gives 255 for 768.0 in a whole vector of uint8 and
+    0 in what is left of one, so that an entry would depend on its place in the batch.
+    """
+    value, whole = at.values[0], at.op.outputs[0].dtype in _WHOLE and at.op.inputs[0].dtype in _WHOLE
+    if isinstance(value, ByExample) and at.op.inputs[0].dtype.is_floating and at.op.outputs[0].dtype in _NARROW:
+        return at.mixed("narrow")
+    if isinstance(value, Seed):
+        return value if whole else at.mixed("seed")
+    if not isinstance(value, (Shared, Sized, ByExample)):
+        return at.mixed("unknown")
+    return at.give(value if whole else without_numbers(value), at.sizes(0))
+
+
+@rule("IdentityN", sizes=True, mixed=True)
+def one_each(at: At) -> list[Value]:
+    """Several tensors, each by itself."""
+    for number in range(len(at.values)):
+        at.give(at.values[number], at.sizes(number), number)
+    return list(at.values)
+
+
+@rule("Select", "SelectV2")
+def select(at: At) -> Value:
+    """One or the other; the older form takes a vector of conditions that lines up from the left."""
+    if at.op.type == "Select" and at.rank(0) == 1 and at.rank(1) != 1:
+        condition, rest = at.values[0], lined_up(at, (1, 2))
+        if isinstance(condition, Shared) and isinstance(rest, Shared):
+            return Shared()
+        if isinstance(condition, ByExample) and isinstance(rest, ByExample) and rest.axis == 0:
+            return rest if condition.layout == rest.layout else at.mixed()
+        return at.mixed()
+    return lined_up(at, range(3))
+
+
+@rule("AddN")
+def add_several(at: At) -> Value:
+    """Tensors of one shape, or lists, added up: where one was never written it counts as zeros."""
+    real = [n for n, v in enumerate(at.values) if not isinstance(v, Nothing)]
+    if not real:
+        return Nothing()
+    lists = [v for v in at.values if isinstance(v, ListOf)]
+    if lists:  # entry by entry: an entry of the sum is by example if both entries are, and there alike
+        return functools.reduce(lambda a, b: join(a, b, at.op), at.values)
+    return lined_up(at, real)
+
+
+@rule("BiasAdd")
+def bias_add(at: At) -> Value:
+    """A shared vector along the channels."""
+    value, bias = at.values
+    if not isinstance(value, ByExample) or not isinstance(bias, Shared):
+        return Shared() if isinstance(value, Shared) and isinstance(bias, Shared) else at.mixed()
+    channels = 1 if at.attr("data_format") == b"NCHW" else (at.rank(0) or 0) - 1
+    return at.mixed() if value.axis == channels else at.give(value, at.sizes(0))
+
+
+@rule(*ALONG_THE_LAST)
+def along_the_last(at: At) -> Value:
+    """Each row by itself: y[..., :] = f(x[..., :])."""
+    value, rank = at.values[0], at.rank(0)
+    if isinstance(value, Shared):
+        return Shared()
+    if not isinstance(value, ByExample) or rank is None or value.axis >= rank - 1 or len(at.values) > 1:
+        return at.mixed()
+    return value if at.op.type not in ALONG_THE_LAST else at.give(value, at.sizes(0))
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+def cross_entropy(at: At) -> list[Value] | Value:
+    """A loss and a gradient for each row of logits."""
+    logits, labels = at.values
+    if isinstance(logits, Shared) and isinstance(labels, Shared):
+        return Shared()
+    owners = [v for v in at.values if isinstance(v, ByExample)]
+    if any(v.axis != 0 or v.layout != owners[0].layout for v in owners) or len(owners) < 2:
+        return at.mixed()
+    return [ByExample(0, *owners[0].layout), at.give(ByExample(0, *owners[0].layout), at.sizes(0), 1)]

@@ -1,0 +1,26 @@
+"""Reductions: y = Σ, max or mean of x along axes, each example by itself if its axis is none of them."""
+
+from __future__ import annotations
+
+from tfdp_rec.independence.reading import At, rule
+from tfdp_rec.independence.sizes import ONE
+from tfdp_rec.independence.values import ByExample, Shared, Value
+
+
+@rule("Sum", "Mean", "All", "Any")
+def reduction(at: At) -> Value:
+    """Several entries made one."""
+    value, axes, sizes = at.values[0], at.plain(1), at.sizes(0)
+    if isinstance(value, Shared) and isinstance(at.values[1], Shared):
+        return Shared()
+    if not isinstance(value, ByExample):
+        return at.mixed("unknown")
+    if axes is None or sizes is None:
+        return at.mixed("mixes" if sizes is not None else "unknown")
+    gone = {a % len(sizes) for a in axes}
+    if value.axis in gone:
+        return at.mixed()
+    if at.attr("keep_dims"):
+        return at.give(value, [ONE if a in gone else s for a, s in enumerate(sizes)])
+    kept = [s for a, s in enumerate(sizes) if a not in gone]
+    return at.give(value.at(value.axis - sum(a < value.axis for a in gone)), kept)

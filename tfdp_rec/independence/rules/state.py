@@ -1,0 +1,118 @@
+"""Variables, seeds and random numbers; what may be written, and what is refused at once.
+
+A read gives what is shared, but for metrics: what these hold was counted from data. Written may be the metrics of the
+model, and the state of its random layers with what is decided by no data.
+
+Noise: an example's entries of a random tensor are drawn independently of all others', so that its value is decided by
+its own data and noise of its own, wherever it stands in the batch. That needs a seed that no one else has drawn from
+(two draws from one seed, laid out otherwise, would share noise between examples), that is new at every step and that
+nobody knows (`clipping/seeds.py`).
+"""
+
+from __future__ import annotations
+
+from tfdp_rec.independence.reading import At, rule
+from tfdp_rec.independence.rules.shapes import of_shape
+from tfdp_rec.independence.values import ByExample, Handle, Seed, Shared, Sized, Value
+
+
+@rule("Placeholder", numbers=True)
+def given(at: At) -> Value:
+    """What a graph is given from outside: variables and constants; of all else nothing is known."""
+    return at.give(at.reading.captured(at.op.outputs[0], at.op), at.reading.captured_lengths(at.op.outputs[0]))
+
+
+@rule("PlaceholderWithDefault", sizes=True, mixed=True, numbers=True)
+def replaced(at: At) -> Value:
+    """The same tensor, whatever shape is declared."""
+    return at.give(at.values[0], at.sizes(0))
+
+
+@rule("VariableShape")
+def shape_of_a_variable(at: At) -> Value:
+    """The same whatever it holds."""
+    return Shared()
+
+
+@rule("ReadVariableOp")
+def read(at: At) -> Value:
+    """What a variable holds."""
+    handle = at.values[0]
+    return at.give(at.reading.contents(at, handle), handle.lengths if isinstance(handle, Handle) else None)
+
+
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", sizes=True, mixed=True)
+def write(at: At) -> list[Value]:
+    """Into a metric; or, once in each step, into a seed what is made of it. All else is refused.
+
+    A constant would make the seed known. A write in a loop may not happen, and the seed be drawn from again.
+    """
+    target = at.values[0]
+    key = target.key if isinstance(target, Handle) else None
+    kind = at.reading.writable.get(key)
+    if kind == "seed":
+        if at.op.type != "AssignVariableOp" or not isinstance(at.values[1], Seed) or at.reading.turns:
+            raise at.reading.refuse(at.op, "seed")
+        at.reading.writes[key] = at.reading.writes.get(key, 0) + 1
+    elif kind != "metric":
+        name = at.reading.names.get(key)
+        raise at.reading.refuse(at.op, "write", f"the variable '{name}'" if name else "a variable")
+    return []
+
+
+@rule("PyFuncStateless", sizes=True, mixed=True)
+def python(at: At) -> list[Value]:
+    """Python code may look at anything."""
+    raise at.reading.refuse(at.op, "effect")
+
+
+@rule("Assert", "NoOp", sizes=True, mixed=True)
+def nothing(at: At) -> list[Value]:
+    """No output."""
+    return []
+
+
+_FRESH = ("RandomUniform", "RandomStandardNormal")
+_FROM_SEED = ("StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "StatelessRandomNormalV2")
+
+
+@rule(*_FRESH, sizes=True)
+def fresh(at: At) -> Value:
+    """Noise of TensorFlow's own state, which is secret unless a seed was set for the process or the operation."""
+    if not all(isinstance(v, Shared) for v in at.values[1:]):
+        return at.mixed("seed")
+    found = _noise(at)
+    known = at.op.get_attr("seed") or at.op.get_attr("seed2")
+    return at.mixed("seed known") if known and isinstance(found, ByExample) else found
+
+
+@rule(*_FROM_SEED, sizes=True)
+def from_seed(at: At) -> Value:
+    """Noise from a seed: by example only if the seed is drawn anew, and for this alone.
+
+    A draw is drawn from once in all that is read: a second call of a function may ask for another shape.
+    """
+    seeds = [v for v in at.values[1:4] if isinstance(v, Seed)]
+    if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
+        return at.mixed("seed")
+    found = _noise(at)
+    if isinstance(found, ByExample) and not seeds:
+        return at.mixed("seed")
+    draws = frozenset().union(*(seed.draws for seed in seeds))
+    if draws & at.reading.draws:
+        return at.mixed("seed twice")
+    at.reading.draws |= draws
+    return found
+
+
+def _noise(at: At) -> Value:
+    if not isinstance(at.values[0], (Shared, Sized)):
+        return at.mixed("length")
+    return of_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
+
+
+@rule("StatelessRandomGetKeyCounter")
+def key_and_counter(at: At) -> Value:
+    """A seed in another form."""
+    seed = at.values[0]
+    return seed if isinstance(seed, (Seed, Shared)) else at.mixed("seed")

@@ -1,0 +1,355 @@
+"""Noise correlated from step to step, for training on a fixed order: strategies, their sensitivity, their error.
+
+Independent noise adds up in the weights. Correlated noise takes back, a little at every step, what was added before.
+With C lower triangular and Toeplitz, c_0 = 1, and z_t ~ N(0, s²) independent, training sees
+
+    g_t + n_t,    n = C⁻¹ z,    so that g + n = C⁻¹ (C g + z):
+
+post-processing of C g + z, one Gaussian mechanism for the *whole* training, also where each g_t is chosen by what was
+seen before (Denisov et al.).
+
+**Strategy.** A *buffered* Toeplitz matrix has c_i = Σ_m a_m θ_m^{i−1}, i ≥ 1: its noise needs d buffers T_m and no
+past,
+
+    n_t = z_t − Σ_m a_m T_m,    T_m ← θ_m T_m + n_t,
+
+which is C n = z read from left to right; with no buffer n is independent. a_m ≥ 0, 0 ≤ θ_m < 1 and Σ a_m ≤ 1 make the
+c_i non-negative and decreasing, without a look at their values.
+
+**Sensitivity.** Under zero-out adjacency a unit changes the g_t of its own steps alone, each by u_t, ‖u_t‖ ≤ 1 in units
+of the clip. If these steps are at least b apart and at most k, then ‖Σ_t C[:, t] u_t‖ is largest with all u_t alike,
+since no entry of CᵀC is negative, and at the first steps that can be, 0, b, 2b, …, since the c_i decrease (Kalinin and
+Lampert):
+
+    S² = Σ_t (Σ_{i < k, ib ≤ t} c_{t−ib})².
+
+Tests hold S against every pattern of participation. It is rounded up past all that float64 can lose on the way; the
+parameters are float32 numbers, so that the noise that is made is that of the C whose sensitivity this is.
+
+**Error.** The noise in the weights after the last step is Σ_j w_j n_j, w_j = η_j for plain SGD: its standard deviation
+is s ‖wᵀ C⁻¹‖. At equal ε, s is proportional to S, so that S ‖wᵀ C⁻¹‖ is what a strategy is chosen by.
+
+Reference:
+    Denisov et al., "Improved differential privacy for SGD via optimal private linear operators on adaptive streams",
+    2022.
+    Dvijotham et al., "Efficient and near-optimal noise generation for streaming differential privacy", 2024.
+    Kalinin and Lampert, "Banded square root matrix factorization for differentially private model training", 2024.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from numpy.typing import NDArray
+from scipy import optimize, signal
+
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
+
+Array = NDArray[np.float64]
+Measure = Literal["last", "mean"]
+
+MOST_STEPS = 2**21
+_ROUNDED_UP = 1 + 2.0**-30  # sums of so many non-negative float64 numbers lose less
+_MOST_BUFFERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferedToeplitz:
+    """The matrix C with c_0 = 1 and c_i = Σ_m a_m θ_m^{i−1}; the identity, independent noise, without buffers.
+
+    Args:
+        scales: a_m, at least 0, together at most 1; rounded down to float32, as the noise is made with them.
+        decays: θ_m, from 0 on and below 1; rounded to float32.
+
+    Raises:
+        ValueError: for values out of range, for which the sensitivity would be another.
+
+    Example:
+        >>> BufferedToeplitz([0.5], [0.5]).coefficients(4)
+        array([1.   , 0.5  , 0.25 , 0.125])
+        >>> BufferedToeplitz([0.5], [0.5]).inverse_coefficients(4)
+        array([ 1. , -0.5,  0. ,  0. ])
+    """
+
+    scales: Sequence[float] = ()
+    decays: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scales", tuple(map(_rounded_down, self.scales)))
+        object.__setattr__(self, "decays", tuple(float(np.float32(decay)) for decay in self.decays))
+        if len(self.scales) != len(self.decays) or len(self.scales) > _MOST_BUFFERS:
+            raise ValueError(
+                f"A buffer has a scale and a decay, and there are at most {_MOST_BUFFERS} of them; got "
+                f"{len(self.scales)} scales and {len(self.decays)} decays."
+            )
+        if not all(scale >= 0 for scale in self.scales) or not math.fsum(self.scales) <= 1:
+            raise ValueError(f"scales must be at least 0 and sum to at most 1, got {self.scales}.")
+        if not all(0 <= decay < 1 for decay in self.decays):
+            raise ValueError(f"decays must be at least 0 and below 1, got {self.decays}.")
+
+    @property
+    def buffers(self) -> int:
+        """d, how many numbers beside it a weight's noise needs."""
+        return len(self.scales)
+
+    def next_noise(self, unit: Any, buffers: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """n_t and the buffers after it, of arrays or tensors.
+
+        Args:
+            unit: z_t.
+            buffers: T_1 … T_d before.
+        """
+        noise = unit
+        for scale, held in zip(self.scales, buffers):
+            noise = noise - scale * held
+        return noise, [decay * held + noise for decay, held in zip(self.decays, buffers)]
+
+    def coefficients(self, steps: int) -> Array:
+        """c_0, c_1, … of C."""
+        powers = np.power(np.array(self.decays)[:, None], np.arange(steps - 1)[None])
+        return np.concatenate([[1.0], np.array(self.scales) @ powers])[:steps]
+
+    def inverse_coefficients(self, steps: int) -> Array:
+        """Those of C⁻¹: the response of the noise to one z."""
+        kept = np.diag(self.decays) - np.array(self.scales)[None, :]  # T ← kept T + z
+        found = np.ones([self.buffers, 1])
+        while found.shape[1] < steps:
+            found, kept = np.concatenate([found, kept @ found], axis=1), kept @ kept
+        return np.concatenate([[1.0], -np.array(self.scales) @ found])[:steps]
+
+    def sensitivity(self, steps: int, separation: int, participations: int) -> float:
+        """S, in units of the clip; never less than it is.
+
+        Args:
+            steps: n, of the whole training.
+            separation: b, at least so many steps from one step of a unit to its next.
+            participations: k, at most so many steps of a unit.
+        """
+        together = np.pad(self.coefficients(steps), (0, -steps % separation)).reshape(-1, separation).cumsum(axis=0)
+        together[participations:] -= together[:-participations].copy()
+        return float(np.sqrt(np.sum(np.square(together.ravel()[:steps])))) * _ROUNDED_UP
+
+    def last_error(self, rates: Array) -> float:
+        """‖wᵀ C⁻¹‖: the noise in the weights after the last step, in units of z's.
+
+        Args:
+            rates: w, what each step's noise weighs in them.
+        """
+        response = self.inverse_coefficients(len(rates))
+        return float(np.linalg.norm(signal.fftconvolve(rates[::-1], response)[: len(rates)]))
+
+    def errors(self, rates: Array) -> Array:
+        """The same after every step t, Σ_{j ≤ t} w_j n_j: the slow way, one step's covariance from the other's."""
+        size, scales = 1 + self.buffers, np.array([0.0, *self.scales])
+        covariance, found = np.zeros([size, size]), []
+        for rate in rates:
+            entry = np.array([rate, *np.ones(self.buffers)])  # where n enters: the weight, the buffers
+            move = np.diag([1.0, *self.decays]) - np.outer(entry, scales)
+            covariance = move @ covariance @ move.T + np.outer(entry, entry)
+            found.append(covariance[0, 0])
+        return np.sqrt(np.array(found))
+
+
+def _rounded_down(value: float) -> float:
+    nearest = np.float32(value)  # numpy 2 would compare it in float32
+    return float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0)))
+
+
+INDEPENDENT = BufferedToeplitz()
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlation:
+    """A strategy for one planned training.
+
+    Guarantees:
+        - All that such a training releases is post-processing of one Gaussian mechanism: `dp_event`. A training that
+          stops early releases a part of it, and is covered.
+        - Nothing is said of a step beyond the plan. Who wants to go on plans anew: fresh noise, whose event is
+          composed with this one's.
+        - Zero-out adjacency: data sets that differ by one unit whose rows count as empty. Nobody else's steps may move
+          for that; and nothing is amplified: who knows the order knows no more.
+
+    Args:
+        strategy: C.
+        steps: n, the most that will be made.
+        separation: b: a unit that is in one step is in none of the b − 1 steps after it. In epochs of one fixed order,
+            the steps of an epoch.
+        participations: k: a unit is in so many steps at most; as many as fit, if left out.
+
+    Raises:
+        ValueError: for numbers that are no such plan.
+
+    Example:
+        >>> plan = Correlation(BufferedToeplitz([0.46], [0.954]), steps=27 * 22, separation=27)
+        >>> plan.participations
+        22
+        >>> round(plan.against_independent(), 3)
+        0.24
+        >>> plan.dp_event(noise_multiplier=plan.sensitivity)
+        GaussianDpEvent(noise_multiplier=1.0)
+    """
+
+    strategy: BufferedToeplitz
+    steps: int
+    separation: int
+    participations: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "separation"):
+            value = getattr(self, name)
+            if int(value) != value or not 1 <= value <= MOST_STEPS:
+                raise ValueError(f"{name} must be a whole number from 1 to {MOST_STEPS}, got {value!r}.")
+        fitting = -(-self.steps // self.separation)
+        if int(self.participations) != self.participations or not 0 <= self.participations <= fitting:
+            raise ValueError(
+                f"participations must be a whole number up to {fitting}, which is what fits into {self.steps} steps at "
+                f"least {self.separation} apart, got {self.participations!r}; leave it out for that."
+            )
+        object.__setattr__(self, "participations", int(self.participations) or fitting)
+
+    @functools.cached_property
+    def sensitivity(self) -> float:
+        """S: what one unit changes C g by, in units of the clip; never less than it is."""
+        return self.strategy.sensitivity(self.steps, self.separation, self.participations)
+
+    def dp_event(self, noise_multiplier: float) -> DpEvent:
+        """The event of the whole training.
+
+        Args:
+            noise_multiplier: σ, the standard deviation of each z_t in units of the clip.
+
+        Raises:
+            ValueError: for a σ that is none.
+        """
+        if not 0 <= noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise_multiplier!r}.")
+        return GaussianDpEvent(noise_multiplier / self.sensitivity) if noise_multiplier else NonPrivateDpEvent()
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        """The σ with which the whole training costs at most ε at δ.
+
+        Args:
+            epsilon: the budget.
+            delta: δ.
+
+        Example:
+            >>> plan = Correlation(BufferedToeplitz(), steps=100, separation=25)
+            >>> round(plan.noise_multiplier(8.0, 1e-6), 3)  # four times one step, independent
+            1.306
+        """
+        return noise_of_one_release(epsilon, delta) * self.sensitivity * _ROUNDED_UP
+
+    def error(self, measure: Measure = "last", rates: Sequence[float] | None = None) -> float:
+        """The noise's standard deviation in a weight, in units of z's.
+
+        Args:
+            measure: "last", after the last step; "mean", the root of the mean square over all steps.
+            rates: what each step's noise weighs, such as its learning rate; ones if left out. With momentum μ and
+                "last", η_j (1 − μ^{n−j}) / (1 − μ).
+
+        Raises:
+            ValueError: for an unknown measure, or not one rate a step.
+        """
+        weights = self._rates(rates)
+        if measure == "last":
+            return self.strategy.last_error(weights)
+        if measure != "mean":
+            raise ValueError(f'measure must be "last" or "mean", got {measure!r}.')
+        if rates is not None:
+            return float(np.sqrt(np.mean(np.square(self.strategy.errors(weights)))))
+        summed = np.cumsum(self.strategy.inverse_coefficients(self.steps))  # the sum's response is Toeplitz too
+        return float(np.sqrt(np.square(summed) @ np.arange(self.steps, 0, -1) / self.steps))
+
+    def against_independent(self, measure: Measure = "last", rates: Sequence[float] | None = None) -> float:
+        """This noise in a weight ÷ that of independent noise of the same ε, without sampling either."""
+        independent = Correlation(INDEPENDENT, self.steps, self.separation, self.participations)
+        ours, theirs = (plan.sensitivity * plan.error(measure, rates) for plan in (self, independent))
+        return ours / theirs
+
+    def _rates(self, rates: Sequence[float] | None) -> Array:
+        found = np.ones(self.steps) if rates is None else np.asarray(rates, np.float64)
+        if found.shape != (self.steps,) or not np.all(np.isfinite(found)) or not np.any(found):
+            raise ValueError(f"rates must be {self.steps} finite numbers, not all 0: one for each step of the plan.")
+        return found
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"noise correlated over {self.steps} steps by {self.strategy.buffers} buffers; a unit is in at most "
+            f"{self.participations} of them, at least {self.separation} apart; zero-out adjacency, nothing amplified"
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything, as JSON-able values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Correlation:
+        """The inverse of `get_config`.
+
+        Example:
+            >>> plan = Correlation(BufferedToeplitz([0.5], [0.9]), steps=10, separation=5)
+            >>> Correlation.from_config(plan.get_config()) == plan
+            True
+        """
+        return cls(**{**config, "strategy": BufferedToeplitz(**config["strategy"])})
+
+
+def optimised_correlation(
+    steps: int,
+    separation: int,
+    buffers: int = 1,
+    *,
+    participations: int = 0,
+    measure: Measure = "last",
+    rates: Sequence[float] | None = None,
+) -> Correlation:
+    """The plan whose noise in the weights is least at equal ε, found by L-BFGS from a few starts.
+
+    Args:
+        steps: as `Correlation`.
+        separation: as `Correlation`.
+        buffers: d; one takes nearly all there is to gain, two a little more where steps are many.
+        participations: as `Correlation`.
+        measure: as `Correlation.error`.
+        rates: as `Correlation.error`. They must not depend on the data; neither must anything here.
+
+    Example:
+        >>> round(optimised_correlation(steps=600, separation=600, buffers=2).against_independent(), 3)
+        0.128
+    """
+
+    def plan(position: Array) -> Correlation:
+        return Correlation(_strategy(position), steps, separation, participations)
+
+    def noise(position: Array) -> float:
+        trial = plan(position)
+        return math.log(trial.sensitivity * trial.error(measure, rates))
+
+    best = plan(np.zeros(0))
+    for longest in (separation, steps, 10 * steps) if buffers else ():
+        start = np.concatenate([np.log(np.geomspace(1, longest + 1, buffers + 2)[1:-1]), np.zeros(buffers)])
+        # Parameters are rounded to float32: differences are taken over what such rounding does not show in.
+        found = optimize.minimize(
+            noise, start, jac="3-point", method="L-BFGS-B", bounds=_BOUNDS * buffers * 2,
+            options={"maxiter": 300, "finite_diff_rel_step": 1e-3},
+        )  # fmt: skip
+        best = min(best, plan(found.x), key=lambda one: one.sensitivity * one.error(measure, rates))
+    return best
+
+
+_BOUNDS = [(-12.0, 14.0)]  # of where `_strategy` maps from: decays from 6e-6 to 1 − 8e-7
+
+
+def _strategy(position: Array) -> BufferedToeplitz:
+    """Decays 1 / (1 + e^−x), then scales e^y / (1 + Σ e^y), a float32's rounding below what they may sum to."""
+    far, weights = np.split(position, 2)
+    scales = np.exp(weights) / (1 + np.sum(np.exp(weights)))
+    return BufferedToeplitz(tuple(scales * (1 - 1e-6)), tuple(1 / (1 + np.exp(-far))))

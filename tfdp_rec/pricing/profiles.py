@@ -1,0 +1,214 @@
+"""Releases that one person makes of their own clicks, priced exactly: what dp_accounting has no event for.
+
+A release is known by its hockey-stick profile δ(ε) between neighbours that differ in one item. There are three:
+
+    Gaussian  z          δ(ε) = Φ(1/2z - εz) - e^ε Φ(-1/2z - εz)
+    pure      ε₀         δ(ε) ≤ that of randomised response, (1 - e^(ε - ε₀)) / (1 + e^-ε₀)
+    padded    p, inner   each item was replaced by a fixed one with probability p before the inner release saw it:
+                         δ(ε) = (1-p) δ_inner(log(1 + (e^ε - 1)/(1-p))),  and h(-ε) = 1 - e^-ε + e^-ε h(ε) below 0
+
+Profiles become discretised privacy-loss distributions (connect-the-dots, pessimistic) and are composed by convolution.
+
+Reference:
+    Doroshenko et al., "Connect the Dots", PETS 2022; Zhu et al., "Optimal accounting", AISTATS 2022;
+    docs/privacy-privaterec.md, Theorem 2, for padding.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from numpy.typing import NDArray
+from scipy import special
+
+from tfdp_rec.pricing import events
+from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
+
+Number = TypeVar("Number", float, NDArray[np.float64])
+Releases = tuple[tuple[DpEvent, int], ...]
+Distribution: TypeAlias = "privacy_loss_distribution.PrivacyLossDistribution"
+
+_TAIL = 1e-13
+
+
+def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
+    """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S.
+
+    Args:
+        epsilon: Any real number.
+        sensitivity: L2 sensitivity S.
+        sigma: Standard deviation.
+
+    Example:
+        >>> round(gaussian_delta(1.0, 1.0, 1.0), 4)
+        0.1269
+    """
+    values = np.asarray(epsilon, dtype=np.float64)
+    near, far = sensitivity / (2 * sigma), values * sigma / sensitivity
+    exact = special.ndtr(near - far) - np.exp(values + special.log_ndtr(-near - far))
+    return like(epsilon, np.clip(exact, -np.expm1(np.minimum(values, 0.0)), 1.0))
+
+
+def pure_delta(epsilon: Number, pure_epsilon: float) -> Number:
+    """A bound on δ(ε) for any pure `pure_epsilon` mechanism: that of randomised response.
+
+    Example:
+        >>> pure_delta(2.0, 1.0)
+        0.0
+    """
+    values = np.asarray(epsilon, dtype=np.float64)
+    inside = -np.expm1(np.minimum(values - pure_epsilon, 0.0)) / (1.0 + math.exp(-pure_epsilon))
+    return like(epsilon, np.maximum(inside, -np.expm1(np.minimum(values, 0.0))))
+
+
+def amplify(epsilon: float, padding: float) -> float:
+    """The ε left of an `epsilon`-mechanism when each item is padded with probability `padding`.
+
+    Example:
+        >>> round(amplify(1.0, 0.5), 4)
+        0.6201
+    """
+    return float(np.logaddexp(math.log1p(-padding) + epsilon, math.log(padding) if padding else -math.inf))
+
+
+def deamplify(epsilon: Number, padding: float) -> Number:
+    """The ε a mechanism may spend so that padding brings it down to `epsilon`: inverse of `amplify`.
+
+    Example:
+        >>> round(deamplify(amplify(3.0, 0.2), 0.2), 9)
+        3.0
+    """
+    shrunk = -np.expm1(-np.asarray(epsilon, dtype=np.float64)) / (1.0 - padding)
+    kept = np.exp(-np.asarray(epsilon, dtype=np.float64))
+    return like(epsilon, epsilon + np.log(shrunk + kept))
+
+
+def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -> Number:
+    """The profile of a release behind padding, for any real ε.
+
+    Args:
+        epsilon: Where.
+        padding: The probability p.
+        inner: The profile of the release without padding.
+    """
+    values = np.asarray(epsilon, dtype=np.float64)
+    above = (1.0 - padding) * inner(deamplify(np.abs(values), padding))
+    mirrored = -np.expm1(np.minimum(values, 0.0)) + np.exp(np.minimum(values, 0.0)) * above
+    return like(epsilon, np.where(values < 0, mirrored, above))
+
+
+def delta_of(event: DpEvent, epsilon: Number) -> Number:
+    """δ(`epsilon`) of one release.
+
+    Raises:
+        ValueError: for an event that is no release of one person's items.
+
+    Example:
+        >>> round(delta_of(PaddedDpEvent(dp_accounting.GaussianDpEvent(1.0), 0.5), 1.0), 4)
+        0.0289
+    """
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return gaussian_delta(epsilon, 1.0, event.noise_multiplier)
+    if isinstance(event, PureDpEvent):
+        return pure_delta(epsilon, event.epsilon)
+    if isinstance(event, PaddedDpEvent):
+        return padded_delta(epsilon, event.padding, lambda inside: delta_of(event.event, inside))
+    raise ValueError(
+        f"{events.in_words(event)} cannot be composed with what one person releases of their own items: the one is "
+        "about data sets with and without a person, the other about an item replaced by another. Keep two ledgers."
+    )
+
+
+def is_release(event: DpEvent) -> bool:
+    """Whether an event has a part that is priced here alone."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return any(is_release(part) for part in event.events)
+    inner = getattr(event, "event", None)
+    return isinstance(event, PureDpEvent | PaddedDpEvent) or (inner is not None and is_release(inner))
+
+
+def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
+    """An event's releases, and how many there are of each."""
+    found: dict[DpEvent, int] = {}
+    for release, count in events.parts_of(event, times):
+        found[release] = found.get(release, 0) + count
+    return found
+
+
+def composed_epsilon(releases: dict[DpEvent, int], delta: float) -> float:
+    """ε at δ of releases, composed; at δ = 0 the sum of the pure ones, infinite where another is among them.
+
+    Example:
+        >>> round(composed_epsilon({PureDpEvent(0.5): 3}, 0.0), 3)
+        1.5
+    """
+    if not all(events.is_private(release) for release in releases):
+        return math.inf
+    if delta == 0:
+        return sum(count * _pure_epsilon(release) for release, count in releases.items())
+    return _composed(tuple(sorted(releases.items(), key=repr)), delta)
+
+
+def _pure_epsilon(release: DpEvent) -> float:
+    if isinstance(release, PaddedDpEvent):
+        inner = _pure_epsilon(release.event)
+        return inner if math.isinf(inner) else amplify(inner, release.padding)
+    return release.epsilon if isinstance(release, PureDpEvent) else math.inf
+
+
+@functools.lru_cache(maxsize=256)
+def _composed(releases: Releases, delta: float) -> float:
+    if not releases:
+        return 0.0
+    crude = sum(count * _crude_epsilon(release) for release, count in releases)
+    interval = float(np.clip(crude / 20_000, 1e-7, 1e-2))
+    parts = [_distribution(release, interval).self_compose(count) for release, count in releases]
+    total = functools.reduce(lambda left, right: left.compose(right), parts)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+@functools.lru_cache(maxsize=256)
+def _crude_epsilon(release: DpEvent) -> float:
+    """About how much a release costs, to choose the grid."""
+    if isinstance(release, PureDpEvent):
+        return release.epsilon
+    return _crossing(lambda epsilon: delta_of(release, epsilon), 1e-5)
+
+
+def _distribution(release: DpEvent, interval: float) -> Distribution:
+    """Pessimistic, on multiples of `interval`."""
+    if isinstance(release, PureDpEvent):
+        return privacy_loss_distribution.from_privacy_parameters(
+            DifferentialPrivacyParameters(release.epsilon, 0.0), value_discretization_interval=interval
+        )
+    reach = math.ceil(_crossing(lambda epsilon: delta_of(release, epsilon), _TAIL) / interval)
+    deltas = np.clip(delta_of(release, np.asarray(np.arange(-reach, reach + 1) * interval, np.float64)), 0.0, 1.0)
+    dots = np.minimum.accumulate(deltas)
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -reach, reach, dots)
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+
+
+def _crossing(delta_at: Callable[[Any], Any], target: float) -> float:
+    """The smallest ε (to one part in a million, rounded up) whose `delta_at` is at most the target."""
+    low, high = 0.0, 1.0
+    while delta_at(high) > target:
+        low, high = high, 2.0 * high
+        if high > 1e6:
+            return math.inf
+    while high - low > 1e-9 * max(1.0, high) and high - low > 1e-6 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if delta_at(middle) <= target else (middle, high)
+    return high
+
+
+def like(given: Number, values: NDArray[np.float64]) -> Number:
+    """A float for a float, an array for an array."""
+    return values if isinstance(given, np.ndarray) else float(values)

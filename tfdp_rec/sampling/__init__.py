@@ -1,0 +1,1 @@
+"""How units come into batches, and the proof that they did."""

@@ -1,0 +1,398 @@
+"""How units (users, or examples) come into batches, and what that means for the privacy they get.
+
+A *unit* is what the guarantee protects. It gives at most one row to a batch.
+
+**Poisson sampling.** Every unit is in every batch independently with probability q = B/n. The size of a batch
+is then Binomial(n, q), and given its size m every set of m units is equally likely:
+
+    P(S) = q^|S| (1 - q)^(n - |S|) = P(|S|) · 1 / C(n, |S|)
+
+so drawing the size and then a set of that size without replacement is the same distribution as n coin flips,
+at a cost of the batch rather than of the data set. A step whose event is E costs PoissonSampled(q, E).
+
+**Shuffled epochs.** A new random order every epoch, cut into batches. To account a shuffle
+as if it were Poisson sampling is a common mistake; no amplification is claimed for it here. Under zero-out
+adjacency (a unit's rows replaced by rows with zero gradient) a unit takes part once an epoch, and
+what the other steps release does not depend on it: every epoch that has *started* costs one event E.
+
+Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_i) stacked has squared
+sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
+when they are chosen adaptively.
+
+The randomness comes from the operating system's entropy. Which units were sampled is secret: amplification
+holds only for those who do not know it. So no generator state is ever kept, and a resumed run draws afresh.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import secrets
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of, spec_of
+from tfdp_rec.sampling.iterations import new_iteration
+
+Run = tuple[DpEvent, int]
+
+_SCHEMES: dict[str, type[Sampling]] = {}
+_NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
+
+
+def sampling_named(name: str) -> Sampling | None:
+    """The sampling of this process with a name, if it still exists. Batches carry the name (`sampling_proof.py`)."""
+    return _NAMED.get(name)
+
+
+class Sampling(abc.ABC):
+    """A public number of units, how they are sampled, and how a step's event composes under that. One for each
+    training: a draw is good for one step.
+
+    Args:
+        num_units: how many units there are; treated as public.
+        expected_batch_size: units in a batch, on average.
+        unit: what to call a unit in a privacy statement, such as "user".
+
+    Raises:
+        ValueError: num_units is not a positive integer, or the batch is not between 0 and num_units.
+    """
+
+    adjacency: str
+    positioned = False  # whether a batch has a place in an order, that `position` goes on from
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _SCHEMES[cls.__name__] = cls
+
+    def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
+        if int(num_units) != num_units or num_units < 1:
+            raise ValueError(f"num_units must be a positive integer, got {num_units!r}.")
+        if not 0 < expected_batch_size < math.inf:
+            raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
+        if expected_batch_size > num_units:
+            raise ValueError(
+                f"expected_batch_size ({expected_batch_size!r}) is larger than num_units ({num_units!r}): "
+                "there are fewer units than a batch should hold."
+            )
+        self.num_units = int(num_units)
+        whole = int(expected_batch_size) == expected_batch_size
+        self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
+        self.unit = unit
+        self.name = secrets.token_hex(8)
+        self.graph_streams = 0
+        _NAMED[self.name] = self
+
+    @abc.abstractmethod
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless batches of unit indices. See `batches` for the arguments."""
+
+    @abc.abstractmethod
+    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
+        """The event of training through `runs`: pairs of (event of one step, number of steps), in order.
+
+        Args:
+            runs: the pairs.
+            restarts: how often the batches were iterated anew on the way.
+        """
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """The event of `steps` steps, each of which is `event` on its batch."""
+        return self.compose_history([(event, steps)])
+
+    def batches(
+        self,
+        fetch: Fetch,
+        seed: int | None = None,
+        position: int = 0,
+        output_signature: Any = None,
+        *,
+        shared: Shared | None = None,
+        map: Callable[..., Any] | None = None,  # noqa: A002
+    ) -> Any:
+        """An endless tf.data.Dataset of `Drawn(batch, draw)`: batches that prove to a private step how they were drawn.
+
+        Args:
+            fetch: maps an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
+                dicts and tuples, each with one row for each index, in their order.
+            seed: for tests only; then batch k is a function of (seed, k), and ε is infinite. Left out, the operating
+                system's entropy is used, as privacy needs.
+            position: how many batches were already trained on; matters only in a fixed order, or together with a
+                seed, to go on where a test stopped. Otherwise a resumed run draws afresh.
+            output_signature: the nest of tf.TensorSpec of `fetch`; left out, it is found by fetching 0, 1 and 2 units,
+                and dimensions that change between them are left open.
+            shared: makes what all examples of a batch share (negatives, say), as a dict; it is not told who was drawn.
+                Its entries join the dict that `fetch` gives, or the first of a tuple.
+            map: a TensorFlow function from batch to batch, as `Dataset.map` takes it: row by row.
+
+        Raises:
+            NotPrivate: fetch does not give one row for each index.
+            ValueError: fetch gives different structures or dtypes for different indices (often an empty array
+                that became float64).
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.sampling import sampling_proof
+
+        if seed is None and position and not self.positioned:
+            raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Leave it out.")
+        keys: tuple[str, ...] = ()
+        signature = output_signature or signature_of(fetch, self.num_units)
+        if shared is not None:
+            example = shared()
+            keys, signature = tuple(sorted(example)), joined(signature, spec_of(example))
+        number = tf.TensorSpec([], tf.int64)
+        dataset = tf.data.Dataset.from_generator(
+            lambda: self._fetched(fetch, shared, seed, position),
+            output_signature=((number,) * 4, signature),
+        )
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return sampling_proof.dataset_of(dataset.apply(endless), self, seed is not None, keys, map).prefetch(1)
+
+    def _fetched(self, fetch: Fetch, shared: Shared | None, seed: int | None, position: int) -> Iterator[Any]:
+        iteration = new_iteration()
+        for number, indices in enumerate(self.index_batches(seed, position)):
+            rows = checked_rows(fetch(indices), len(indices))
+            draw = iteration, number, len(indices), position + number
+            yield draw, rows if shared is None else joined(rows, shared())
+
+    def get_state(self) -> dict[str, Any]:
+        """Which sampling this is; holds nothing about which units were sampled."""
+        return {
+            "scheme": type(self).__name__,
+            "num_units": self.num_units,
+            "expected_batch_size": self.expected_batch_size,
+            "unit": self.unit,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Compares with `get_state` of an earlier run.
+
+        Raises:
+            ValueError: the state is that of another sampling.
+        """
+        theirs = {key: state.get(key) for key in self.get_state()}
+        if theirs != self.get_state():
+            raise ValueError(f"This state belongs to another sampling: {theirs}, not {self.get_state()}.")
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Sampling:
+        """A sampling like the one whose `get_state` this is.
+
+        Raises:
+            ValueError: a scheme that is not known, or settings that are not its.
+
+        Example:
+            >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
+            'user'
+        """
+        if state.get("scheme") not in _SCHEMES:
+            raise ValueError(f"Unknown sampling scheme {state.get('scheme')!r}; known are {', '.join(_SCHEMES)}.")
+        settings = {name: value for name, value in state.items() if name != "scheme"}
+        try:
+            return _SCHEMES[state["scheme"]](**settings)
+        except TypeError:
+            raise ValueError(f"These are no settings of {state['scheme']}: {settings}.") from None
+
+
+class PoissonSampling(Sampling):
+    """Every unit in every batch independently with probability q = expected_batch_size / num_units.
+
+    Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E) under
+    add-or-remove-one adjacency, however the steps are interrupted and resumed.
+
+    Example:
+        >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
+        >>> sampling.probability
+        0.00739
+        >>> len(next(sampling.index_batches(seed=0)))
+        1064
+    """
+
+    adjacency = "add-or-remove-one"
+
+    @property
+    def probability(self) -> float:
+        """q, the chance of a unit to be in a given batch."""
+        return self.expected_batch_size / self.num_units
+
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless Poisson samples of range(num_units), as int64 arrays in no particular order."""
+        generator = np.random.default_rng()
+        while True:
+            if seed is not None:
+                generator = np.random.default_rng([seed, position])
+                position += 1
+            size = generator.binomial(self.num_units, self.probability)
+            yield generator.choice(self.num_units, size, replace=False, shuffle=False)
+
+    def graph_batches(
+        self,
+        fetch: Callable[[Any], Any],
+        *,
+        shared: Callable[[], dict[str, Any]] | None = None,
+        map: Callable[..., Any] | None = None,  # noqa: A002
+    ) -> Any:
+        """`batches` whose every part is a TensorFlow operation: for workers of a cluster.
+
+        A worker on another machine runs no Python: there `batches` does not work. Draws are from that machine's entropy
+        and cannot be seeded.
+
+        Args:
+            fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors, each with
+                one row for each index.
+            shared: makes what all examples of a batch share, as a dict of tensors; it is not told who was drawn.
+            map: a function from batch to batch, as `Dataset.map` takes it: row by row.
+
+        Example:
+            >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
+            >>> batches = sampling.graph_batches(lambda indices: {"id": indices})
+            >>> next(iter(batches)).batch["id"].numpy().tolist()
+            [0, 1, 2, 3]
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.sampling import sampling_proof
+        from tfdp_rec.sampling.graph_sampling import numbered_draws
+
+        self.graph_streams += 1
+        keys: set[str] = set()
+
+        def fetched(iteration: Any, number: Any, indices: Any) -> Any:
+            rows = fetch(indices)
+            if shared is not None:
+                found = shared()
+                keys.update(found)
+                rows = joined(rows, found)
+            return (iteration, number, tf.size(indices, tf.int64), number), rows
+
+        dataset = numbered_draws(self.num_units, self.probability).map(fetched)
+        return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
+
+    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
+        """SelfComposed(PoissonSampled(q, event), steps) for every run."""
+        return composed(
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event)), steps
+            )
+            for event, steps in runs
+        )
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"Poisson: every {self.unit} is in every batch independently with probability "
+            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}"
+        )
+
+
+class ShuffledEpochs(Sampling):
+    """A fresh random order every epoch, cut into batches; accounted without amplification.
+
+    Guarantee: under zero-out adjacency every started epoch costs one step's event. Iterating anew (a second
+    `fit`, a resumed run) starts a new epoch, and with it at most one more participation than the steps alone
+    would say; each that was trained on is counted. If noise changes on the way, the participations are charged
+    where noise is least.
+
+    Example:
+        >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
+        >>> sampling.epochs_started(steps=25)
+        3
+    """
+
+    adjacency = "zero-out"
+
+    def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
+        super().__init__(num_units, expected_batch_size, unit)
+        if int(expected_batch_size) != expected_batch_size:
+            raise ValueError(f"expected_batch_size must be an integer, got {expected_batch_size!r}.")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the last one may be smaller."""
+        return math.ceil(self.num_units / self.expected_batch_size)
+
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless batches, epoch after epoch, each a slice of that epoch's permutation."""
+        epoch, skip = divmod(position, self.steps_per_epoch)
+        while True:
+            generator = np.random.default_rng(None if seed is None else [seed, epoch])
+            order = generator.permutation(self.num_units)
+            for batch in range(skip, self.steps_per_epoch):
+                start = batch * int(self.expected_batch_size)
+                yield order[start : start + int(self.expected_batch_size)]
+            epoch, skip = epoch + 1, 0
+
+    def epochs_started(self, steps: int, restarts: int = 0) -> int:
+        """The most batches that one unit can have been in after `steps` steps.
+
+        With k restarts, Σ ceil(steps_i / s) over the k + 1 pieces is at most ceil(Σ steps_i / s) + k.
+        """
+        return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
+
+    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
+        """One event for each participation of a unit, as if they fell where the noise is least."""
+        folded = [(fold_gaussians(event), steps) for event, steps in runs]
+        left = self.epochs_started(sum(steps for _, steps in runs), restarts)
+        if len(runs) == 1:
+            return dp_accounting.SelfComposedDpEvent(folded[0][0], left)
+        if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
+            folded.sort(key=lambda run: run[0].noise_multiplier)
+        else:  # costs that cannot be compared: every run is charged all it can hold
+            left = sum(steps for _, steps in runs)
+        charged = []
+        for event, steps in folded:
+            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # a run may straddle two epochs
+            charged.append(dp_accounting.SelfComposedDpEvent(event, count))
+            left -= count
+        return composed(charged)
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"shuffled epochs of {self.steps_per_epoch} batches of {self.expected_batch_size} out of "
+            f"{self.num_units}, no amplification claimed; each epoch that has started counts once, "
+            "and so does each time that they were begun anew"
+        )
+
+
+def fold_gaussians(event: DpEvent) -> DpEvent:
+    """Gaussians on one batch as the single equal Gaussian; any other event as it is.
+
+    Example:
+        >>> both = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
+        >>> fold_gaussians(both)
+        GaussianDpEvent(noise_multiplier=2.4)
+    """
+    if isinstance(event, GaussianDpEvent):
+        return GaussianDpEvent(float(event.noise_multiplier))
+    precision = _precision(event)
+    return event if precision is None else GaussianDpEvent(1 / math.sqrt(precision) if precision else math.inf)
+
+
+def _precision(event: DpEvent) -> float | None:
+    """Σ σ^-2 of a nest of Gaussians; None if there is anything else in it, or a Gaussian without noise."""
+    if isinstance(event, GaussianDpEvent):
+        return None if event.noise_multiplier <= 0 else float(event.noise_multiplier) ** -2
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        inner = _precision(event.event)
+        return None if inner is None else event.count * inner
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        parts = [_precision(part) for part in event.events]
+        return None if None in parts else math.fsum(part for part in parts if part is not None)
+    return None
+
+
+def composed(events: Any) -> DpEvent:
+    """Several events as one."""
+    parts = list(events)
+    return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)

@@ -1,0 +1,86 @@
+"""How many users have each item, counted once under differential privacy: the user is the unit.
+
+A user with d different items gives each of them
+
+    1/√d,   or, told that a typical user has t,   min(1/√d, √t/d),
+
+so that one user moves the vector of counts by at most 1 in ℓ₂. The first uses all the room there is; the second
+weighs an item by the chance that a random item of a random user is this one, whatever users have more than t.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
+from numpy.typing import NDArray
+
+from tfdp_rec.datasets.histories import Catalogue, Part, histories_of
+from tfdp_rec.noise.words import WordSource, os_entropy
+from tfdp_rec.sums.fixed_point import checked_noise, grid_weights, released
+
+LABEL = "popularity counts"
+
+
+class Counted(NamedTuple):
+    """Counts, and what they cost.
+
+    Attributes:
+        values: of each item of the catalogue; noise makes some negative.
+        event: for `Accountant.spend`.
+    """
+
+    values: NDArray[np.float64]
+    event: DpEvent
+
+
+def private_counts(
+    histories: Any,
+    catalogue: Catalogue,
+    *,
+    noise_multiplier: float,
+    typical: int | None = None,
+    accountant: Any = None,
+    words: WordSource = os_entropy,
+) -> Counted:
+    """How many users have each item, under differential privacy.
+
+    Args:
+        histories: each user's raw ids: `Histories`, `Timelines`, `Interactions` (by number), or an iterable. Repeats
+            and unknown ids do not count.
+        catalogue: the public items; of a log, `log.catalogue`.
+        noise_multiplier: σ; the vector of counts has sensitivity 1.
+        typical: t; None to use all the room there is.
+        accountant: is told, and its ledger pays, before anything is looked at.
+        words: for tests; the operating system's if left out.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> watched = [[10, 20]] * 300 + [[]]
+        >>> counted = private_counts(watched, Catalogue([10, 20, 30]), noise_multiplier=1.0)
+        >>> bool(counted.values[0] > 150), counted.event
+        (True, GaussianDpEvent(noise_multiplier=1.0))
+    """
+    noise = checked_noise(noise_multiplier)
+    if typical is not None and not typical >= 1:
+        raise ValueError(f"typical must be at least 1 item, got {typical!r}.")
+    if accountant is not None:
+        accountant.spend(GaussianDpEvent(noise), LABEL)
+    total = np.zeros(len(catalogue), np.int64)
+    for part in histories_of(histories).parts(catalogue):
+        total += grid_counts(part, len(catalogue), typical)
+    return Counted(released(total, noise, words), GaussianDpEvent(noise))
+
+
+def grid_counts(part: Part, num_items: int, typical: int | None = None) -> NDArray[np.int64]:
+    """What some users give in all, in grid steps. No noise: not to be released."""
+    lengths = part.lengths
+    weights = grid_weights(lengths)
+    if typical is not None:
+        weights = np.minimum(weights, grid_weights(lengths**2, over=int(typical)))  # √(t/d²)
+    total = np.zeros(num_items, np.int64)
+    np.add.at(total, part.places, weights[part.users])
+    return total
