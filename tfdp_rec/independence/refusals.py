@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+import tfdp_rec
+
+_OWN = os.path.dirname(os.path.abspath(tfdp_rec.__file__)) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
 _BELOW = tuple(os.path.join("keras", "src", part) + os.sep for part in ("ops", "backend", "utils"))  # tell nothing
 _INSIDE = os.path.join("clipping", "engine.py")  # frames below this one are the model's
