@@ -22,7 +22,7 @@ from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ADD_OR_REMOVE, ZERO_OUT, read, total
+from tfdp_rec.spending.ledger import ZERO_OUT, read, total
 
 DELTA = 1e-6
 LABELS = ["private vocabulary", "private sums"]
@@ -172,7 +172,7 @@ def harmed(days, root, harm):
             Lifetime(80.0, 1e-6, 3, False, None).decided(ledger)
     elif harm == "another unit":
         (run / "release" / "ledger.jsonl").unlink()
-        with Ledger(run / "release" / "ledger.jsonl", "click", Snapshot(1, "x"), ADD_OR_REMOVE) as ledger:
+        with Ledger(run / "release" / "ledger.jsonl", "click", Snapshot(1, "x"), ZERO_OUT) as ledger:
             Lifetime(8.0, 1e-6, 3, False, None).decided(ledger)
             ledger.pay(GaussianDpEvent(9.0))
     elif harm == "config has a list":
@@ -197,7 +197,7 @@ def harmed(days, root, harm):
         ("changed ledger", [], "of {run}/release/ledger.jsonl was changed"),
         ("older ledger", [], "lacks entries that were in it before"),
         ("another ledger", [], "is not the ledger that this was counted in"),
-        ("another unit", [], "counts for one click (add-or-remove-one), not for one user"),
+        ("another unit", [], "counts for one click (zero-out), not for one user"),
         ("config has a list", [], "config.json was changed: its ledger was begun with other items"),
         ("config says more", [], "of the 8 that the first day decided on for 3 days"),
         ("", ["--out", "elsewhere"], "leave --out out"),

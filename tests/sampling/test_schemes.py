@@ -9,7 +9,7 @@ import tensorflow as tf
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
 from scipy import stats
 
-from tfdp_rec.privacy import PoissonSampling, ShuffledEpochs
+from tfdp_rec.privacy import PoissonSampling, ShuffledEpochs, epsilon_of
 from tfdp_rec.sampling.schemes import fold_gaussians
 
 
@@ -221,3 +221,25 @@ def test_lookahead_is_the_function_whoever_imported_its_module():
     assert tfdp_rec.training.lookahead is sys.modules["tfdp_rec.training.lookahead"].lookahead
     with pytest.raises(AttributeError, match="no attribute 'look_ahead'"):
         tfdp_rec.data.look_ahead  # noqa: B018
+
+
+# Neighbours.
+
+
+def test_neighbours_are_zero_out_under_every_scheme():
+    from tfdp_rec.privacy import BoundedStream, FixedOrder
+
+    assert {scheme.adjacency for scheme in (PoissonSampling, ShuffledEpochs, FixedOrder, BoundedStream)} == {"zero-out"}
+
+
+@pytest.mark.parametrize("noise, probability", [(1.0, 0.01), (0.5, 0.3), (2.0, 1.0)])
+def test_a_sampled_step_costs_what_zero_out_neighbours_can_tell(noise, probability):
+    """δ(ε) of (1 - q) N(s, σ²) + q N(s + g, σ²) against N(s, σ²), both ways, by integration."""
+    x, width = np.linspace(-12 * noise, 1 + 12 * noise, 400_001, retstep=True)
+    without, present = stats.norm.pdf(x, 0, noise), stats.norm.pdf(x, 1, noise)
+    with_it = (1 - probability) * without + probability * present
+    for epsilon in (0.01, 0.1, 1.0):
+        pairs = ((with_it, without), (without, with_it))
+        both = [np.maximum(p - np.exp(epsilon) * q, 0).sum() * width for p, q in pairs]
+        found = epsilon_of(PoissonSampling(1000, 1000 * probability).compose(GaussianDpEvent(noise), 1), max(both))
+        assert found == pytest.approx(epsilon, abs=2e-4)

@@ -224,12 +224,27 @@ def test_a_file_that_changes_while_it_is_open_takes_no_more_payments(filled, har
 def test_another_unit_adjacency_or_data_is_refused(filled):
     for options, message in (
         ({"unit": "example"}, "counts for one user"),
-        ({"adjacency": REPLACE}, "add-or-remove-one"),
+        ({"adjacency": REPLACE}, "one user .zero-out., not for one user .replace-one."),
         ({"data": Snapshot(100_000, "user, items, times")}, "data_changed=True"),
         ({"data": Snapshot(1000, "user, items")}, "data_changed=True"),
     ):
         with pytest.raises(BrokenLedger, match=message):
             opened(filled, **options)
+
+
+def test_a_ledger_that_says_add_or_remove_one_goes_on_as_zero_out(tmp_path):
+    """As versions before 0.3 wrote it: n is public, so the neighbours and every price are the same."""
+    version_1 = Path(__file__).parent / "version_1" / "ledger.jsonl"
+    path = Path(shutil.copy(version_1, tmp_path))
+    assert '"adjacency":"add-or-remove-one"' in path.read_text()
+    before = total(read(path), 1e-4)
+    with Ledger(path, "example", Snapshot(500, "example")) as ledger:
+        assert {paid.adjacency for paid in ledger.paid} == {"zero-out"}
+        assert ledger.epsilon(1e-4) == before
+        ledger.pay(STEP)
+    Ledger(path, "example", Snapshot(500, "example"), "add-or-remove-one").close()  # a program of that version
+    with pytest.raises(BrokenLedger, match="zero-out"):
+        Ledger(path, "example", Snapshot(500, "example"), REPLACE)
 
 
 def test_grown_data_do_not_make_the_past_cheaper(tmp_path):
@@ -306,7 +321,7 @@ def test_the_command_shows_verifies_totals_and_mends(filled, capsys):
     assert main(["ledger", "total", str(filled), "--delta", "1e-6"]) == 0
     said = capsys.readouterr().out
     assert "whole: ledger" in said and "30 x Gaussian noise of multiplier 1.1 on a Poisson sample" in said
-    assert re.search(r"epsilon = 0\.\d+ at delta = 1e-06 for one user, add-or-remove-one", said)
+    assert re.search(r"epsilon = 0\.\d+ at delta = 1e-06 for one user, zero-out", said)
     assert main(["ledger", "total", str(filled)]) == 2
     text = filled.read_bytes()
     filled.write_bytes(text[:-9])

@@ -170,6 +170,8 @@ def check_supported(event: DpEvent, accountant: str) -> None:
 
 
 def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAccountant:
+    # Both price ADD_OR_REMOVE_ONE, their default. For a sampled step that is the mixture which zero-out neighbours give
+    # (`sampling.py`), and for what is not sampled the two relations are one.
     if accountant == "rdp":
         return dp_accounting.rdp.RdpAccountant()
     return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)

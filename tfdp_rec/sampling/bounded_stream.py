@@ -40,7 +40,7 @@ _UNBOUNDED = 2**31 - 1
 class BoundedStream(Order):
     """Batches of a stream, in which no unit is too often or too soon again.
 
-    Guarantee: under zero-out adjacency a planned training costs its plan's event, once; plans begun anew are composed.
+    Guarantee: a planned training costs its plan's event, once; plans begun anew are composed.
     It rests on the events' being the same when they are read again, and on the saved state's being the one that was
     saved (docs/assumptions.md).
 

@@ -20,7 +20,7 @@ from tfdp_rec.sampling.schemes import Run, ShuffledEpochs
 class FixedOrder(Order, ShuffledEpochs):
     """Batches in the order of the units' numbers, epoch after epoch; shuffle the data once, before.
 
-    Guarantee: under zero-out adjacency a planned training costs its plan's event, once; plans begun anew (a released
+    Guarantee: a planned training costs its plan's event, once; plans begun anew (a released
     model that was loaded and trained on) are composed.
 
     Args:

@@ -24,7 +24,6 @@ from tfdp_rec.sampling.schemes import Run, Sampling, composed
 class Order(Sampling):
     """Base of the orders. Arguments as `Sampling`."""
 
-    adjacency = "zero-out"
     positioned = True
 
     @property

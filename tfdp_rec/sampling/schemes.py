@@ -10,10 +10,17 @@ is then Binomial(n, q), and given its size m every set of m units is equally lik
 so drawing the size and then a set of that size without replacement is the same distribution as n coin flips,
 at a cost of the batch rather than of the data set. A step whose event is E costs PoissonSampled(q, E).
 
+**Neighbours are zero-out**, for every scheme: the number of units n is public, so D' has as many units as D, and the
+rows of one of them count as empty (zero gradient). A Poisson-sampled step then gives, with s the sum over the other
+units that were drawn and g the gradient of the one in question,
+
+    D:  (1 - q) N(s, σ²) + q N(s + g, σ²)          D':  N(s, σ²)
+
+which is the mixture that `dp_accounting` prices as ADD_OR_REMOVE_ONE, in both directions: ε is the same number.
+
 **Shuffled epochs.** A new random order every epoch, cut into batches. To account a shuffle
-as if it were Poisson sampling is a common mistake; no amplification is claimed for it here. Under zero-out
-adjacency (a unit's rows replaced by rows with zero gradient) a unit takes part once an epoch, and
-what the other steps release does not depend on it: every epoch that has *started* costs one event E.
+as if it were Poisson sampling is a common mistake; no amplification is claimed for it here. A unit takes part once an
+epoch, and what the other steps release does not depend on it: every epoch that has *started* costs one event E.
 
 Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_i) stacked has squared
 sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
@@ -40,6 +47,7 @@ from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signatu
 from tfdp_rec.sampling.iterations import new_iteration
 
 Run = tuple[DpEvent, int]
+ZERO_OUT = "zero-out"
 
 _SCHEMES: dict[str, type[Sampling]] = {}
 _NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
@@ -63,7 +71,7 @@ class Sampling(abc.ABC):
         ValueError: num_units is not a positive integer, or the batch is not between 0 and num_units.
     """
 
-    adjacency: str
+    adjacency = ZERO_OUT  # of every scheme: the number of units is public
     positioned = False  # whether a batch has a place in an order, that `position` goes on from
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -207,8 +215,8 @@ class Sampling(abc.ABC):
 class PoissonSampling(Sampling):
     """Every unit in every batch independently with probability q = expected_batch_size / num_units.
 
-    Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E) under
-    add-or-remove-one adjacency, however the steps are interrupted and resumed.
+    Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E), however the steps
+    are interrupted and resumed.
 
     Example:
         >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
@@ -217,8 +225,6 @@ class PoissonSampling(Sampling):
         >>> len(next(sampling.index_batches(seed=0)))
         1064
     """
-
-    adjacency = "add-or-remove-one"
 
     @property
     def probability(self) -> float:
@@ -298,7 +304,7 @@ class PoissonSampling(Sampling):
 class ShuffledEpochs(Sampling):
     """A fresh random order every epoch, cut into batches; accounted without amplification.
 
-    Guarantee: under zero-out adjacency every started epoch costs one step's event. Iterating anew (a second
+    Guarantee: every started epoch costs one step's event. Iterating anew (a second
     `fit`, a resumed run) starts a new epoch, and with it at most one more participation than the steps alone
     would say; each that was trained on is counted. If noise changes on the way, the participations are charged
     where noise is least.
@@ -308,8 +314,6 @@ class ShuffledEpochs(Sampling):
         >>> sampling.epochs_started(steps=25)
         3
     """
-
-    adjacency = "zero-out"
 
     def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
         super().__init__(num_units, expected_batch_size, unit)

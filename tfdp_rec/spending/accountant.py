@@ -249,14 +249,6 @@ class Accountant:
                 "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint, or "
                 "tell the accountant: accountant.record(event, steps), and set optimizer.iterations to 0."
             )
-        mine, adjacency = self.sampling.get_state(), self.sampling.adjacency
-        for entry in carried:
-            if entry.sampling not in (None, mine) and Sampling.from_state(entry.sampling).adjacency != adjacency:
-                raise Unaccounted(
-                    f"The model was also trained under {entry.sampling['scheme']}, whose guarantee is of another "
-                    f"adjacency than {type(self.sampling).__name__}'s: no one epsilon holds for both. Account for the "
-                    "model with one kind of sampling."
-                )
 
     # What it costs.
 

@@ -30,6 +30,7 @@ from dp_accounting import DpEvent
 from tfdp_rec.files import Path, sync_entry, writing
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import to_json
+from tfdp_rec.sampling.schemes import ZERO_OUT
 from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.ledger_lines import (
     FORMAT,
@@ -39,6 +40,7 @@ from tfdp_rec.spending.ledger_lines import (
     Paid,
     Payment,
     Snapshot,
+    adjacency_of,
     by_item,
     canonical,
     composed,
@@ -47,7 +49,7 @@ from tfdp_rec.spending.ledger_lines import (
     written,
 )  # fmt: skip
 
-ADD_OR_REMOVE, ZERO_OUT, REPLACE = "add-or-remove-one", "zero-out", "replace-one"
+REPLACE = "replace-one"
 
 
 def read(path: Path) -> Chain:
@@ -111,7 +113,7 @@ class Ledger:
         path: of the file; made if missing, readable by its owner alone, in a folder that must exist.
         unit: what is protected.
         data: which data are looked at from now on.
-        adjacency: which data sets are neighbours.
+        adjacency: Which data sets are neighbours: ZERO_OUT, or REPLACE for one item replaced by another.
         data_changed: say so where they are other data than those of the last entry, grown for instance. What was paid
             for the old stays paid.
 
@@ -135,11 +137,11 @@ class Ledger:
         path: Path,
         unit: str,
         data: Snapshot,
-        adjacency: str = ADD_OR_REMOVE,
+        adjacency: str = ZERO_OUT,
         data_changed: bool = False,
     ):
         self.path = os.path.realpath(path)
-        self.unit, self.adjacency, self.data = unit, adjacency, data
+        self.unit, self.adjacency, self.data = unit, adjacency_of(adjacency), data
         self._session, self._process, self._thread = secrets.token_hex(8), os.getpid(), threading.Lock()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:

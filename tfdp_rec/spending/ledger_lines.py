@@ -21,6 +21,7 @@ from typing import Any
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing import events
+from tfdp_rec.sampling.schemes import ZERO_OUT
 
 FORMAT = "tfdp_rec ledger 2"
 READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
@@ -306,11 +307,18 @@ def _paid(fields: Mapping[str, Any]) -> Paid:
         event=events.from_json(fields["event"]), attempts=fields["attempts"], label=fields["label"],
         settings=fields["settings"], steps=fields["steps"],
         about=None if fields["about"] is None else tuple(fields["about"]),
-        number=fields["number"], unit=fields["unit"], adjacency=fields["adjacency"], data=fields["data"]["id"],
-        session=fields["session"], id=fields.get("id", ""),
+        number=fields["number"], unit=fields["unit"], adjacency=adjacency_of(fields["adjacency"]),
+        data=fields["data"]["id"], session=fields["session"], id=fields.get("id", ""),
     )  # fmt: skip
     payment.fields()  # for what that refuses
     return payment
+
+
+def adjacency_of(said: str) -> str:
+    """Which data sets are neighbours, by the word for it in a ledger."""
+    # Versions before 0.3 said "add-or-remove-one" under Poisson sampling. The number of units is public, so neighbours
+    # were zero-out there too, and every event cost the same (`sampling/schemes.py`): such a ledger goes on.
+    return ZERO_OUT if said == "add-or-remove-one" else said
 
 
 def composed(payments: Iterable[Payment]) -> DpEvent:

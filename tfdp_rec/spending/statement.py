@@ -74,7 +74,7 @@ def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
     lines = [
         ("Guarantee", _guarantee(accountant, steps)),
         ("Protected unit", f"one {unit}, giving at most one row to any batch"),
-        ("Adjacency", _ADJACENCIES[sampling.adjacency].format(unit=unit)),
+        ("Adjacency", f"{sampling.adjacency}: data sets that differ by one {unit} whose rows count as empty"),
         ("Sampling", _sampling(accountant)),
         ("Mechanism", mechanism or "no step yet"),
         ("Spent besides", spent),
@@ -96,10 +96,6 @@ _DOES_NOT_COVER = (
     "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN), or at weights that were released "
     "before: the total is of a plan that was fixed beforehand"
 )
-_ADJACENCIES = {
-    "add-or-remove-one": "add-or-remove-one: data sets that differ by one {unit} present or absent",
-    "zero-out": "zero-out: data sets that differ by one {unit} whose rows count as empty",
-}
 
 
 def _ordinary(accountant: Accountant) -> list[str]:
