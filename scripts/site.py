@@ -19,15 +19,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tfdp_rec"
 ROOMS = (
-    "optimizers", "training", "clipping", "privacy", "noise", "callbacks", "audit", "models", "datasets", "distribute",
-    "federated", "spectral", "serving",
+    "optimizers", "training", "clipping", "independence", "privacy", "noise", "callbacks", "audit", "models", "datasets",
+    "distribute", "federated", "spectral", "serving",
 )  # fmt: skip
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages."""
     pages = {"index.md": front("README.md"), "contributing.md": front("CONTRIBUTING.md")}
-    pages["changelog.md"] = front("CHANGELOG.md")
+    pages |= {"changelog.md": front("CHANGELOG.md"), "security.md": front("SECURITY.md")}
     pages |= {f"tutorials/{path.stem}.md": notebook(path) for path in sorted((ROOT / "tutorials").glob("*.ipynb"))}
     pages["reference/tfdp_rec.md"] = "# tfdp_rec\n\n::: tfdp_rec.mechanisms\n\n::: tfdp_rec.metrics\n"
     pages |= {f"reference/{room}.md": reference(room) for room in ROOMS}
@@ -41,7 +41,7 @@ def front(name: str) -> str:
     text = (ROOT / name).read_text(encoding="utf-8")
     text = re.sub(r"\]\(docs/", "](", text)
     text = re.sub(r"\]\(tutorials/(\w+)\.ipynb\)", r"](tutorials/\1.md)", text)
-    return re.sub(r"\]\((CONTRIBUTING|CHANGELOG)\.md\)", lambda found: f"]({found[1].lower()}.md)", text)
+    return re.sub(r"\]\((CONTRIBUTING|CHANGELOG|SECURITY)\.md\)", lambda found: f"]({found[1].lower()}.md)", text)
 
 
 def notebook(path: Path) -> str:
@@ -70,7 +70,9 @@ def output(found: dict[str, Any]) -> str:
 def reference(room: str) -> str:
     """The reference of a package: what it is for, and each public name where it is defined."""
     source = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
-    own = [(name, module) for name, module in public(source, f"tfdp_rec.{room}") if module.split(".")[1] == room]
+    # `privacy` is names alone: what they name is in other rooms.
+    package = "tfdp_rec" if room == "privacy" else f"tfdp_rec.{room}"
+    own = [pair for pair in public(source, package) if room == "privacy" or pair[1].split(".")[1] == room]
     names = [f"::: {module}.{name}" for name, module in own if defined(module, name)]
     if not names:  # a room of rooms
         files = sorted(path for path in (PACKAGE / room).rglob("[a-z]*.py"))
