@@ -1,17 +1,20 @@
-"""dp_accounting events as JSON and in words, and whether one has a guarantee at all.
+"""Events: what was done, as data. In words, as JSON, and whether it has a guarantee at all.
 
-The set is closed: an event that is not listed here is refused, not guessed. Four of them are ours: dp_accounting has
-none for what a person releases of their own items, `PureDpEvent` and `PaddedDpEvent` (`profiles.py` prices them), for a
-step of a training that costs as a whole, `PlannedDpEvent` (`FixedOrder` turns such steps into their Gaussian), or for
-what goes wrong with some probability, `FailingDpEvent`, which is taken off δ.
+The set is closed: an event that is not in `KINDS` is refused, not guessed. To add one: a class, and a row there.
+
+Four are ours, since dp_accounting has none for
+
+- what a person releases of their own items: `PureDpEvent`, `PaddedDpEvent` (`profiles.py` prices them);
+- a step of a training that costs as a whole: `PlannedDpEvent` (an order turns such steps into their Gaussian);
+- what goes wrong with some probability: `FailingDpEvent`, which is taken off δ.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import dp_accounting
 from dp_accounting import DpEvent
@@ -77,75 +80,107 @@ class PlannedDpEvent(DpEvent):
     start: int = 0
 
 
-_NOISY = (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)
-_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *_NOISY,
-        dp_accounting.NoOpDpEvent,
-        dp_accounting.NonPrivateDpEvent,
-        dp_accounting.ComposedDpEvent,
-        dp_accounting.SelfComposedDpEvent,
-        dp_accounting.PoissonSampledDpEvent,
-        PureDpEvent,
-        PaddedDpEvent,
-        FailingDpEvent,
-        PlannedDpEvent,
-    )
+class Kind(NamedTuple):
+    """How events of one class are written, and when one has a finite guarantee by itself.
+
+    Attributes:
+        words: part of a sentence, with the event's fields in braces; inner events are in words, too.
+        has_guarantee: of an event, its inner events aside.
+    """
+
+    words: str
+    has_guarantee: Callable[[Any], bool] = lambda event: True
+
+
+KINDS: dict[type, Kind] = {
+    dp_accounting.GaussianDpEvent: Kind(
+        "Gaussian noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier > 0
+    ),
+    dp_accounting.LaplaceDpEvent: Kind(
+        "Laplace noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier > 0
+    ),
+    dp_accounting.NoOpDpEvent: Kind("nothing"),
+    dp_accounting.NonPrivateDpEvent: Kind("a mechanism without a formal guarantee", lambda event: False),
+    dp_accounting.ComposedDpEvent: Kind("{events}"),
+    dp_accounting.SelfComposedDpEvent: Kind("{count} times {event}"),
+    dp_accounting.PoissonSampledDpEvent: Kind(
+        "{event} on a Poisson sample with probability {sampling_probability:.6g}"
+    ),
+    PureDpEvent: Kind("a release of pure epsilon {epsilon:g}", lambda event: event.epsilon < math.inf),
+    PaddedDpEvent: Kind("{event} on items padded with probability {padding:g}"),
+    FailingDpEvent: Kind("what fails with probability {delta:g}"),
+    PlannedDpEvent: Kind(
+        "noise correlated over a training of {steps} steps, planned for units in at most {participations} of them, at "
+        "least {separation} apart, which as a whole is {event}"
+    ),
+}
+_BY_NAME = {kind.__name__: kind for kind in KINDS}
+
+
+class _Range(NamedTuple):
+    type: type
+    holds: Callable[[Any], bool]
+    words: str
+
+
+# By field, whichever event has it: a name means one thing.
+_RANGES = {
+    "noise_multiplier": _Range(float, lambda value: 0 <= value <= math.inf, "at least 0"),
+    "epsilon": _Range(float, lambda value: value >= 0, "at least 0"),
+    "delta": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
+    "padding": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
+    "sampling_probability": _Range(float, lambda value: 0 <= value <= 1, "in [0, 1]"),
+    "count": _Range(int, lambda value: 0 <= value == int(value), "a whole number, at least 0"),
 }
 
-_OF_ANOTHER = (dp_accounting.SelfComposedDpEvent, dp_accounting.PoissonSampledDpEvent, PaddedDpEvent, PlannedDpEvent)
+
+def _fields(event: DpEvent) -> dict[str, Any]:
+    """What an event is constructed from: dp_accounting's classes are of attrs, ours are dataclasses."""
+    kind: Any = type(event)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
+    return {field.name: getattr(event, field.name) for field in fields}
+
+
+def _inner(event: DpEvent) -> list[DpEvent]:
+    """The events that an event is made of."""
+    events = getattr(event, "events", None) or [getattr(event, "event", None)]
+    return [inner for inner in events if inner is not None]
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
     """The event as JSON-able nested dicts.
 
     Raises:
-        ValueError: an event of unknown type, or one with a noise multiplier or probability out of range.
+        ValueError: The event is of an unknown type, or has a field out of range.
 
     Example:
         >>> to_json(dp_accounting.GaussianDpEvent(1.1))
         {'type': 'GaussianDpEvent', 'noise_multiplier': 1.1}
     """
     name = type(event).__name__
-    if _TYPES.get(name) is not type(event):
-        raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_TYPES)}.")
-    fields: dict[str, Any] = {"type": name}
-    if isinstance(event, _NOISY):
-        if not 0 <= event.noise_multiplier <= math.inf:
-            raise ValueError(f"noise_multiplier must be at least 0, got {event.noise_multiplier!r}.")
-        fields["noise_multiplier"] = float(event.noise_multiplier)
-    elif isinstance(event, dp_accounting.ComposedDpEvent):
-        fields["events"] = [to_json(part) for part in event.events]
-    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
-        fields.update(event=to_json(event.event), count=int(event.count))
-    elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        if not 0 <= event.sampling_probability <= 1:
-            raise ValueError(f"sampling_probability must be in [0, 1], got {event.sampling_probability!r}.")
-        fields.update(event=to_json(event.event), sampling_probability=float(event.sampling_probability))
-    elif isinstance(event, PureDpEvent):
-        if not event.epsilon >= 0:
-            raise ValueError(f"epsilon must be at least 0, got {event.epsilon!r}.")
-        fields["epsilon"] = float(event.epsilon)
-    elif isinstance(event, PaddedDpEvent):
-        if not 0 <= event.padding < 1:
-            raise ValueError(f"padding must be in [0, 1), got {event.padding!r}.")
-        fields.update(event=to_json(event.event), padding=float(event.padding))
-    elif isinstance(event, FailingDpEvent):
-        if not 0 <= event.delta < 1:
-            raise ValueError(f"delta must be in [0, 1), got {event.delta!r}.")
-        fields["delta"] = float(event.delta)
-    elif isinstance(event, PlannedDpEvent):
-        plan = dataclasses.asdict(dataclasses.replace(event, event=dp_accounting.NoOpDpEvent()))
-        fields.update({**plan, "event": to_json(event.event)})
-    return fields
+    if _BY_NAME.get(name) is not type(event):
+        raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_BY_NAME)}.")
+    return {"type": name} | {field: _plain(field, value) for field, value in _fields(event).items()}
+
+
+def _plain(field: str, value: Any) -> Any:
+    if field == "event":
+        return to_json(value)
+    if field == "events":
+        return [to_json(part) for part in value]
+    if field not in _RANGES:
+        return value
+    within = _RANGES[field]
+    if not within.holds(value):
+        raise ValueError(f"{field} must be {within.words}, got {value!r}.")
+    return within.type(value)
 
 
 def from_json(fields: dict[str, Any]) -> DpEvent:
     """The inverse of `to_json`.
 
     Raises:
-        ValueError: an unknown type.
+        ValueError: The type is unknown.
 
     Example:
         >>> from_json({"type": "GaussianDpEvent", "noise_multiplier": 1.1})
@@ -153,33 +188,37 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
     """
     arguments = dict(fields)
     name = arguments.pop("type", None)
-    if name not in _TYPES:
-        raise ValueError(f"Unknown event type {name!r}; known are {', '.join(_TYPES)}.")
+    if name not in _BY_NAME:
+        raise ValueError(f"Unknown event type {name!r}; known are {', '.join(_BY_NAME)}.")
     if "event" in arguments:
         arguments["event"] = from_json(arguments["event"])
     if "events" in arguments:
         arguments["events"] = [from_json(part) for part in arguments["events"]]
-    return _TYPES[name](**arguments)
+    return _BY_NAME[name](**arguments)
+
+
+def in_words(event: DpEvent) -> str:
+    """The event as part of a sentence.
+
+    Example:
+        >>> in_words(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3))
+        '3 times Gaussian noise of multiplier 2'
+    """
+    fields = _fields(event)
+    inner = " and ".join(in_words(part) for part in _inner(event))
+    unknown = KINDS[dp_accounting.NonPrivateDpEvent]
+    return KINDS.get(type(event), unknown).words.format(**fields | {"event": inner, "events": inner})
 
 
 def is_private(event: DpEvent) -> bool:
     """Whether the event has any finite guarantee: no non-private part, and noise wherever noise is due."""
-    if isinstance(event, _NOISY):
-        return event.noise_multiplier > 0
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return all(is_private(part) for part in event.events)
-    if isinstance(event, _OF_ANOTHER):
-        return is_private(event.event)
-    if isinstance(event, PureDpEvent):
-        return event.epsilon < math.inf
-    return not isinstance(event, dp_accounting.NonPrivateDpEvent)
+    kind = KINDS.get(type(event))
+    return kind is not None and kind.has_guarantee(event) and all(map(is_private, _inner(event)))
 
 
 def planned_in(event: DpEvent) -> bool:
     """Whether single steps of a planned training are among the parts of an event."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return any(map(planned_in, event.events))
-    return isinstance(event, PlannedDpEvent) or (isinstance(event, _OF_ANOTHER) and planned_in(event.event))
+    return isinstance(event, PlannedDpEvent) or any(map(planned_in, _inner(event)))
 
 
 def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
@@ -218,39 +257,3 @@ def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
         part, delta = without_failures(event.event)
         return (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta) if delta else (event, 0.0)
     return event, 0.0
-
-
-def in_words(event: DpEvent) -> str:
-    """The event as part of a sentence.
-
-    Example:
-        >>> in_words(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3))
-        '3 times Gaussian noise of multiplier 2'
-    """
-    if isinstance(event, dp_accounting.GaussianDpEvent):
-        return f"Gaussian noise of multiplier {event.noise_multiplier:g}"
-    if isinstance(event, dp_accounting.LaplaceDpEvent):
-        return f"Laplace noise of multiplier {event.noise_multiplier:g}"
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return " and ".join(in_words(part) for part in event.events)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return f"{event.count} times {in_words(event.event)}"
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return (
-            f"{in_words(event.event)} on a Poisson sample with probability {event.sampling_probability:.6g}"
-        )
-    if isinstance(event, PureDpEvent):
-        return f"a release of pure epsilon {event.epsilon:g}"
-    if isinstance(event, PaddedDpEvent):
-        return f"{in_words(event.event)} on items padded with probability {event.padding:g}"
-    if isinstance(event, FailingDpEvent):
-        return f"what fails with probability {event.delta:g}"
-    if isinstance(event, PlannedDpEvent):
-        return (
-            f"noise correlated over a training of {event.steps} steps, planned for units in at most "
-            f"{event.participations} of them, at least {event.separation} apart, which as a whole is "
-            f"{in_words(event.event)}"
-        )
-    if isinstance(event, dp_accounting.NoOpDpEvent):
-        return "nothing"
-    return "a mechanism without a formal guarantee"
