@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tfdp_rec.privacy import events
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.ledger_lines import Chain, Paid
-from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.spending.statement import kind_of, rounded_up
 
 HELP = """\
   tfdp-rec ledger show FILE                 every entry in words
@@ -76,7 +76,8 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _headline(chain: Chain) -> str:
-    return f"ledger {chain.id}, {len(chain.lines)} lines, {len(chain.paid)} payments, {chain.steps} steps"
+    counts = f"{len(chain.lines)} lines, {len(chain.paid)} payments, {chain.steps} steps"
+    return f"ledger {chain.id}, {counts}; {kind_of(chain)}"
 
 
 def _in_words(payment: Paid) -> str:

@@ -118,6 +118,8 @@ def to_json(event: DpEvent) -> dict[str, Any]:
     elif isinstance(event, dp_accounting.ComposedDpEvent):
         fields["events"] = [to_json(part) for part in event.events]
     elif isinstance(event, dp_accounting.SelfComposedDpEvent):
+        if int(event.count) != event.count or event.count < 0:
+            raise ValueError(f"count must be a whole number, at least 0, got {event.count!r}.")
         fields.update(event=to_json(event.event), count=int(event.count))
     elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
         if not 0 <= event.sampling_probability <= 1:

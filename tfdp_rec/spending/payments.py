@@ -165,7 +165,17 @@ class Payments:
         return {id: steps for id, steps in owed.items() if steps > 0}
 
     def pay_for(self, carried: Entries) -> None:
-        """Pays for all that models carry and this ledger has not paid for."""
+        """Pays for all that models carry and this ledger has not paid for.
+
+        Raises:
+            ValueError: The ledger is a filter: releases before it began may have decided its budget and its order.
+        """
+        if self.ledger.limit is not None and self.unpaid(carried):
+            raise ValueError(
+                f"{self.ledger.path} is {self.ledger.limit}, which holds for what was paid in it before it was done: "
+                "releases from before may have decided its budget. Account for this model in a ledger of payments that "
+                "are fixed in advance, or train it anew."
+            )
         for id, steps in self.unpaid(carried).items():
             entry = dict(carried.items())[id]
             if entry.label:
