@@ -133,8 +133,8 @@ class Accountant:
         self._told, self._followed = Entries(), list[Any]()
         self._block: _Block | None = None
         self._epsilons: dict[str, float] = {}
-        self._check(event)
         self.payments: Payments | None = None
+        self._check(event)
         if ledger is not None:
             payments.refuse_unpayable(event, sampling)
             self.payments = Payments(_opened(ledger, sampling), sampling)
