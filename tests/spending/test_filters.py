@@ -9,12 +9,15 @@ import threading
 from pathlib import Path
 
 import dp_accounting
+import keras
 import numpy as np
 import pytest
+from checker import checked
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import stats
 
+import tfdp_rec
 from tfdp_rec.cli import main
 from tfdp_rec.privacy import (
     Accountant,
@@ -131,7 +134,9 @@ def worst(first, choices, epsilon=EPSILON):
     return float(np.sum(weights * np.max([told(each, epsilon - losses) for each in choices], axis=0)))
 
 
-@pytest.mark.parametrize("families, at_least", [(("gaussian", "failing"), 1.85e-6), (("rare", "sampled", "gaussian"), 1.9e-6)])
+@pytest.mark.parametrize(
+    "families, at_least", [(("gaussian", "failing"), 1.85e-6), (("rare", "sampled", "gaussian"), 1.9e-6)]
+)
 def test_a_choice_after_a_look_exceeds_a_ledger_of_fixed_payments(tmp_path, families, at_least):
     def excess(event):  # pld's grid rounds ε up
         return worst(FIRST, [event], EPSILON - 2e-3) - DELTA
@@ -560,3 +565,50 @@ def test_the_command_says_which_kind_a_ledger_is(tmp_path, capsys):
     for action in ("show", "verify"):
         assert main(["ledger", action, str(path)]) == 0 and "filter: payments" in capsys.readouterr().out
     assert main(["ledger", "show", str(fixed)]) == 0 and "payments fixed in advance" in capsys.readouterr().out
+
+
+def rows(indices):
+    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+def trained(plan, steps):
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(tfdp_rec.DPSGD(0.01, plan=plan), "mse", run_eagerly=True)
+    model.fit(plan.batches(rows), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
+    return int(model.optimizer.iterations)
+
+
+def test_plans_under_a_filter_make_their_steps_and_no_more(tmp_path):
+    """The second plan's noise and steps may depend on what the first released."""
+    sampling, limit = PoissonSampling(500, 25, unit="user"), RenyiFilter(4.0, 1e-4)
+    with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(500, "user"), limit=limit) as ledger:
+        options = {"sampling": sampling, "delta": 1e-4, "ledger": ledger}
+        assert trained(tfdp_rec.PrivatePlan(noise_multiplier=2.0, steps=5, **options), 8) == 5
+        first = ledger.used
+        assert ledger.steps == 5 and first == pytest.approx(limit.used(sampling.compose(GaussianDpEvent(2.0), 5)))
+        plan = tfdp_rec.PrivatePlan(epsilon=4.0, steps=20, **options)
+        assert trained(plan, 7) == 7
+        assert ledger.used == pytest.approx(
+            first + limit.used(sampling.compose(GaussianDpEvent(plan.noise_multiplier), 7)), rel=1e-6
+        )
+        assert trained(plan, 40) == pytest.approx(13, abs=1) and 0.9 < ledger.used <= 1
+        assert plan.accountant.epsilon() == 4.0
+        with pytest.raises(ValueError, match="budget is gone"):
+            tfdp_rec.PrivatePlan(epsilon=4.0, steps=20, **options)
+        with pytest.raises(ValueError, match="plan a larger epsilon"):
+            tfdp_rec.PrivatePlan(epsilon=3.0, steps=20, **options)
+
+
+def test_the_checker_knows_a_filter(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    accountant = under(path, RenyiFilter(3.0, 1e-6))
+    accountant.spend(GaussianDpEvent(20.0), "popularity counts")
+    accountant.record(GaussianDpEvent(2.0), 300)
+    accountant.close()
+    assert checked(path, 1e-6, tmp_path) == 3.0
+    with pytest.raises(AssertionError):
+        checked(path, 1e-7, tmp_path)
+    with opened(tmp_path / "gaussians.jsonl", GaussianFilter(3.0, 1e-6)) as ledger:
+        ledger.pay(GaussianDpEvent(ledger.limit.limit**-0.5))
+    assert checked(tmp_path / "gaussians.jsonl", 1e-6, tmp_path) == pytest.approx(3.0, abs=1e-3)

@@ -16,7 +16,7 @@ HELP = """\
   tfdp-rec ledger total FILE --delta 1e-6   epsilon of everything in it, from the entries alone
   tfdp-rec ledger mend FILE                 put aside a last line that a crash has cut short
 
-The format, and a checker of thirty lines that does without this package, are in docs/ledger.md.
+The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
 """
 
 
