@@ -250,6 +250,15 @@ def test_the_order_is_that_of_which_most_fits():
     assert RenyiFilter(8.0, 1e-6).order == RenyiFilter.order_for(8.0, 1e-6, GaussianDpEvent(7.0))
 
 
+@pytest.mark.parametrize("order", [2.5, 4.0, 17.0])
+def test_the_price_is_dp_accountings_divergence_at_the_order(order):
+    events = [GaussianDpEvent(3.0), STEP, SelfComposedDpEvent(STEP, 40), LaplaceDpEvent(4.0)]
+    limit = RenyiFilter(8.0, 1e-6, order=max(order, 2.9))
+    for event in (*events, dp_accounting.ComposedDpEvent(events)):
+        theirs = RdpAccountant([limit.order]).compose(event).rdp[0]
+        assert theirs <= limit.used(event) * limit.limit == pytest.approx(theirs, rel=1e-6)
+
+
 def test_what_is_used_is_rounded_up():
     """The sum of many small divergences is not below the same in exact arithmetic."""
     order, noise = 4.0, 1000.0

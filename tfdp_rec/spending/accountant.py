@@ -488,10 +488,8 @@ class Accountant:
         ledger = self.ledger(steps)
         if self.void:
             return math.inf
-        if self.limit is not None:  # what is foreseen must fit without the slack that a payment has
-            foreseen = steps is not None and steps > self.steps
-            fits = self.limit.used(ledger) <= 1 if foreseen else self.limit.admits(ledger)
-            return self.limit.claim(self.delta) if fits else math.inf
+        if self.limit is not None:
+            return self.limit.claim(self.delta) if self.limit.admits(ledger) else math.inf
         key = f"{accountant} {coarser} {json.dumps(events.to_json(ledger))}"
         if key not in self._epsilons:
             self._epsilons[key] = epsilon_of(ledger, self.delta, accountant, coarser)
