@@ -36,7 +36,7 @@ from tfdp_rec.privacy.composing import (
 from tfdp_rec.privacy.events import PlannedDpEvent
 from tfdp_rec.privacy.sampling import Sampling
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Mark, Snapshot
@@ -478,8 +478,12 @@ class Accountant:
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
         if self.payments is None:  # a ledger prices each step as what it was: with one, the data may have grown since
             self.sampling.set_state(state["sampling"])
-        if self.payments is not None and state.get("mark"):
-            self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+        if self.payments is not None:
+            if state.get("mark"):
+                self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+            # What an accountant without a ledger has spent is owed to this one, as steps are.
+            for each, label in dict.fromkeys(spent):
+                self._told.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
         self._told.merge(Entries.loads(state["history"]))
         self.event, self.spent = event, spent
         Changes.made += 1

@@ -78,6 +78,10 @@ class PrivacyFilter(abc.ABC):
             raise ValueError(f"failing must be at least 0 and below delta, got {self.failing!r}.")
 
     @property
+    def _budget(self) -> str:
+        return f"for epsilon = {self.epsilon:g} at delta = {self.delta:g}"
+
+    @property
     def _rest(self) -> float:
         """δ without the share of what may fail."""
         return self.delta - self.failing * (1 + 2 * _SLACK)
@@ -167,7 +171,7 @@ class RenyiFilter(PrivacyFilter):
             )
 
     def __str__(self) -> str:
-        return f"a filter of Rényi divergences of order {self.order:g}, {self.epsilon:g} at {self.delta:g}"
+        return f"a filter of Rényi divergences of order {self.order:g}, {self._budget}"
 
     @staticmethod
     def order_for(epsilon: float, delta: float, event: DpEvent, failing: float = 0.0) -> float:
@@ -212,7 +216,7 @@ class GaussianFilter(PrivacyFilter):
     """
 
     def __str__(self) -> str:
-        return f"a filter of Gaussians, {self.epsilon:g} at {self.delta:g}"
+        return f"a filter of Gaussians, {self._budget}"
 
     _lacks = "it is no Gaussian"
 
@@ -223,7 +227,7 @@ class GaussianFilter(PrivacyFilter):
         parts = list(events.parts_of(event))
         if not all(isinstance(part, GaussianDpEvent) and part.noise_multiplier > 0 for part, _ in parts):
             return math.inf
-        return math.fsum(count / part.noise_multiplier**2 for part, count in parts)
+        return math.fsum(count * (1 / part.noise_multiplier) * (1 / part.noise_multiplier) for part, count in parts)
 
 
 def _largest_divergence(order: float, epsilon: float, delta: float) -> float:

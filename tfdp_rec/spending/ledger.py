@@ -4,6 +4,8 @@
 
 - An entry says what it pays for in full, sampling included, so that nothing is ever priced anew: the total is that of
   the entries, whatever the settings are today.
+- A total is a bound for payments that were fixed in advance. A ledger that is begun as a filter (`filters.py`) admits
+  payments that depend on earlier releases, refuses what would exceed its budget, and claims the budget.
 - It is on disk before what it pays for begins. A crash can leave a payment that was not used, never a use that was
   not paid.
 - One owner at a time, in and across processes: two that paid into one file would each believe in their own total.

@@ -179,7 +179,8 @@ class Payments:
         for id, steps in self.unpaid(carried).items():
             entry = dict(carried.items())[id]
             if entry.label:
-                self.pay_once(entry.event, entry.label)
+                for _ in range(steps):
+                    self.pay_once(entry.event, entry.label)
                 continue
             state = self._sampling.get_state() if entry.origin == UNPROVEN else entry.sampling
             if not entry.receipted:
