@@ -428,6 +428,12 @@ def test_each_item_has_the_whole_budget(tmp_path):
             with pytest.raises(ValueError, match="would exceed it"):
                 ledger.pay(half, about=about)
         ledger.pay(half, about=("1",))
+    with opened(tmp_path / "b.jsonl", limit) as ledger:  # the dearest item is not that of most payments
+        for item in ("often", "often", "often", "often", "dear", "dear"):
+            ledger.pay(half if item == "dear" else GaussianDpEvent(90.0), about=(item,))
+        with pytest.raises(ValueError, match="would exceed it"):
+            ledger.pay(GaussianDpEvent(40.0), about=("dear",))
+        ledger.pay(GaussianDpEvent(40.0), about=("often",))
 
 
 def test_two_threads_are_not_both_admitted_to_the_last_place(tmp_path, monkeypatch):
