@@ -287,6 +287,23 @@ def test_what_is_no_budget_is_refused(settings, words):
         RenyiFilter(**settings)
 
 
+@pytest.mark.parametrize("noise", [1e-300, 1e-160, 1e-20, 1e-3])
+@pytest.mark.parametrize("probability", [1e-300, 1e-9, 0.5, 1.0])
+def test_next_to_no_noise_is_never_free(noise, probability):
+    for limit in (RenyiFilter(8.0, 1e-6), RenyiFilter(8.0, 1e-6, order=4.0), GaussianFilter(8.0, 1e-6)):
+        for event in (GaussianDpEvent(noise), PoissonSampledDpEvent(probability, GaussianDpEvent(noise))):
+            try:
+                assert limit.used(event) > 1
+            except ZeroDivisionError:  # of dp_accounting, and no payment either
+                assert noise == 1e-300
+
+
+def test_a_divergence_that_is_no_number_is_not_free(monkeypatch):
+    monkeypatch.setattr(RdpAccountant, "rdp", property(lambda self: np.array([math.nan])))
+    limit = RenyiFilter(8.0, 1e-6, order=4.25)
+    assert limit.used(GaussianDpEvent(123.0)) == math.inf
+
+
 # A ledger that is a filter.
 
 

@@ -107,6 +107,7 @@ def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
     absl.addFilter(_without_series)
     try:
         found = RdpAccountant(list(orders)).compose(events.from_json(json.loads(part))).rdp
+        found = np.where(np.isnan(found), np.inf, found)  # a NaN would pass for nothing in a comparison
         return np.maximum(found, 0.0) + _ROUNDING / np.minimum(np.subtract(orders, 1.0), 1.0)  # log A(α) / (α - 1)
     finally:
         absl.removeFilter(_without_series)

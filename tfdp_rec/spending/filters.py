@@ -74,7 +74,7 @@ class PrivacyFilter(abc.ABC):
         checked_epsilon(self.epsilon)
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be between 0 and 1, got {self.delta!r}.")
-        if not 0 <= self.failing < self.delta:
+        if not (0 <= self.failing and self._rest > 0):
             raise ValueError(f"failing must be at least 0 and below delta, got {self.failing!r}.")
 
     @property
@@ -232,4 +232,5 @@ class GaussianFilter(PrivacyFilter):
 
 def _largest_divergence(order: float, epsilon: float, delta: float) -> float:
     """The ρ that dp_accounting converts to ε at δ: at one order the two differ by a constant."""
-    return epsilon - (float(compute_epsilon([order], [epsilon], delta)[0]) - epsilon)
+    # The constant is below 0 only where ε is as small as δ², and dp_accounting converts by another bound.
+    return epsilon - max(float(compute_epsilon([order], [epsilon], delta)[0]) - epsilon, 0.0)
