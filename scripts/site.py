@@ -19,8 +19,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tfdp_rec"
 ROOMS = (
-    "optimizers", "training", "clipping", "independence", "privacy", "noise", "callbacks", "audit", "models", "datasets",
-    "distribute", "federated", "spectral", "serving",
+    "optimizers", "training", "clipping", "independence", "privacy", "noise", "callbacks", "audit", "models",
+    "datasets", "distribute", "federated", "spectral", "serving",
 )  # fmt: skip
 
 

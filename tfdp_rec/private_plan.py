@@ -127,9 +127,9 @@ class PrivatePlan:
         if self._target is None:
             return float(self._given_noise or 0.0)
         paid = self._payer.payments
-        spent = [(self._payer.ledger(), "what the ledger holds")] if paid else self.spent
+        spent, ledger = ([], paid.ledger) if paid else (self.spent, None)
         noise = self._noted() or calibrate_noise(
-            self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=spent,
+            self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=spent, ledger=ledger,
             **self._options,
         )  # fmt: skip
         if paid and not self._noted():
@@ -158,7 +158,7 @@ class PrivatePlan:
             return  # to go on with a plan that is paid for costs nothing; what would cost is the budget's to refuse
         if noted:
             self._payer.record(self.make_event(noted), 0)
-        if spent >= self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
+        if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             raise ValueError(
                 f"The budget is gone: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
                 f"{self._target:g}, and no step more fits. Release what was trained; to train on with these data, plan "
@@ -193,7 +193,9 @@ class PrivatePlan:
                 f"noise_multiplier={self.noise_multiplier:g} has no finite epsilon, so that no budget can be kept: fit "
                 "without plan.budget(), or plan with epsilon=."
             )
-        return PrivacyBudget(self.accountant, self.epsilon)
+        # A filter's ε is that of its whole budget, which says nothing of how many steps were planned.
+        steps = self._before + self.steps if self.accountant.limit else None
+        return PrivacyBudget(self.accountant, self.epsilon, steps=steps)
 
     # What an optimizer asks.
 

@@ -107,6 +107,21 @@ def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
     assert late.accountant.steps == read(path).steps == 7
 
 
+def test_what_was_spent_without_a_ledger_is_owed_to_one(tmp_path):
+    """A state of ε = 5.2, for a count, was told as 0 under a ledger."""
+    before = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3)
+    for _ in range(2):
+        before.spend(GaussianDpEvent(2.0), "popularity counts")
+    after = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=tmp_path / "ledger.jsonl")
+    after.set_state(before.get_state())
+    with pytest.raises(Unaccounted, match="has not paid for"):
+        after.epsilon()
+    after.pay_for_history()
+    assert after.epsilon() == pytest.approx(before.epsilon(), abs=1e-3)
+    after.set_state(after.get_state())
+    assert after.epsilon() == pytest.approx(before.epsilon(), abs=1e-3), "and it is owed once"
+
+
 def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
     """Item 4 of the review, on one machine: 200 steps at q = 0.1, the data grown a hundredfold, resumed."""
     path = tmp_path / "ledger.jsonl"

@@ -31,6 +31,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         target_epsilon: the budget, at the accountant's δ.
         check_sampling: refuse batches that `accountant.sampling` did not draw. Turn it off only where they are sampled
             just as it says by other means, and better say by which: `Accountant(..., asserted="...")`.
+        steps: Most steps of the accountant in all, whatever ε allows; None for no such limit.
 
     Raises:
         ValueError: target_epsilon is not positive; in `fit`, if not even one step fits, if the model has made steps
@@ -49,7 +50,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     keeps_budget = True  # a fit whose callbacks have one is not given that of the optimizer's plan
 
-    def __init__(self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True):
+    def __init__(self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True, steps: int | None = None):
         super().__init__()
         if not isinstance(accountant, Accountant):
             raise TypeError(f"accountant must be a tfdp_rec.privacy.Accountant, got {accountant!r}.")
@@ -57,7 +58,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise ValueError(f"target_epsilon must be positive, got {target_epsilon!r}.")
         self.accountant = accountant
         self.target_epsilon = target_epsilon
-        self.check_sampling = check_sampling
+        self.check_sampling, self.steps = check_sampling, steps
         if not check_sampling and not accountant.asserted:
             accountant.asserted = "check_sampling=False"
 
@@ -157,6 +158,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
         if basis != self._basis:  # otherwise more of the same was made
             self._basis, self._limit = basis, accountant.max_steps(self.target_epsilon)
+            self._limit = min(self._limit, self._limit if self.steps is None else self.steps)
         meter = self._optimizer.privacy_history
         left = self._limit - accountant.steps
         self._most = self._paid = meter.made + left

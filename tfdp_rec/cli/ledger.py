@@ -8,15 +8,15 @@ from collections.abc import Callable
 from tfdp_rec.pricing import events
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.ledger_lines import Chain, Paid
-from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.spending.statement import kind_of, rounded_up
 
 HELP = """\
   tfdp-rec ledger show FILE                 every entry in words
   tfdp-rec ledger verify FILE               whether the chain is whole; exit code 1 if it is not
-  tfdp-rec ledger total FILE --delta 1e-6   epsilon of everything in it, from the entries alone
+  tfdp-rec ledger total FILE --delta 1e-6   epsilon of everything in it, from the entries alone; of a filter its budget
   tfdp-rec ledger mend FILE                 put aside a last line that a crash has cut short
 
-The format, and a checker of thirty lines that does without this package, are in docs/ledger.md.
+The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
 """
 
 
@@ -76,7 +76,8 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _headline(chain: Chain) -> str:
-    return f"ledger {chain.id}, {len(chain.lines)} lines, {len(chain.paid)} payments, {chain.steps} steps"
+    counts = f"{len(chain.lines)} lines, {len(chain.paid)} payments, {chain.steps} steps"
+    return f"ledger {chain.id}, {counts}; {kind_of(chain)}"
 
 
 def _in_words(payment: Paid) -> str:

@@ -65,9 +65,21 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
 
 
 def _by_rdp(event: DpEvent, delta: float) -> float:
-    orders = RdpAccountant().orders
-    parts = [count * _divergences(json.dumps(events.to_json(part))) for part, count in events.parts_of(event)]
-    return float(compute_epsilon(orders, sum(parts, np.zeros_like(orders)), delta)[0])
+    return float(compute_epsilon(orders(), divergences(event, orders()), delta)[0])
+
+
+@functools.cache
+def orders() -> tuple[float, ...]:
+    """dp_accounting's orders of Rényi divergences."""
+    return tuple(map(float, RdpAccountant().orders))
+
+
+def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergences of an event at some orders, rounded up; infinite where none is known."""
+    if not events.is_private(event) or not RdpAccountant().supports(event):
+        return np.full(len(orders), np.inf)
+    parts = [count * _divergences(json.dumps(events.to_json(part)), orders) for part, count in events.parts_of(event)]
+    return sum(parts, np.zeros(len(orders)))
 
 
 def _by_pld(event: DpEvent, delta: float, grid: float) -> float:
@@ -89,12 +101,14 @@ def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
 
 
 @functools.lru_cache(maxsize=128)
-def _divergences(part: str) -> NDArray[np.float64]:
-    """Rényi divergences of one event, at dp_accounting's orders, rounded up; infinite where a series does not end."""
+def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergences of one event at some orders, rounded up; infinite where a series does not end."""
     absl = logging.getLogger("absl")
     absl.addFilter(_without_series)
     try:
-        return np.maximum(RdpAccountant().compose(events.from_json(json.loads(part))).rdp, 0.0) + _ROUNDING
+        found = RdpAccountant(list(orders)).compose(events.from_json(json.loads(part))).rdp
+        found = np.where(np.isnan(found), np.inf, found)  # a NaN would pass for nothing in a comparison
+        return np.maximum(found, 0.0) + _ROUNDING / np.minimum(np.subtract(orders, 1.0), 1.0)  # log A(α) / (α - 1)
     finally:
         absl.removeFilter(_without_series)
 

@@ -36,7 +36,8 @@ from tfdp_rec.pricing.composition import (
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
@@ -132,10 +133,18 @@ class Accountant:
         self._told, self._followed = Entries(), list[Any]()
         self._block: _Block | None = None
         self._epsilons: dict[str, float] = {}
+        self.payments: Payments | None = None
         self._check(event)
         if ledger is not None:
             payments.refuse_unpayable(event, sampling)
-        self.payments = None if ledger is None else Payments(_opened(ledger, sampling), sampling)
+            self.payments = Payments(_opened(ledger, sampling), sampling)
+            try:
+                self._check(event)
+                self._refuse_unclaimed()
+            except ValueError:
+                if not isinstance(ledger, Ledger):
+                    self.payments.ledger.close()
+                raise
 
     # What is known.
 
@@ -196,6 +205,11 @@ class Accountant:
         ahead = {self._block.id: self.ahead} if self._block else {}
         own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
         return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
+
+    @property
+    def limit(self) -> PrivacyFilter | None:
+        """The filter that the ledger is, if it is one: its budget is then the claim, whatever was used of it."""
+        return self.payments.ledger.limit if self.payments else None
 
     @property
     def spent_besides(self) -> list[tuple[DpEvent, str]]:
@@ -280,7 +294,8 @@ class Accountant:
         return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """ε at δ after `steps` steps in all; left out, after those made.
+        """ε at δ after `steps` steps in all; left out, after those made. Under a filter it is the budget's, or infinite
+        for more steps than fit.
 
         Args:
             steps: may be fewer than were made (a look back) or more (a forecast with the present event).
@@ -463,8 +478,12 @@ class Accountant:
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
         if self.payments is None:  # a ledger prices each step as what it was: with one, the data may have grown since
             self.sampling.set_state(state["sampling"])
-        if self.payments is not None and state.get("mark"):
-            self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+        if self.payments is not None:
+            if state.get("mark"):
+                self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+            # What an accountant without a ledger has spent is owed to this one, as steps are.
+            for each, label in dict.fromkeys(spent):
+                self._told.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
         self._told.merge(Entries.loads(state["history"]))
         self.event, self.spent = event, spent
         Changes.made += 1
@@ -473,6 +492,8 @@ class Accountant:
         ledger = self.ledger(steps)
         if self.void:
             return math.inf
+        if self.limit is not None:
+            return self.limit.claim(self.delta) if self.limit.admits(ledger) else math.inf
         key = f"{accountant} {coarser} {json.dumps(events.to_json(ledger))}"
         if key not in self._epsilons:
             self._epsilons[key] = epsilon_of(ledger, self.delta, accountant, coarser)
@@ -482,7 +503,17 @@ class Accountant:
         if not isinstance(event, DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, such as optimizer.dp_event(); got {event!r}.")
         events.to_json(event)
-        check_supported(self.sampling.compose_history([(event, 1)]), self.accountant)
+        step = self.sampling.compose_history([(event, 1)])
+        check_supported(step, self.accountant)
+        if self.limit is not None:
+            self.limit.refuse_unpriced(step)
+
+    def _refuse_unclaimed(self) -> None:
+        if self.limit is not None and self.delta < self.limit.delta:
+            raise ValueError(
+                f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Take delta="
+                f"{self.limit.delta:g}."
+            )
 
 
 def _opened(ledger: Path | Ledger, sampling: Sampling) -> Ledger:

@@ -14,6 +14,8 @@ from scipy import optimize
 from tfdp_rec.pricing.composition import checked_count, checked_epsilon, epsilon_of, searches
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.ledger_lines import composed
 
 Search = tuple[str, float]  # accountant, and how much coarser
 _NEAR = 5e-4  # of ε: so near the budget, less noise would be less by no more than that
@@ -28,6 +30,8 @@ def calibrate_noise(
     make_event: Callable[[float], DpEvent] = GaussianDpEvent,
     spent: Iterable[tuple[DpEvent, str]] = (),
     allow_large_delta: bool = False,
+    ledger: Ledger | None = None,
+    share: float = 1.0,
 ) -> float:
     """The least noise multiplier, to one part in a thousand, for which `steps` steps cost at most
     target_epsilon.
@@ -41,6 +45,9 @@ def calibrate_noise(
         make_event: the event of one step from the multiplier, where a step is more than one Gaussian.
         spent: (event, label) pairs of what else the budget must pay for.
         allow_large_delta: accept δ above 1 / num_units.
+        ledger: Ledger that the steps will be paid in: what it holds counts against the budget. Where it is a filter,
+            target_epsilon must be its ε (or more), and the noise is the least that fits in what is left.
+        share: Fraction to use of what is left of a filter, such as 1/30 for the first of thirty days, then 1/29.
 
     Raises:
         ValueError: an argument is out of range, or no noise can meet the budget.
@@ -55,16 +62,34 @@ def calibrate_noise(
     checked_epsilon(target_epsilon)
     if checked_count("steps", steps) == 0:
         raise ValueError("steps must be at least 1, got 0.")
-    others = list(spent)
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share!r}.")
+    others = list(spent) + ([(composed(ledger.paid), "what the ledger holds")] if ledger else [])
+    limit = ledger.limit if ledger else None
+    if limit is None and share != 1:
+        raise ValueError("share= is of what is left of a filter: give ledger=, one that was begun with limit=.")
+    if limit is not None and limit.claim(delta) > target_epsilon:
+        raise ValueError(
+            f"The ledger is {limit}, and claims that, however little of it is used: give its epsilon and delta. To use "
+            "less of it give share=, or fewer steps."
+        )
+    held = limit.used(dp_accounting.ComposedDpEvent([event for event, _ in others])) if limit else 0.0
 
     @functools.cache
     def excess(noise: float, by: str, coarser: float) -> float:
+        if limit is not None:
+            step = sampling.compose_history([(make_event(noise), steps)])
+            used = limit.used(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]))
+            return min(used - held - share * (1 - held), 1e9)
         trial = Accountant(make_event(noise), sampling, delta, accountant, allow_large_delta)
         for event, label in others:
             trial.spend(event, label)
         return min(epsilon_of(trial.ledger(steps), delta, by, coarser) - target_epsilon, 1e9)
 
     step = sampling.compose_history([(make_event(1.0), 1)])
+    if limit is not None:
+        limit.refuse_unpriced(step)
+        accountant = "rdp"  # names the one search; the price is the filter's
     first, *closer = searches(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
     high = 1.0
     while excess(high, *first) > 0:

@@ -4,6 +4,8 @@
 
 - An entry says what it pays for in full, sampling included, so that nothing is ever priced anew: the total is that of
   the entries, whatever the settings are today.
+- A total is a bound for payments that were fixed in advance. A ledger that is begun as a filter (`filters.py`) admits
+  payments that depend on earlier releases, refuses what would exceed its budget, and claims the budget.
 - It is on disk before what it pays for begins. A crash can leave a payment that was not used, never a use that was
   not paid.
 - One owner at a time, in and across processes: two that paid into one file would each believe in their own total.
@@ -19,6 +21,7 @@ aside.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import threading
@@ -32,7 +35,9 @@ from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import to_json
 from tfdp_rec.sampling.schemes import ZERO_OUT
 from tfdp_rec.spending.entries import new_id
+from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger_lines import (
+    FILTER,
     FORMAT,
     BrokenLedger,
     Chain,
@@ -70,14 +75,29 @@ def read(path: Path) -> Chain:
 def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
     """ε at δ of everything in a ledger, from its entries alone: that of the item most was told of.
 
+    A filter's is that of its budget, however much of it was used.
+
     Args:
         chain: the entries.
         delta: δ.
-        accountant: "pld" or "rdp".
+        accountant: "pld" or "rdp"; a filter has a price of its own.
         more: what is not paid yet.
     """
+    if chain.limit is not None:
+        admitted = all(map(chain.limit.admits, _events([*chain.paid, *more])))
+        return chain.limit.claim(delta) if admitted else math.inf
     found = {canonical(to_json(event)): event for event in map(composed, by_item([*chain.paid, *more]))}
     return max(epsilon_of(event, delta, accountant) for event in found.values())
+
+
+def _events(payments: Sequence[Payment]) -> list[DpEvent]:
+    """What tells of each item, as one event."""
+    return [composed(own) for own in by_item(payments)]
+
+
+def used(chain: Chain) -> float:
+    """Fraction of a filter's budget that its payments use: that of the item most was told of."""
+    return max(map(chain.limit.used, _events(chain.paid))) if chain.limit else 0.0
 
 
 def mend(path: Path) -> str:
@@ -116,10 +136,12 @@ class Ledger:
         adjacency: Which data sets are neighbours: ZERO_OUT, or REPLACE for one item replaced by another.
         data_changed: say so where they are other data than those of the last entry, grown for instance. What was paid
             for the old stays paid.
+        limit: `RenyiFilter` or `GaussianFilter` for a new ledger whose payments may be chosen after seeing what earlier
+            ones bought. It is fixed in the first line: a ledger that exists is what it was begun as.
 
     Raises:
         BrokenLedger: the file is no evidence, or is about another unit, adjacency or data.
-        ValueError: somebody else has it.
+        ValueError: somebody else has it; it was begun with another limit, or without one.
 
     Example:
         >>> import dp_accounting, tempfile
@@ -139,26 +161,29 @@ class Ledger:
         data: Snapshot,
         adjacency: str = ZERO_OUT,
         data_changed: bool = False,
+        limit: PrivacyFilter | None = None,
     ):
         self.path = os.path.realpath(path)
         self.unit, self.adjacency, self.data = unit, adjacency_of(adjacency), data
-        self._session, self._process, self._thread = secrets.token_hex(8), os.getpid(), threading.Lock()
+        self._session, self._process, self._thread = secrets.token_hex(8), os.getpid(), threading.RLock()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             _lock(self._file, self.path)
-            self.chain = self._begun()
+            self.chain = self._begun(limit)
             self._refuse_foreign(data_changed)
+            self._refuse_another(limit)
         except BaseException:
             self.close()
             raise
 
-    def _begun(self) -> Chain:
+    def _begun(self, limit: PrivacyFilter | None) -> Chain:
         """What is there; the first line, if nothing is."""
         text, torn = _split(self.path, _whole(self._file))
         self._size = len(text) + len(torn) - bool(torn)
         if not text + torn:
             self.chain = Chain(self.path)
-            self._append({"kind": "begin", "format": FORMAT, "ledger": secrets.token_hex(8)})
+            kind = {"format": FILTER, "limit": limit.to_json()} if limit else {"format": FORMAT}
+            self._append({"kind": "begin", **kind, "ledger": secrets.token_hex(8)})
             sync_entry(os.path.dirname(self.path))
             return self.chain
         chain = Chain.of(self.path, text + torn)
@@ -179,6 +204,14 @@ class Ledger:
             raise BrokenLedger(
                 f"{self.path} counts for data {last.data}, and these are {self.data.id} ({self.data.units} units, "
                 f"{self.data.schema!r}): give the right ledger, or say that the data have changed: data_changed=True."
+            )
+
+    def _refuse_another(self, limit: PrivacyFilter | None) -> None:
+        if limit is not None and limit != self.limit:
+            raise ValueError(
+                f"{self.path} is {self.limit or 'a ledger of payments that are fixed in advance'}, not {limit}: a "
+                "ledger stays what it was begun as, for its payments were made under that. Begin another; what both "
+                "cost adds up."
             )
 
     # Paying.
@@ -208,11 +241,24 @@ class Ledger:
             The entry's number.
 
         Raises:
-            ValueError: an event that no ledger can hold, or a number out of range.
+            ValueError: an event that no ledger can hold, or a number out of range; more than is left of a filter.
         """
         payment = Payment(event, attempts, label, settings or {}, steps, about, id or new_id())
         entry = {"unit": self.unit, "adjacency": self.adjacency, "data": self.data.to_json()}
-        return self._append({"kind": "pay", **payment.fields(), **entry})
+        line = {"kind": "pay", **payment.fields(), **entry}
+        with self._thread:  # or two threads would both be admitted to what is left of a filter
+            self._refuse_beyond(payment)
+            return self._append(line)
+
+    def _refuse_beyond(self, payment: Payment) -> None:
+        if self.limit is None:
+            return
+        self.limit.refuse_unpriced(payment.event)
+        if not all(map(self.limit.admits, _events([*self.paid, payment]))):
+            raise ValueError(
+                f"{self.path} is {self.limit}: {used(self.chain):.2%} of it is used, and this payment would exceed it. "
+                "Nothing was paid. Pay for less: calibrate_noise(..., ledger=ledger) finds the noise that fits."
+            )
 
     def give_back(self, number: int, attempts: int, steps: int = 0) -> None:
         """Takes back attempts, or steps alone, that this object paid for and that were not made and never will be.
@@ -287,6 +333,16 @@ class Ledger:
     def paid(self) -> list[Paid]:
         """All that was paid for and not given back."""
         return self.chain.paid
+
+    @property
+    def limit(self) -> PrivacyFilter | None:
+        """The filter that this ledger is; None for one of payments that are fixed in advance."""
+        return self.chain.limit
+
+    @property
+    def used(self) -> float:
+        """Fraction of a filter's budget that is used; the claim is the whole budget nevertheless."""
+        return used(self.chain)
 
     @property
     def steps(self) -> int:

@@ -22,9 +22,11 @@ from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing import events
 from tfdp_rec.sampling.schemes import ZERO_OUT
+from tfdp_rec.spending.filters import PrivacyFilter
 
 FORMAT = "tfdp_rec ledger 2"
 READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
+FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which readers of the formats before would pass over
 
 
 class BrokenLedger(ValueError):
@@ -178,10 +180,12 @@ class Chain:
     Attributes:
         path: of the file, for what errors say.
         lines: as they were read.
+        limit: Filter that the ledger was begun with; None if its payments are fixed in advance.
     """
 
     path: str
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    limit: PrivacyFilter | None = None
 
     def __post_init__(self) -> None:
         self.payments: dict[int, Paid] = {}
@@ -241,8 +245,10 @@ class Chain:
 
     def _take(self, fields: dict[str, Any]) -> None:
         if fields["number"] == 0:
-            if fields["kind"] != "begin" or fields["format"] not in (FORMAT, READ_TOO):
-                raise ValueError(f"the format is not {FORMAT}.")
+            known = (FILTER,) if "limit" in fields else (FORMAT, READ_TOO)
+            if fields["kind"] != "begin" or fields["format"] not in known:
+                raise ValueError(f"the format is not {' or '.join(known)}.")
+            self.limit = PrivacyFilter.from_json(fields["limit"]) if "limit" in fields else None
         elif fields["kind"] == "pay":
             self.payments[fields["number"]] = _paid(fields)
         elif fields["kind"] == "return":

@@ -165,11 +165,22 @@ class Payments:
         return {id: steps for id, steps in owed.items() if steps > 0}
 
     def pay_for(self, carried: Entries) -> None:
-        """Pays for all that models carry and this ledger has not paid for."""
+        """Pays for all that models carry and this ledger has not paid for.
+
+        Raises:
+            ValueError: The ledger is a filter: releases before it began may have decided its budget and its order.
+        """
+        if self.ledger.limit is not None and self.unpaid(carried):
+            raise ValueError(
+                f"{self.ledger.path} is {self.ledger.limit}, which holds for what was paid in it before it was done: "
+                "releases from before may have decided its budget. Account for this model in a ledger of payments that "
+                "are fixed in advance, or train it anew."
+            )
         for id, steps in self.unpaid(carried).items():
             entry = dict(carried.items())[id]
             if entry.label:
-                self.pay_once(entry.event, entry.label)
+                for _ in range(steps):
+                    self.pay_once(entry.event, entry.label)
                 continue
             state = self._sampling.get_state() if entry.origin == UNPROVEN else entry.sampling
             if not entry.receipted:

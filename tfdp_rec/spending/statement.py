@@ -18,6 +18,8 @@ import dp_accounting
 from dp_accounting import DpEvent
 
 from tfdp_rec.pricing import events
+from tfdp_rec.spending.ledger import used
+from tfdp_rec.spending.ledger_lines import Chain
 
 if TYPE_CHECKING:
     from tfdp_rec.spending.accountant import Accountant
@@ -79,13 +81,13 @@ def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
         ("Mechanism", mechanism or "no step yet"),
         ("Spent besides", spent),
         ("Ledger", _ledger(accountant)),
-        ("Accountant", f"{accountant.accountant.upper()}, {library}"),
+        ("Accountant", f"{accountant.limit or accountant.accountant.upper()}, {library}"),
         (
             "Public",
             f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate",
         ),
         ("Covers", _covers(accountant, steps)),
-        ("Does not cover", "; ".join([*_ordinary(accountant), _DOES_NOT_COVER])),
+        ("Does not cover", "; ".join([*_ordinary(accountant), _DOES_NOT_COVER, *_fixed(accountant)])),
     ]
     return [(name, text) for name, text in lines if text]
 
@@ -93,9 +95,17 @@ def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
 _DOES_NOT_COVER = (
     "an observer of the training's memory, of the units that were sampled, or of losses and metrics of training data; "
     "choosing hyper-parameters on the same data; steps, rates or noise that were chosen after looking at exact losses "
-    "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN), or at weights that were released "
-    "before: the total is of a plan that was fixed beforehand"
+    "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN)"
 )
+
+
+def _fixed(accountant: Accountant) -> list[str]:
+    if accountant.limit is not None:
+        return []
+    return [
+        "steps, rates or noise that were chosen, or a stop that was decided, after looking at weights that were "
+        "released before: the total is of a plan that was fixed beforehand, and no odometer"
+    ]
 
 
 def _ordinary(accountant: Accountant) -> list[str]:
@@ -131,7 +141,16 @@ def _ledger(accountant: Accountant) -> str:
     if accountant.payments is None:
         return ""
     mark = accountant.payments.ledger.mark
-    return f"all of it was paid for in ledger {mark.ledger} before it was done; line {mark.lines}, {mark.head[:16]}"
+    place = f"line {mark.lines}, {mark.head[:16]}; {kind_of(accountant.payments.ledger.chain)}"
+    return f"all of it was paid for in ledger {mark.ledger} before it was done; {place}"
+
+
+def kind_of(chain: Chain) -> str:
+    """What a ledger's payments may depend on, in words."""
+    if chain.limit is None:
+        return "payments fixed in advance"
+    share = f"{used(chain):.2%} of it is used"
+    return f"filter: payments may depend on earlier releases, and the claim is its budget; {share}"
 
 
 def rounded_up(epsilon: float) -> float:
@@ -178,7 +197,7 @@ def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:
     here.
     """
     runs = accountant.runs(steps)
-    if accountant.void or accountant.spent_besides or len(runs) != 1:
+    if accountant.void or accountant.limit or accountant.spent_besides or len(runs) != 1:
         return None
     event, count = _unpacked(accountant.sampling.compose_history(runs))
     library = _tf_privacy()
