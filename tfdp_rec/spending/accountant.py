@@ -41,7 +41,7 @@ from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
-from tfdp_rec.spending.statement import Statement, statement
+from tfdp_rec.spending.statement import Facts, Statement, statement
 
 
 class Unaccounted(ValueError):
@@ -449,7 +449,27 @@ class Accountant:
         Raises:
             BrokenLedger: The ledger was removed or replaced while it was open.
         """
-        return statement(self, steps)
+        return statement(self.facts(steps))
+
+    def facts(self, steps: int | None = None) -> Facts:
+        """What the statement of so many steps is made of."""
+        if self.payments is not None:
+            self.payments.ledger.refuse_lost()
+        count = self.steps if steps is None else steps
+        return Facts(
+            sampling=self.sampling,
+            runs=self.runs(count),
+            spent_besides=self.spent_besides,
+            epsilon=self.epsilon(count),
+            delta=self.delta,
+            accountant=self.accountant,
+            void=self.void,
+            checked=self.checked,
+            asserted=self.asserted,
+            made=bool(self.steps),
+            ordinary=self.carried.ordinary,
+            chain=self.payments.ledger.chain if self.payments else None,
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Everything counted, as JSON-able dicts, for a checkpoint."""

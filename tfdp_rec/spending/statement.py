@@ -6,23 +6,22 @@ Those are: Poisson sampling, one Gaussian of constant noise a step, one row a un
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import math
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import dp_accounting
 from dp_accounting import DpEvent
 
 from tfdp_rec.pricing import events
+from tfdp_rec.sampling.schemes import Sampling
+from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import used
 from tfdp_rec.spending.ledger_lines import Chain
-
-if TYPE_CHECKING:
-    from tfdp_rec.spending.accountant import Accountant
 
 
 class Statement(str):
@@ -55,43 +54,76 @@ class Statement(str):
         return made
 
 
-def statement(accountant: Accountant, steps: int | None = None) -> Statement:
-    """The privacy statement of `steps` steps; see `Accountant.statement`."""
-    if accountant.payments is not None:
-        accountant.payments.ledger.refuse_lost()
-    count = accountant.steps if steps is None else steps
-    theirs = tf_privacy_statement(accountant, count)
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a statement is made of.
+
+    Attributes:
+        sampling: How the batches were drawn.
+        runs: (event, steps) of the steps that the statement is for, in order.
+        spent_besides: (event, label) of all other looks at the data.
+        epsilon: ε at δ of all of it.
+        delta: δ.
+        accountant: "pld" or "rdp".
+        void: Why no ε holds; empty if one does.
+        checked: Whether every batch carried the proof of its draw.
+        asserted: What drew the batches, in words, if `sampling` did not.
+        made: Whether any step was made.
+        ordinary: Optimizer's name -> number of its steps after private training.
+        chain: Ledger that paid for all of it; None if there is none.
+    """
+
+    sampling: Sampling
+    runs: Sequence[tuple[DpEvent, int]]
+    spent_besides: Sequence[tuple[DpEvent, str]]
+    epsilon: float
+    delta: float
+    accountant: str
+    void: str
+    checked: bool
+    asserted: str
+    made: bool
+    ordinary: Mapping[str, int]
+    chain: Chain | None
+
+    @property
+    def limit(self) -> PrivacyFilter | None:
+        """The filter that the ledger is, if it is one."""
+        return self.chain.limit if self.chain else None
+
+
+def statement(facts: Facts) -> Statement:
+    """The guarantee in words."""
+    theirs = tf_privacy_statement(facts)
     heading = (
-        f"TF Privacy's statement (its «example» is one {accountant.sampling.unit} here; the batches are "
+        f"TF Privacy's statement (its «example» is one {facts.sampling.unit} here; the batches are "
         "really Poisson-sampled,\nso the second of its two figures is the one that holds):"
     )
-    return Statement(dict(_own_lines(accountant, count)), f"{heading}\n\n{theirs}" if theirs else "")
+    return Statement(dict(_own_lines(facts)), f"{heading}\n\n{theirs}" if theirs else "")
 
 
-def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
-    sampling, unit = accountant.sampling, accountant.sampling.unit
-    mechanism = "; ".join(f"{count} steps of {events.in_words(event)}" for event, count in accountant.runs(steps))
-    spent = "; ".join(f"{label}: {events.in_words(event)}" for event, label in accountant.spent_besides)
+def _own_lines(facts: Facts) -> list[tuple[str, str]]:
+    sampling, unit = facts.sampling, facts.sampling.unit
+    mechanism = "; ".join(f"{count} steps of {events.in_words(event)}" for event, count in facts.runs)
+    spent = "; ".join(f"{label}: {events.in_words(event)}" for event, label in facts.spent_besides)
     library = f"dp-accounting {importlib.metadata.version('dp-accounting')}"
     lines = [
-        ("Guarantee", _guarantee(accountant, steps)),
+        ("Guarantee", _guarantee(facts)),
         ("Protected unit", f"one {unit}, giving at most one row to any batch"),
         ("Adjacency", f"{sampling.adjacency}: data sets that differ by one {unit} whose rows count as empty"),
-        ("Sampling", _sampling(accountant)),
+        ("Sampling", _sampling(facts)),
         ("Mechanism", mechanism or "no step yet"),
         ("Spent besides", spent),
-        ("Ledger", _ledger(accountant)),
-        ("Accountant", f"{accountant.limit or accountant.accountant.upper()}, {library}"),
-        (
-            "Public",
-            f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate",
-        ),
-        ("Covers", _covers(accountant, steps)),
-        ("Does not cover", "; ".join([*_ordinary(accountant), _DOES_NOT_COVER, *_fixed(accountant)])),
+        ("Ledger", _ledger(facts.chain)),
+        ("Accountant", f"{facts.limit or facts.accountant.upper()}, {library}"),
+        ("Public", f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate"),
+        ("Covers", "" if math.isinf(facts.epsilon) else _COVERS),
+        ("Does not cover", "; ".join([*_ordinary(facts.ordinary), _DOES_NOT_COVER, *_fixed(facts)])),
     ]
     return [(name, text) for name, text in lines if text]
 
 
+_COVERS = "every set of weights that leaves training by a released model or checkpoint"
 _DOES_NOT_COVER = (
     "an observer of the training's memory, of the units that were sampled, or of losses and metrics of training data; "
     "choosing hyper-parameters on the same data; steps, rates or noise that were chosen after looking at exact losses "
@@ -99,8 +131,8 @@ _DOES_NOT_COVER = (
 )
 
 
-def _fixed(accountant: Accountant) -> list[str]:
-    if accountant.limit is not None:
+def _fixed(facts: Facts) -> list[str]:
+    if facts.limit is not None:
         return []
     return [
         "steps, rates or noise that were chosen, or a stop that was decided, after looking at weights that were "
@@ -108,41 +140,39 @@ def _fixed(accountant: Accountant) -> list[str]:
     ]
 
 
-def _ordinary(accountant: Accountant) -> list[str]:
+def _ordinary(steps_by_optimizer: Mapping[str, int]) -> list[str]:
     return [
         f"{steps} steps of {name} that were made after private training, which no epsilon covers unless they were made "
         "on public data"
-        for name, steps in accountant.carried.ordinary.items()
+        for name, steps in steps_by_optimizer.items()
     ]
 
 
-def _guarantee(accountant: Accountant, steps: int) -> str:
-    epsilon = accountant.epsilon(steps)
-    if accountant.void:
-        return f"none: epsilon is infinite, since {accountant.void}"
-    if math.isinf(epsilon):
+def _guarantee(facts: Facts) -> str:
+    if facts.void:
+        return f"none: epsilon is infinite, since {facts.void}"
+    if math.isinf(facts.epsilon):
         return (
             "none: epsilon is infinite. This mechanism has no (epsilon, delta) guarantee at any delta; what "
             "can be said of it is a data-dependent bound (EANA) or a measured exposure"
         )
-    return f"(epsilon = {rounded_up(epsilon):g}, delta = {accountant.delta:g})-differential privacy"
+    return f"(epsilon = {rounded_up(facts.epsilon):g}, delta = {facts.delta:g})-differential privacy"
 
 
-def _sampling(accountant: Accountant) -> str:
-    said = accountant.sampling.describe()
-    if accountant.asserted:
-        return f"{said}; asserted, not checked: {accountant.asserted}"
-    if not accountant.checked:
+def _sampling(facts: Facts) -> str:
+    said = facts.sampling.describe()
+    if facts.asserted:
+        return f"{said}; asserted, not checked: {facts.asserted}"
+    if not facts.checked:
         return f"{said}; steps recorded by hand are asserted, not checked"
-    return f"{said}; every batch carried the proof of its draw" if accountant.steps else said
+    return f"{said}; every batch carried the proof of its draw" if facts.made else said
 
 
-def _ledger(accountant: Accountant) -> str:
-    if accountant.payments is None:
+def _ledger(chain: Chain | None) -> str:
+    if chain is None:
         return ""
-    mark = accountant.payments.ledger.mark
-    place = f"line {mark.lines}, {mark.head[:16]}; {kind_of(accountant.payments.ledger.chain)}"
-    return f"all of it was paid for in ledger {mark.ledger} before it was done; {place}"
+    place = f"line {len(chain.lines)}, {chain.head[:16]}; {kind_of(chain)}"
+    return f"all of it was paid for in ledger {chain.id} before it was done; {place}"
 
 
 def kind_of(chain: Chain) -> str:
@@ -186,33 +216,24 @@ def entries(text: str) -> dict[str, str]:
     return {name: " ".join(words) for name, words in found.items()}
 
 
-def _covers(accountant: Accountant, steps: int) -> str:
-    if math.isinf(accountant.epsilon(steps)):
-        return ""
-    return "every set of weights that leaves training by a released model or checkpoint"
-
-
-def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:
-    """TF Privacy's own text, or None where it is not installed or assumes something that does not hold
-    here.
-    """
-    runs = accountant.runs(steps)
-    if accountant.void or accountant.limit or accountant.spent_besides or len(runs) != 1:
+def tf_privacy_statement(facts: Facts) -> str | None:
+    """TF Privacy's own text; None if it is not installed, or assumes something that does not hold here."""
+    if facts.void or facts.limit or facts.spent_besides or len(facts.runs) != 1:
         return None
-    event, count = _unpacked(accountant.sampling.compose_history(runs))
+    event, count = _unpacked(facts.sampling.compose_history(facts.runs))
     library = _tf_privacy()
     if library is None or event is None:
         return None
-    batch_size = event.sampling_probability * accountant.sampling.num_units
+    batch_size = event.sampling_probability * facts.sampling.num_units
     return library.compute_dp_sgd_privacy_statement(
-        number_of_examples=accountant.sampling.num_units,
+        number_of_examples=facts.sampling.num_units,
         batch_size=int(batch_size) if batch_size == round(batch_size) else batch_size,
-        num_epochs=_epochs(count, batch_size / accountant.sampling.num_units),
+        num_epochs=_epochs(count, batch_size / facts.sampling.num_units),
         noise_multiplier=event.event.noise_multiplier,
-        delta=accountant.delta,
+        delta=facts.delta,
         used_microbatching=False,
         max_examples_per_user=1,
-        accountant_type=library.AccountantType[accountant.accountant.upper()],
+        accountant_type=library.AccountantType[facts.accountant.upper()],
     )
 
 
