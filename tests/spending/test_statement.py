@@ -21,6 +21,7 @@ def test_it_names_everything_it_rests_on():
         "delta = 1e-06",
         "one user",
         "add-or-remove-one",
+        "the number of users is public, so that an absent one is drawn as an empty row",
         "Poisson",
         "q = 1024/110794",
         "500 steps of Gaussian noise of multiplier 1",

@@ -208,7 +208,8 @@ class PoissonSampling(Sampling):
     """Every unit in every batch independently with probability q = expected_batch_size / num_units.
 
     Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E) under
-    add-or-remove-one adjacency, however the steps are interrupted and resumed.
+    add-or-remove-one adjacency, however the steps are interrupted and resumed. The number of units is public: an
+    absent one is drawn as an empty row, so that no shape depends on who is there.
 
     Example:
         >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")

@@ -97,7 +97,8 @@ _DOES_NOT_COVER = (
     "before: the total is of a plan that was fixed beforehand"
 )
 _ADJACENCIES = {
-    "add-or-remove-one": "add-or-remove-one: data sets that differ by one {unit} present or absent",
+    "add-or-remove-one": "add-or-remove-one: data sets that differ by one {unit} present or absent; the number of "
+    "{unit}s is public, so that an absent one is drawn as an empty row",
     "zero-out": "zero-out: data sets that differ by one {unit} whose rows count as empty",
 }
 
