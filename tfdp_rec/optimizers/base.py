@@ -440,8 +440,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
         """A copy with the history of this one, under the same plan: a config and a pickle know of neither."""
-        make, given = self.__reduce__()[:2]  # type: ignore[misc]
-        copied = make(*given)
+        reduced: Any = self.__reduce__()
+        copied = reduced[0](*reduced[1])
         copied.privacy_history.take(self.privacy_history.snapshot())
         if self.plan is not None:
             self.plan.accept(copied)

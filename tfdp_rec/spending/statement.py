@@ -93,8 +93,8 @@ def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
 _DOES_NOT_COVER = (
     "an observer of the training's memory, of the units that were sampled, or of losses and metrics of training data; "
     "choosing hyper-parameters on the same data; steps, rates or noise that were chosen after looking at exact losses "
-    "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN), or at weights that were released "
-    "before: the total is of a plan that was fixed beforehand"
+    "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN, any callback), or at "
+    "weights that were released before: the total is of a plan that was fixed beforehand"
 )
 _ADJACENCIES = {
     "add-or-remove-one": "add-or-remove-one: data sets that differ by one {unit} present or absent; the number of "

@@ -103,8 +103,8 @@ class Doors:
 
     def __deepcopy__(self, memo: Any) -> Any:
         """As Keras', which saves and loads; the copy trains under the plan of this model's optimizer."""
-        make, given = self.__reduce__()[:2]
-        copied = make(*given)
+        reduced = self.__reduce__()
+        copied = reduced[0](*reduced[1])
         plan = getattr(self.optimizer, "plan", None)  # type: ignore[attr-defined]
         if plan is not None:
             plan.accept(copied.optimizer)
