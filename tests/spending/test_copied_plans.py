@@ -44,4 +44,4 @@ def test_a_copy_makes_steps_of_the_same_plan(copied):
     other = make(model) if copied.endswith("model") else model_of(make(model.optimizer))
     assert steps_until_refused(model, 1) == 1
     assert steps_until_refused(other, 5) == 2
-    assert plan.accountant.steps == 6
+    assert plan.accountant.steps == 6 and plan.accountant.epsilon() == pytest.approx(plan.accountant.epsilon(steps=6))
