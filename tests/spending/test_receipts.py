@@ -433,3 +433,61 @@ def test_entries_are_merged_by_the_larger_count():
     one.merge(two)
     one.merge(two)
     assert one.steps == 7 and Entries.loads(one.dumps()).steps == 7
+
+
+# A history is the model's, whichever way its parts come together.
+
+
+def test_an_optimizer_that_is_assigned_goes_on_with_the_history(tmp_path):
+    """Ahead of the first step, an accountant told 0 steps and epsilon 0, and so did the file."""
+    model = model_of(optimizer_of(1.0))
+    model.optimizer = optimizer_of(0.3)
+    train(model, 2)
+    model.optimizer = optimizer_of(0.5)
+    train(model, 1)
+    model.save(tmp_path / "model.keras")
+    for found in (model, keras.models.load_model(tmp_path / "model.keras", compile=False)):
+        runs = [(event.noise_multiplier, steps) for event, steps in accountant_of(found).runs()]
+        assert runs == [(0.3, 2), (0.5, 1)]
+
+
+def test_a_state_tree_holds_the_history():
+    """Where the optimizers' names differ, its `iterations` are not restored either: 0 steps were told."""
+    other_name = tfdp_rec.DPSGD(0.01, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=25)
+    model, again = model_of(), model_of(other_name)
+    train(model, 3)
+    train(again, 1)
+    for _ in range(2):  # what was read twice is counted once
+        again.set_state_tree(model.get_state_tree())
+    assert accountant_of(again).steps == 4
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_made_of_trained_layers_has_their_history_before_its_own_first_step(tmp_path, compiled):
+    """Also in a file, from which it goes on: 0 steps were told."""
+    layer = keras.layers.Dense(1)
+    train(model_of(layer=layer), 3)
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, layer(inputs))
+    if compiled:
+        model.compile(optimizer_of(), "mse")
+        assert accountant_of(model).steps == 3
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    if not compiled:
+        loaded.compile(optimizer_of(), "mse", run_eagerly=True)
+    train(loaded, 2)
+    assert accountant_of(loaded).steps == 3 + 2
+
+
+def test_a_frozen_table_of_a_privately_trained_model_is_read_by_another():
+    """It was refused: the check that a table owes no noise was taken for an effect of the loss."""
+    inputs, table = keras.Input([], dtype="int64"), keras.layers.Embedding(5, 2)
+    fetch = lambda indices: (indices % 5, np.ones([len(indices), 1], np.float32))  # noqa: E731
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 25}
+    for trainable in (True, False):
+        table.trainable = trainable
+        model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(table(inputs)))
+        model.compile(tfdp_rec.LazyDPSGD(0.1, **settings), "mse")
+        model.fit(SAMPLING.batches(fetch), steps_per_epoch=2, verbose=0)
+    assert accountant_of(model).steps == 2 + 2

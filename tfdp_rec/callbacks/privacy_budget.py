@@ -6,11 +6,13 @@
   on other batches, by another optimizer, after a change of settings, by another model on shared weights.
 - With a ledger, steps are paid for in it before they run, in blocks (`spending.payments`).
 - The count is the model's own meter (`spending.meter`): what was interrupted, restored or made elsewhere is in it.
-- The accountant is asked when something else than a step of this fit has happened, not at every step.
+- The accountant is asked when something else than a step of this fit has happened, not at every step: at most 15 Python
+  calls of this package are made in a step, under a ledger too.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import keras
@@ -19,6 +21,8 @@ from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import Changes
 from tfdp_rec.spending.meter import Meter, void_of
+
+_MADE = operator.attrgetter("made")
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -86,7 +90,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops if the next steps do not fit."""
-        if not self._fits() and not self.model.stop_training:
+        if self._left() < int(self.model.steps_per_execution) and not self.model.stop_training:
             self.model.stop_training = True
             if self.params.get("verbose"):
                 print(f"\n{self._spent()}: training ends.", flush=True)
@@ -144,7 +148,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _state(self, meter: Meter) -> Any:
         """What a step of this fit does not change: the target, iterations begun anew, steps of other models."""
-        return Changes.made, self.target_epsilon, meter.begun, [other.made for other in self._others]
+        return Changes.made, self.target_epsilon, meter.begun, [*map(_MADE, self._others)]
 
     def _price(self) -> None:
         """The most steps that may be made, under the optimizer's present noise."""
@@ -180,9 +184,6 @@ class PrivacyBudget(keras.callbacks.Callback):
             return None
         return sampling.name if sampling.get_state() == priced.get_state() else priced.name
 
-    def _fits(self) -> bool:
-        return self._left() >= int(self.model.steps_per_execution)
-
     def _spent(self) -> str:
         return (
             f"The privacy budget is spent: epsilon is {self.accountant.epsilon():.4g} of {self.target_epsilon:g} after "
@@ -199,8 +200,8 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "(tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism without a "
                 "guarantee, such as EANA, fits no target."
             )
-        meter = self._optimizer.privacy_history
-        if meter.made + ahead > self._paid:
-            self._paid = meter.made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin)
+        made = self._most - left
+        if made + ahead > self._paid:
+            self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin)
             self._allow()
-            self._priced = self._state(meter)
+            self._priced = self._state(self._optimizer.privacy_history)

@@ -59,7 +59,8 @@ def aligned(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> 
     """`batch` with its examples repeated up to a multiple of so many; a batch of none stays as it is.
 
     Kernels compute the last elements of a tensor, and products of few rows, in other ways than the rest. So many rows
-    at a time, an example's numbers do not depend on how many others there are (docs/privacy-floating-point.md, A1).
+    at a time, an example's numbers do not depend on how many others there are, but for sums of more than 768 terms: an
+    empty row, which neighbours differ by, needs none of this (docs/privacy-floating-point.md, "One row less").
 
     Example:
         >>> import tensorflow as tf

@@ -13,6 +13,7 @@ Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²)
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -437,6 +438,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "secure": self.secure,
             "plan": None,  # its settings are those above
         }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
+        """A copy with the history of this one, under the same plan: a config and a pickle know of neither."""
+        reduced: Any = self.__reduce__()
+        copied = reduced[0](*reduced[1])
+        copied.privacy_history.take(self.privacy_history.snapshot())
+        if self.plan is not None:
+            self.plan.accept(copied)
+        return copied
+
+    def __copy__(self) -> PrivateOptimizer:
+        return copy.deepcopy(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:

@@ -216,7 +216,8 @@ class PoissonSampling(Sampling):
     """Every unit in every batch independently with probability q = expected_batch_size / num_units.
 
     Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E), however the steps
-    are interrupted and resumed.
+    are interrupted and resumed. The number of units is public: an absent unit is drawn as an empty row, so that no
+    shape depends on whose data are there.
 
     Example:
         >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")

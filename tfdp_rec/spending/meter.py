@@ -388,9 +388,6 @@ class StepLimit:
         """Whether one more step may be made."""
         return self.made < self.most
 
-    def __deepcopy__(self, memo: Any) -> StepLimit:
-        return self  # a copied optimizer makes steps of the same number
-
     def set_left(self, steps: int | None) -> None:
         """Sets how many steps more may be made; None for any number."""
         self.most.assign(_NO_LIMIT if steps is None else self.made + steps)

@@ -127,7 +127,7 @@ _COVERS = "every set of weights that leaves training by a released model or chec
 _DOES_NOT_COVER = (
     "an observer of the training's memory, of the units that were sampled, or of losses and metrics of training data; "
     "choosing hyper-parameters on the same data; steps, rates or noise that were chosen after looking at exact losses "
-    "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN)"
+    "or metrics of training data (EarlyStopping, ReduceLROnPlateau, TerminateOnNaN, or any callback)"
 )
 
 

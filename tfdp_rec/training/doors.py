@@ -8,6 +8,7 @@ their totals.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -99,6 +100,18 @@ class Doors:
         made: Any = super().__reduce__()
         kind: Any = getattr(type(self), "functional_of", type(self))
         return getattr(kind, made[0].__name__), *made[1:]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """As Keras', which saves and loads; the copy trains under the plan of this model's optimizer."""
+        reduced = self.__reduce__()
+        copied = reduced[0](*reduced[1])
+        plan = getattr(self.optimizer, "plan", None)  # type: ignore[attr-defined]
+        if plan is not None:
+            plan.accept(copied.optimizer)
+        return copied
+
+    def __copy__(self) -> Any:
+        return copy.deepcopy(self)
 
     # Files.
 

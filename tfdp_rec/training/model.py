@@ -25,7 +25,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, in_words, source_of
 from tfdp_rec.spending.entries import SAVED_AS, Entries
-from tfdp_rec.spending.meter import Meter
+from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
 from tfdp_rec.training.choices import refuse_choices
 from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
@@ -93,7 +93,9 @@ class PrivateTraining(Doors):
 
     @property
     def optimizer(self) -> Any:
-        """As Keras'. Set in mid-training, what the one before still owes is applied, and the step is compiled anew."""
+        """As Keras'. Set to another, what the one before owes is applied, its history goes on, and the step is compiled
+        anew: by `compile` or by an assignment.
+        """
         return vars(self).get("optimizer")
 
     @optimizer.setter
@@ -101,6 +103,10 @@ class PrivateTraining(Doors):
         if optimizer is self.optimizer:
             return
         self.release.settle_outside_steps()
+        if isinstance(optimizer, PrivateOptimizer):
+            optimizer.go_on_with(self.privacy_history)
+            self.privacy_history = optimizer.privacy_history
+            self.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
         vars(self)["optimizer"] = optimizer
         self.compile_step_anew()
 
@@ -150,8 +156,6 @@ class PrivateTraining(Doors):
             if microbatch_size is not None and microbatch_size < 1:
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
             kwargs["jit_compile"] = False
-            optimizer.go_on_with(self.privacy_history)
-            self.privacy_history = optimizer.privacy_history
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
         vars(self)["train_step"] = functools.partial(read_train_step, self)  # whoever overrides it
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
@@ -165,17 +169,41 @@ class PrivateTraining(Doors):
     def save_own_variables(self, store: Any) -> None:
         """As Keras', with the privacy history, which is the model's: it is there however the model is loaded."""
         super().save_own_variables(store)
-        if self.privacy_history is not None:
-            store[SAVED_AS] = self.privacy_history.snapshot().to_array()
+        if self._has_history():
+            store[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras'; a privacy history joins the present one."""
         super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in store.keys():
-            if self.privacy_history is None:  # loaded without being compiled
-                self.privacy_history = Meter()
-                self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
-            self.privacy_history.take(Entries.from_array(store[SAVED_AS]))
+            self._take_history(store[SAVED_AS])
+
+    def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As Keras', with the privacy history, and without the state of metrics."""
+        tree = super().get_state_tree(*args, **kwargs)
+        if self._has_history():
+            tree[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
+        return tree
+
+    def set_state_tree(self, state_tree: Any) -> None:
+        """As Keras'; a privacy history joins the present one."""
+        super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})
+        if SAVED_AS in state_tree:
+            self._take_history(state_tree[SAVED_AS])
+
+    def _has_history(self) -> bool:
+        """Whether steps of this model, or of another on its layers, are in its weights."""
+        if self.privacy_history is None and any(meters_of(variable) for variable in self.weights):  # type: ignore[attr-defined]
+            self.privacy_history = Meter()
+        if self.privacy_history is not None:
+            self.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+        return self.privacy_history is not None
+
+    def _take_history(self, saved: Any) -> None:
+        if self.privacy_history is None:  # loaded without being compiled
+            self.privacy_history = Meter()
+            self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
+        self.privacy_history.take(Entries.from_array(saved))
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile_from_config` needs to compile a loaded model again, the layout of its tables included."""
