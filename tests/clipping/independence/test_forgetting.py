@@ -17,6 +17,7 @@ from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.clipping.independence import ByExample, Shared, known_operations
 from tfdp_rec.clipping.independence.rules.elementwise import ENTRY_BY_ENTRY
 from tfdp_rec.clipping.independence.sizes import BATCH, Numbers, letter, size
+from tfdp_rec.clipping.own_rows import own_rows
 
 N = 600
 FIRST = np.where(np.arange(N) == 0, 1, -1).astype("float32")
@@ -115,13 +116,19 @@ def test_a_length_of_one_turn_is_not_that_of_the_next():
         removal(cut_by_the_turn_before, t=TURNS)
 
 
-def test_the_gradient_of_own_rows_by_ids_of_data():
-    """Kept apart by the forward gather's own check of its ids alone, which is pruned where nothing needs the rows."""
-    model = Weighed(lambda model, data: tf.gather(model.dense(data["t"][..., None])[..., 0], data["i"], batch_dims=1))
-    model.dense.build([None, 1])
-    batch = {"x": np.ones([4, 1], "float32"), "t": np.ones([4, 4], "float32"), "i": np.array([8, 0, 0, 0], "int32")}
-    with pytest.raises(tfdp_rec.NotPrivate, match="tf.one_hot"):
-        clipped_sum(model, batch, 1.0)
+def test_an_own_row_beyond_the_last_is_no_row_of_another():
+    """Id 8 of the first example was row 0 of the third; the forward gather, which would stop, is pruned."""
+
+    @tf.function(autograph=False)
+    def gradient(rows, ids):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            found = tf.gather(rows, ids, batch_dims=1)
+        with own_rows():
+            return tape.gradient(found, rows)
+
+    found = gradient(tf.ones([4, 4]), tf.constant([8, 0, 0, 0]))
+    np.testing.assert_array_equal(found, np.array([[0], [1], [1], [1]]) * [1, 0, 0, 0])
 
 
 @pytest.mark.parametrize("stripped", [False, True])
