@@ -51,7 +51,7 @@ def crashes(model):
 
 @contextlib.contextmanager
 def without_noise(model):
-    """Random layers as in evaluation, the same negatives at every draw, and rows where all that reads them finds them."""
+    """Random layers as in evaluation, the same negatives at every draw, and tables readable by all that reads them."""
     always = lambda drawn: tf.range(drawn.number, dtype=tf.int64) % drawn.catalogue  # noqa: E731
     if hasattr(model, "settle"):
         model.settle()
@@ -77,9 +77,10 @@ def gradients_alone(model, batch, vectorised=True):
 
     leaves = example_leaves(batch, shared)
     if vectorised:
-        losses, found = tf.function(lambda given: tf.vectorized_map(one, given, fallback_to_while_loop=False))(leaves)
+        several = lambda given: tf.vectorized_map(one, given, fallback_to_while_loop=False)  # noqa: E731
+        losses, found = tf.function(several, autograph=False)(leaves)
     else:
-        alone = tf.function(one)
+        alone = tf.function(one, autograph=False)
         each = [alone([leaf[number] for leaf in leaves]) for number in range(len(leaves[0]))]
         losses, found = tf.stack([loss for loss, _ in each]), [tf.stack(g) for g in zip(*(g for _, g in each))]
     return np.asarray(losses, np.float64), {v.path: np.asarray(g, np.float64) for v, g in zip(variables, found)}

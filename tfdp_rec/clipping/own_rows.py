@@ -2,7 +2,7 @@
 
     y[b, k] = x[b, ids[b, k]]         has the gradient         x̄[b, t] = Σ_k [ids[b, k] = t] ȳ[b, k]
 
-TensorFlow adds these up in one long axis of all examples' rows, at ids[b, k] + b T. There an id out of range is a row of
+TensorFlow adds these up in one long axis of all rows, at ids[b, k] + b T. There an id out of range is a row of
 another example, and nothing in the gradient itself keeps it out. So in a private step the sum is taken as it stands
 above, by a product with one-hot rows: an id out of range is a row of zeros, whatever else is pruned of the graph.
 """
