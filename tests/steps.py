@@ -36,7 +36,7 @@ class Weighed(tfdp_rec.PrivateTraining, keras.Model):
         given = [tf.constant(ROW), tf.constant(WEIGHTS), *(data[name] for name in NAMES)]
         made = self.program.made(given, (), tf.shape(data["one"])[0])
         numbers = [t for t in [*given[2:], *made] if t.dtype == tf.float64 and t.shape.rank is not None]
-        numbers = numbers[self.program.seed % len(numbers)]
+        numbers = numbers[-2]  # the last but one: what comes last is refused most often
         numbers = tf.reduce_sum(numbers, list(range(1, numbers.shape.rank)))
         return self.dense(data["one"])[:, 0] * tf.cast(tf.sign(tf.sin(37.0 * numbers)), tf.float32)
 

@@ -13,8 +13,8 @@ from brute import claims, holds
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.independence import ByExample, Shared, known_operations
+from tfdp_rec.clipping import batches, clipped_sum
+from tfdp_rec.clipping.independence import ByExample, Shared, known_operations, reading
 from tfdp_rec.clipping.independence.rules.elementwise import ENTRY_BY_ENTRY
 from tfdp_rec.clipping.independence.sizes import BATCH, Numbers, letter, size
 from tfdp_rec.clipping.own_rows import own_rows
@@ -144,6 +144,26 @@ def test_a_tensor_of_one_row_is_not_one_row_an_example(stripped):
         tf.config.optimizer.set_experimental_options({"debug_stripper": False})
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_batch_is_shaped_by_the_rows_of_its_first_tensor(kept, monkeypatch):
+    """By a check, and were that lost, by the shape itself."""
+    if not kept:
+        monkeypatch.setattr(batches, "demand", lambda *_: [])
+    signature = [{"x": tf.TensorSpec([None, 1]), "s": tf.TensorSpec([None])}]
+    rows = tf.function(lambda batch: batches.hide_batch_axis(batch)["s"], input_signature=signature, autograph=False)
+    assert len(rows({"x": tf.ones([4, 1]), "s": tf.ones([4])})) == 4
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        rows({"x": tf.ones([4, 1]), "s": tf.ones([1])})
+
+
+def test_a_loop_that_doubles_a_length_has_neither_of_both():
+    def turn(i, several):
+        return i + 1, tf.concat([several, several], 1)
+
+    free = tf.TensorShape([]), tf.TensorShape([None, None])
+    holds(lambda x: tf.while_loop(lambda i, _: i < 2, turn, (0, x), free)[1], TURNS[:4], expect=[ByExample(0)])
+
+
 class Draws(layers.Layer):
     """Draws from its seed as `way` says."""
 
@@ -171,6 +191,10 @@ def a_bool_of_a_seed(generator, size):
     return tf.random.stateless_uniform([size, 1], tf.cast(tf.cast(generator.next(), tf.bool), tf.int32))
 
 
+def a_byte_of_a_seed(generator, size):
+    return tf.random.stateless_uniform([size, 1], tf.cast(tf.cast(generator.next(), tf.uint8), tf.int32))
+
+
 def a_constant_state(generator, size):
     generator.state.assign(tf.constant([1, 2], generator.state.dtype))
     return tf.random.stateless_uniform([size, 1], tf.cast(generator.next(), tf.int32))
@@ -187,10 +211,10 @@ def a_write_that_may_not_happen(generator, size):
     return first * tf.random.stateless_uniform([size, 2], tf.cast(generator.state.value, tf.int32))[:, :1]
 
 
-@pytest.mark.parametrize("way", [two_shapes, zero_times_a_seed, a_bool_of_a_seed, a_constant_state,
+@pytest.mark.parametrize("way", [two_shapes, zero_times_a_seed, a_bool_of_a_seed, a_byte_of_a_seed, a_constant_state,
                                  a_write_that_may_not_happen], ids=lambda f: f.__name__)  # fmt: skip
 def test_a_seed_is_secret_and_drawn_from_once(way):
-    """All were accepted."""
+    """All but the byte were accepted."""
     inputs = keras.Input([1])
     model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(Draws(way)(inputs)))
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse")
@@ -205,6 +229,18 @@ def test_numbers_that_32_bits_do_not_hold_are_forgotten():
     # B · 2³¹ is 0 or -2³¹ in 32 bits, as B is even or odd; divided by B it was taken for a number that all share.
     values, _, _ = claims(lambda x: x * tf.cast(tf.shape(x)[0] * 2**30 * 2 // tf.shape(x)[0], tf.float32), TURNS)
     assert not isinstance(values[0], (ByExample, Shared))
+
+
+def test_a_rule_that_does_not_say_so_keeps_no_numbers(monkeypatch):
+    monkeypatch.setitem(reading._RULES, "Invert", lambda at: at.values[0])
+    values, _, _ = claims(lambda x: tf.bitwise.invert(tf.constant([1, 2])), TURNS)
+    assert values == [Shared()]
+
+
+def test_numbers_of_other_types_are_not_followed():
+    """0 - 1 is 4,294,967,295 in uint32."""
+    less = lambda x: tf.cast(tf.constant([0], tf.uint32) - tf.constant([1], tf.uint32), tf.int64)  # noqa: E731
+    assert holds(less, TURNS) == [Shared()]
 
 
 def _operands(name):
