@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from tfdp_rec.clipping.own_rows import own_rows
 from tfdp_rec.independence import ByExample, Shared, known_operations
 from tfdp_rec.independence.values import Seed
 
@@ -72,7 +73,8 @@ class Program:
         made = self.made([row, weights, x, s, ids, wild, bytes_], seeds, tf.shape(x)[0])
         floats = [t for t in made if t.dtype == tf.float64]
         try:
-            made += [g for g in tf.gradients(floats, [x, s], [tf.cos(t) for t in floats]) if g is not None]
+            with own_rows():
+                made += [g for g in tf.gradients(floats, [x, s], [tf.cos(t) for t in floats]) if g is not None]
         except FAILURES:
             pass  # TensorFlow has no such gradient, or none of that shape
         return [tf.identity(t) for t in made] or [tf.sin(x)]
@@ -575,7 +577,7 @@ KINDS = tuple(f for f in list(globals().values()) if callable(f) and getattr(f, 
 
 FAMILIES = {
     "places": (narrowed, times_a_number, whole_numbers_together, looked_up, looked_up_by_number, as_whole_numbers),
-    "own rows": (looked_up_by_example, looked_up, transposed, looked_up_by_number, sliced),
+    "own rows": (looked_up_by_example, looked_up, transposed, looked_up_by_number, sliced, best, sorting, accumulated),
     "tuples": (looked_up_by_several_numbers, looked_up_by_number, added_to, reshaped, stacked),
     "flat numbers": (looked_up_in_a_row, best, sorting, times_a_number, looked_up_by_example),
     "types": (recast, transposed, as_whole_numbers, narrowed, reshaped, as_numbers),

@@ -59,6 +59,18 @@ def test_what_is_given_a_check_is_computed_from_it(rewriting, dtype):
         doubled(tf.constant(-3, dtype))
 
 
+def test_what_is_given_a_check_has_it_among_what_it_is_made_of():
+    """A check runs by itself as well: that a value hangs on it shows in the graph alone."""
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        checks = demand(x > 0, "x must be positive.")
+        todo, made_of = [given(x, checks).op], set()
+        while todo:
+            made_of.add(todo[-1].name)
+            todo += [t.op for t in todo.pop().inputs]
+        assert checks[0].name in made_of
+
+
 def test_in_a_loop_whose_outcome_is_not_used(rewriting):
     @tf.function(autograph=False)
     def run(x):

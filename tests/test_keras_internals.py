@@ -293,3 +293,20 @@ def test_lengths_of_a_handle_are_those_that_may_be_assigned():
     assert keras_internals.lengths_of_handle(fixed.handle) == [2, 3]
     assert keras_internals.lengths_of_handle(free.handle) == [-1, 3]
     assert keras_internals.lengths_of_handle(tf.zeros([])) is None
+
+
+def test_an_operation_is_differentiated_in_another_way_within_the_block_alone():
+    def doubled(operation, gradient, otherwise):
+        assert operation.type == "Sin"
+        return 2 * otherwise(operation, gradient)
+
+    def slope():
+        with tf.GradientTape() as tape:
+            tape.watch(x := tf.constant(0.0))
+            y = tf.sin(x)
+        return float(tape.gradient(y, x))
+
+    with pytest.raises(KeyError), keras_internals.differentiated("Sin", doubled):
+        assert slope() == 2.0
+        raise KeyError
+    assert slope() == 1.0

@@ -6,6 +6,8 @@ there and mended here.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -163,6 +165,31 @@ def function_graph(graph: Any, name: str) -> Any:
     from tensorflow.python.eager import context  # functions that were made outside all graphs
 
     return context.context().get_function(name).graph if hasattr(context.context(), "get_function") else None
+
+
+@contextlib.contextmanager
+def differentiated(operation: str, by: Callable[..., Any]) -> Iterator[None]:
+    """Has an operation be differentiated in another way, for the length of the block.
+
+    Args:
+        operation: its type.
+        by: (operation, gradient of its output, its gradient function) -> gradients of its inputs.
+    """
+    registered, function = _registered_gradient(operation)
+    registered["type"] = lambda op, gradient: by(op, gradient, function)
+    try:
+        yield
+    finally:
+        registered["type"] = function
+
+
+@functools.cache
+def _registered_gradient(operation: str) -> tuple[dict[str, Any], Any]:
+    """Where TensorFlow keeps how an operation is differentiated, and what was there at first."""
+    from tensorflow.python.framework import ops
+
+    registered = ops.gradient_registry._registry[operation]
+    return registered, registered["type"]
 
 
 def initializer_of(initial_value: Any) -> Any:

@@ -14,7 +14,9 @@ from keras import layers
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.independence import ByExample, Shared, known_operations
+from tfdp_rec.clipping.batches import hide_batch_axis
+from tfdp_rec.clipping.own_rows import own_rows
+from tfdp_rec.independence import ByExample, Shared, known_operations, reading
 from tfdp_rec.independence.rules.elementwise import ENTRY_BY_ENTRY
 from tfdp_rec.independence.sizes import BATCH, Numbers, letter, size
 
@@ -115,13 +117,19 @@ def test_a_length_of_one_turn_is_not_that_of_the_next():
         removal(cut_by_the_turn_before, t=TURNS)
 
 
-def test_the_gradient_of_own_rows_by_ids_of_data():
-    """Kept apart by the forward gather's own check of its ids alone, which is pruned where nothing needs the rows."""
-    model = Weighed(lambda model, data: tf.gather(model.dense(data["t"][..., None])[..., 0], data["i"], batch_dims=1))
-    model.dense.build([None, 1])
-    batch = {"x": np.ones([4, 1], "float32"), "t": np.ones([4, 4], "float32"), "i": np.array([8, 0, 0, 0], "int32")}
-    with pytest.raises(tfdp_rec.NotPrivate, match="tf.one_hot"):
-        clipped_sum(model, batch, 1.0)
+def test_an_own_row_beyond_the_last_is_no_row_of_another():
+    """Id 8 of the first example was row 0 of the third; the forward gather, which would stop, is pruned."""
+
+    @tf.function(autograph=False)
+    def gradient(rows, ids):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            found = tf.gather(rows, ids, batch_dims=1)
+        with own_rows():
+            return tape.gradient(found, rows)
+
+    found = gradient(tf.ones([4, 4]), tf.constant([8, 0, 0, 0]))
+    np.testing.assert_array_equal(found, np.array([[0], [1], [1], [1]]) * [1, 0, 0, 0])
 
 
 @pytest.mark.parametrize("stripped", [False, True])
@@ -135,6 +143,22 @@ def test_a_tensor_of_one_row_is_not_one_row_an_example(stripped):
             clipped_sum(model, {"x": np.ones([64, 1], "float32"), "s": np.ones([1], "float32")}, 1.0)
     finally:
         tf.config.optimizer.set_experimental_options({"debug_stripper": False})
+
+
+def test_a_batch_has_as_many_rows_in_each_tensor_as_in_its_first():
+    signature = [{"x": tf.TensorSpec([None, 1]), "s": tf.TensorSpec([None])}]
+    rows = tf.function(lambda batch: hide_batch_axis(batch)["s"], input_signature=signature, autograph=False)
+    assert len(rows({"x": tf.ones([4, 1]), "s": tf.ones([4])})) == 4
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one row an example"):
+        rows({"x": tf.ones([4, 1]), "s": tf.ones([1])})
+
+
+def test_a_loop_that_doubles_a_length_has_neither_of_both():
+    def turn(i, several):
+        return i + 1, tf.concat([several, several], 1)
+
+    free = tf.TensorShape([]), tf.TensorShape([None, None])
+    holds(lambda x: tf.while_loop(lambda i, _: i < 2, turn, (0, x), free)[1], TURNS[:4], expect=[ByExample(0)])
 
 
 class Draws(layers.Layer):
@@ -164,6 +188,10 @@ def a_bool_of_a_seed(generator, size):
     return tf.random.stateless_uniform([size, 1], tf.cast(tf.cast(generator.next(), tf.bool), tf.int32))
 
 
+def a_byte_of_a_seed(generator, size):
+    return tf.random.stateless_uniform([size, 1], tf.cast(tf.cast(generator.next(), tf.uint8), tf.int32))
+
+
 def a_constant_state(generator, size):
     generator.state.assign(tf.constant([1, 2], generator.state.dtype))
     return tf.random.stateless_uniform([size, 1], tf.cast(generator.next(), tf.int32))
@@ -180,10 +208,10 @@ def a_write_that_may_not_happen(generator, size):
     return first * tf.random.stateless_uniform([size, 2], tf.cast(generator.state.value, tf.int32))[:, :1]
 
 
-@pytest.mark.parametrize("way", [two_shapes, zero_times_a_seed, a_bool_of_a_seed, a_constant_state,
+@pytest.mark.parametrize("way", [two_shapes, zero_times_a_seed, a_bool_of_a_seed, a_byte_of_a_seed, a_constant_state,
                                  a_write_that_may_not_happen], ids=lambda f: f.__name__)  # fmt: skip
 def test_a_seed_is_secret_and_drawn_from_once(way):
-    """All were accepted."""
+    """All but the byte were accepted."""
     inputs = keras.Input([1])
     model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(Draws(way)(inputs)))
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse")
@@ -198,6 +226,18 @@ def test_numbers_that_32_bits_do_not_hold_are_forgotten():
     # B · 2³¹ is 0 or -2³¹ in 32 bits, as B is even or odd; divided by B it was taken for a number that all share.
     values, _, _ = claims(lambda x: x * tf.cast(tf.shape(x)[0] * 2**30 * 2 // tf.shape(x)[0], tf.float32), TURNS)
     assert not isinstance(values[0], (ByExample, Shared))
+
+
+def test_a_rule_that_does_not_say_so_keeps_no_numbers(monkeypatch):
+    monkeypatch.setitem(reading._RULES, "Invert", lambda at: at.values[0])
+    values, _, _ = claims(lambda x: tf.bitwise.invert(tf.constant([1, 2])), TURNS)
+    assert values == [Shared()]
+
+
+def test_numbers_of_other_types_are_not_followed():
+    """0 - 1 is 4,294,967,295 in uint32."""
+    less = lambda x: tf.cast(tf.constant([0], tf.uint32) - tf.constant([1], tf.uint32), tf.int64)  # noqa: E731
+    assert holds(less, TURNS) == [Shared()]
 
 
 def _operands(name):

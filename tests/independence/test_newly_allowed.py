@@ -8,6 +8,7 @@ from helpers import Scored, assert_matches_oracle, double_precision
 from keras import layers
 
 from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.clipping.own_rows import own_rows
 
 rng = np.random.default_rng(0)
 SIZE = 4
@@ -89,6 +90,48 @@ def test_frozen_in_training_it_keeps_its_statistics():
     clipped_sum(scored, {"x": S[:, 0], "weight": np.ones([SIZE])}, 1.0, training=True)
     for variable, value in zip(normal.variables, before):
         np.testing.assert_array_equal(variable, value)
+
+
+def test_rows_that_each_example_looks_up_among_its_own():
+    """Repeated ones, and one alone, of a tensor with weights behind it."""
+    ids = np.concatenate([IDS, IDS], 1) % 3
+
+    def forward(p, b):
+        h = p[0](b["x"])
+        return tf.gather(h, b["ids"], batch_dims=1) * tf.gather(h, b["ids"][:, 0], batch_dims=1)[:, None]
+
+    agrees([layers.Dense(2, activation="tanh")], forward, x=S, ids=ids)
+
+
+def test_a_list_is_put_in_order_by_its_labels():
+    """The likelihood of a ranking: the logits in the order of the labels, and what is left of them at each place."""
+
+    def forward(p, b):
+        logits = p[1](p[0](b["x"]))[..., 0]
+        logits = tf.gather(logits, tf.argsort(b["labels"], direction="DESCENDING"), batch_dims=1)
+        return tf.math.log(tf.cumsum(tf.exp(logits), axis=1, reverse=True)) - logits
+
+    agrees([layers.Dense(3, activation="tanh"), layers.Dense(1)], forward, x=S, labels=rng.normal(size=[SIZE, 3]))
+
+
+def test_the_last_item_of_each_history_by_keras():
+    def forward(p, b):
+        return p[1](keras.ops.take_along_axis(p[0](b["x"]), b["ids"][:, :1, None] % 3, axis=1)[:, 0])
+
+    agrees([layers.Dense(3, activation="tanh"), layers.Dense(1)], forward, x=S, ids=IDS)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (4, 5), (4, 5, 2, 3), (0, 5, 3)])
+@pytest.mark.parametrize("several", [(), (2,), (3, 2)])
+def test_own_rows_have_the_gradient_that_tensorflow_has(shape, several):
+    rows, ids = tf.constant(rng.normal(size=shape)), tf.constant(rng.integers(0, 5, [shape[0], *several]))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(rows)
+        found = tf.gather(rows, ids, batch_dims=1)
+    with own_rows():
+        own = tape.gradient(found, rows, tf.cos(found))
+    np.testing.assert_allclose(own, tape.gradient(found, rows, tf.cos(found)), rtol=1e-12, atol=1e-12)
+    assert own.shape == rows.shape
 
 
 def test_positions_looked_up_once_for_the_batch():

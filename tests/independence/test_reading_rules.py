@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from brute import claims, holds
 
+from tfdp_rec.clipping.own_rows import own_rows
 from tfdp_rec.independence import ByExample, Mixed, Shared, known_operations
 from tfdp_rec.independence.sizes import size
 from tfdp_rec.independence.values import Sized
@@ -81,6 +82,8 @@ ADMITTED = {
     "own rows": (lambda s, i: tf.gather(s, i, batch_dims=1, axis=1), (S, IDS), (), [FIRST]),
     "one hot": (lambda i: (tf.one_hot(i, 4), tf.one_hot(i, 4, axis=0)), (IDS,), (), [FIRST, SECOND]),
     "the last of each": (lambda s, i: tf.gather(s, i, batch_dims=1), (S, ID), (), [FIRST]),
+    "cumulated": (lambda s: (tf.cumsum(s, 1), tf.cumsum(s, -1, reverse=True, exclusive=True)), (S,), (), [FIRST, FIRST]),
+    "sorted": (lambda s: (*tf.math.top_k(s, 2), tf.argsort(s)), (S,), (), [FIRST] * 3),
     "words": (
         lambda w: (tf.strings.to_hash_bucket_fast(w, 9), w == "a"),
         (WORDS,), (), [FIRST] * 2,
@@ -118,7 +121,7 @@ ADMITTED = {
     "running state": (lambda s: tf.foldl(lambda a, y: a * 0.5 + y, tf.transpose(s, [1, 0, 2])), (S,), (), [FIRST]),
 }  # fmt: skip
 
-REFUSED_BACKWARD = ("own rows", "the last of each")  # TensorFlow numbers all rows of the batch in one go
+REFUSED_BACKWARD = ("sorted",)  # TensorFlow numbers the entries of the whole batch in one go
 
 # What mixes, or may: refused when it matters.
 MIXED = {
@@ -132,6 +135,8 @@ MIXED = {
     "cumulative": lambda x: tf.cumsum(x, 0),
     "arg": lambda x: tf.argmax(x, 0),
     "top": lambda x: tf.math.top_k(tf.transpose(x), 2).values,
+    "cumulative over merged rows": lambda x: tf.cumsum(tf.reshape(tf.stack([x, x], 1), [-1, 3]), 0),
+    "as many as there are examples": lambda x: tf.math.top_k(x @ tf.ones([3, 9]), B(x)).values,
     "the first": lambda x: x * x[0],
     "a slice": lambda x: x[1:],
     "scores of all by all": lambda x: tf.matmul(x, x, transpose_b=True),
@@ -212,7 +217,8 @@ def test_gradients_of_what_is_admitted(name):
         with tf.GradientTape() as tape:
             tape.watch([tensors[n] for n in floats])
             outputs = [o for o in tf.nest.flatten(function(*tensors)) if o.dtype.is_floating]
-        found = tape.gradient(outputs, [tensors[n] for n in floats], [tf.cos(o) for o in outputs])
+        with own_rows():
+            found = tape.gradient(outputs, [tensors[n] for n in floats], [tf.cos(o) for o in outputs])
         return [tf.convert_to_tensor(g) for g in found if g is not None]
 
     values = holds(backward, *inputs, shared=shared)

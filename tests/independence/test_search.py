@@ -4,6 +4,9 @@ Programs are drawn at random (`tests/programs.py`), and every tensor of them tha
 example's own is held against brute force (`tests/brute.py`): its entries, its lengths and its numbers, in batches of
 1, 3, 4, 7, 299 and 300 examples, of 2,100 where a type of 11 bits is met, and over many seeds where it is noise.
 
+Whole steps are searched too (`tests/steps.py`): by how much one example moves the clipped sum of a program, where a
+tensor of the batch has one row, two, one less than there are examples, or no axis at all.
+
 `TFDP_REC_PROGRAMS=100000 pytest tests/independence/test_search.py -m slow -s` searches for a night.
 """
 
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 from brute import Held
 from programs import FAMILIES, LEAVES, Program, batch
+from steps import ROWS, moved
 
 from tfdp_rec.refused import NotPrivate
 
@@ -59,3 +63,28 @@ def test_no_claim_about_a_program_is_false(family):
     counts, found = search(range(FIRST_SEED, FIRST_SEED + PROGRAMS), family)
     print(f"\n{family or 'all'}: {dict(counts)}")
     none(counts, found)
+
+
+def steps(seeds, odd):
+    """The programs whose clipped sum one example moves by more than it may, and by how many clips."""
+    found = {(family, seed): moved(seed, family, odd) for family in STEPS for seed in seeds}
+    return {which: clips for which, clips in found.items() if clips is not None and clips > 1.0}, found
+
+
+STEPS = ("own rows", "lengths", "any operation")  # each found a tensor of one row in 986fe75 with its first program
+
+
+@pytest.mark.parametrize("odd", ["as it should be", "one row"])
+def test_no_step_is_moved_by_more_than_the_clip(odd):
+    """62 clips with one row in 986fe75."""
+    wrong, found = steps(range(1), odd)
+    assert not wrong, wrong
+    assert odd == "one row" or any(clips is not None for clips in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("odd", ROWS)
+def test_no_step_of_several_programs_is_moved_by_more_than_the_clip(odd):
+    wrong, found = steps(range(FIRST_SEED, FIRST_SEED + max(PROGRAMS // 100, 1)), odd)
+    print(f"\n{odd}: {len(found)} programs, {sum(clips is None for clips in found.values())} refused")
+    assert not wrong, wrong

@@ -295,3 +295,17 @@ class Noisy(Layered):
 def test_a_loss_that_draws_numbers_of_its_own_is_said_not_to_be_compared():
     report = tfdp_rec.validate(Noisy([layers.Dense(2)]), X)
     assert report.ok and "draws random numbers" in report.compared
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_model_that_was_trained_is_compared_too_and_its_tables_are_read_as_ever(settled):
+    """Its rows are where only a step reads them, and may owe noise."""
+    model = Layered([layers.Embedding(9, 2), layers.Flatten(), layers.Dense(1)])
+    model.compile(private())
+    model.train_on_batch(IDS)
+    if settled:
+        model.settle()
+    report = tfdp_rec.validate(model, IDS)
+    assert report.ok and "repeat 6 different" in report.compared
+    tf.function(model.parts[0])(IDS)
+    assert model.optimizer.releasable

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples, open_specs
 from tfdp_rec.clipping.check import still
 from tfdp_rec.clipping.engine import checked_losses, shared_inputs
-from tfdp_rec.clipping.recorder import recording
+from tfdp_rec.clipping.recorder import guard_of, recording
 from tfdp_rec.keras_internals import random_states
 
 SIZES = (2, 300)  # two examples, and more than a whole number of one byte can count
@@ -123,7 +123,7 @@ class Alone:
         batch = hide_batch_axis(batch, self._shared)
         size, graph = batch_size(batch, self._shared), tf.compat.v1.get_default_graph()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(self._model, tape, size) as recorder:
+            with recording(self._model, tape, size, guard_of(self._model)) as recorder:
                 losses = checked_losses(self._loss(batch), size)
         parts: list[tf.Tensor] = [losses]
         watched = [t for call in recorder.calls for t in call.watched]

@@ -77,7 +77,7 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     """The same batch with its first axis of unknown length, so that an axis of known length is not the batch's.
 
     What a reading takes for granted of a batch is checked here: the declared lengths, and one row an example in every
-    tensor. A tensor of one row would be that of all examples. The reshape is computed from both, and fails otherwise.
+    tensor. A tensor of one row would be that of all examples.
     """
     leaves = [t for t in example_leaves(batch, shared) if isinstance(t, tf.Tensor) and t.shape.rank]
     if tf.executing_eagerly() or not leaves:
@@ -90,7 +90,6 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
         shape = [None, *tensor.shape[1:]]
         with tf.control_dependencies(demand(tf.equal(tf.shape(tensor)[:1], rows), _ROWS)):
             tensor = tf.ensure_shape(tensor, shape)
-        tensor = tf.reshape(tensor, tf.concat([rows, tf.shape(tensor)[1:]], axis=0))
         return tf.compat.v1.placeholder_with_default(tensor, shape)
 
     return map_examples(hide, batch, shared)

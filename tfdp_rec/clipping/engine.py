@@ -24,6 +24,7 @@ from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unles
 from tfdp_rec.clipping.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.factors import Reads
 from tfdp_rec.clipping.folding import folded
+from tfdp_rec.clipping.own_rows import own_rows
 from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
 from tfdp_rec.clipping.rules import Call, resource
 from tfdp_rec.clipping.seeds import secret_seeds
@@ -134,7 +135,8 @@ def collect(
     watched = [t for call in recorder.calls for t in call.watched]
     sources = [*watched, *(resource(v) for v in recorder.direct)]
     seeds = None if counted is None else tf.cast(counted, losses.dtype)
-    backward = tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
+    with own_rows():
+        backward = tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
     if reading is not None:
         read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
     else:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.engine import checked_losses, factors_of, refuse_uncovered, shared_inputs
+from tfdp_rec.clipping.own_rows import own_rows
 from tfdp_rec.clipping.recorder import (
     Recording,
     Unit,
@@ -118,7 +119,8 @@ class Trial:
     def _read(self, recorder: Recording, reading: StepReading, tape: tf.GradientTape, losses: tf.Tensor) -> None:
         watched = [t for call in recorder.calls for t in call.watched]
         sources = [*watched, *(resource(v) for v in recorder.direct)]
-        backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+        with own_rows():
+            backward = tape.gradient(losses, sources, unconnected_gradients="zero")
         found, read = reading.refusals(recorder.calls, losses, backward[: len(watched)], (), self._known)
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")

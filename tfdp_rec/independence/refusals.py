@@ -27,8 +27,8 @@ REASONS = {
     ),
     "position": (
         "computes with the place of an example in its batch, which depends on who else is in it",
-        "Use numbers that are part of the example's own data; in place of gather_nd, or of the gradient of "
-        "gather(x, ids, batch_dims=1), take the product of tf.one_hot(ids, length) and x",
+        "Use numbers that are part of the example's own data, and tf.gather(x, ids, batch_dims=1) in place of "
+        "gather_nd, x of known lengths beside the batch's",
     ),
     "order": (
         "reads the batch in another order than by example (a reshape or transpose that runs examples together)",

@@ -392,7 +392,7 @@ class PrivateTraining(Doors):
         """As Keras', with look-ahead added to a `tf.data.Dataset`, and pending noise settled however it ends.
 
         Before the first step the loss is read, operation by operation, and refused if it mixes examples
-        (`clipping/independence`).
+        (`independence/`).
 
         Callbacks other than Keras' that only look at logs find all noise settled at the end of an epoch; in the middle
         of one they call `self.model.settle()` first, unless they go through the model's own methods.

@@ -1,6 +1,6 @@
 """What a train step and a prediction may hold on to: the whole function is read, whoever wrote the step.
 
-The loss is read by `clipping/independence`. A model may override `train_step` or `compute_metrics`, or predict from one
+The loss is read by `independence/`. A model may override `train_step` or `compute_metrics`, or predict from one
 of its metrics, and so let numbers out that were computed from the batch and are neither clipped nor noised. When the
 train function is traced, all its writes are read; when predictions are, what they depend on.
 """

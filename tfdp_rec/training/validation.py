@@ -143,6 +143,7 @@ def validate(model: keras.Model, batch: Any) -> Report:
     with model.release.in_step():
         trial = Trial(model, loss).of(batch)
         alone = Alone(model, loss, batch) if not trial.refusals else None
+    model.release.settle()  # examples were run on rows that only steps read: they go back to all that read them
     refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
     report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
     return dataclasses.replace(report, compared=alone.said if alone else "")

@@ -1,9 +1,9 @@
-"""Reductions: y = Σ, max or mean of x along axes, each example by itself if its axis is none of them."""
+"""Reductions: y = Σ, max or mean of x along axes, each example by itself if its axis is none of them; and its order."""
 
 from __future__ import annotations
 
 from tfdp_rec.independence.reading import At, rule
-from tfdp_rec.independence.sizes import ONE
+from tfdp_rec.independence.sizes import ONE, size
 from tfdp_rec.independence.values import ByExample, Shared, Value
 
 
@@ -24,3 +24,28 @@ def reduction(at: At) -> Value:
         return at.give(value, [ONE if a in gone else s for a, s in enumerate(sizes)])
     kept = [s for a, s in enumerate(sizes) if a not in gone]
     return at.give(value.at(value.axis - sum(a < value.axis for a in gone)), kept)
+
+
+@rule("Cumsum")
+def cumulated(at: At) -> Value:
+    """y[b, t, ·] = Σ x[b, s, ·] over the s up to t, or from t on: along an axis that is not the examples'."""
+    value, axes, sizes = at.values[0], at.plain(1), at.sizes(0)
+    if all(isinstance(v, Shared) for v in at.values):
+        return Shared()
+    if not isinstance(value, ByExample) or axes is None or sizes is None:
+        return at.mixed("unknown")
+    return at.mixed() if value.axis == axes[0] % len(sizes) else at.give(value, sizes)
+
+
+@rule("TopKV2")
+def largest(at: At) -> list[Value] | Value:
+    """(y, i)[b, ·, :] = the k largest of x[b, ·, :] and their numbers, if the last axis is not the examples'."""
+    value, count, sizes = at.values[0], at.plain(1), at.sizes(0)
+    if all(isinstance(v, Shared) for v in at.values):
+        return Shared()
+    if not isinstance(value, ByExample) or not isinstance(at.values[1], Shared) or sizes is None:
+        return at.mixed("unknown")
+    if value.axis == len(sizes) - 1:
+        return at.mixed()
+    lengths = [*sizes[:-1], None if count is None else size(count[0])]
+    return [at.give(value, lengths), at.give(value, lengths, 1)]
