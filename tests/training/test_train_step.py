@@ -115,6 +115,53 @@ def test_a_step_that_is_run_eagerly_is_not_read_and_so_refused():
         compiled(moving_average, run_eagerly=True).train_on_batch(X, Y)
 
 
+@pytest.mark.parametrize("method", ["train_step", "test_step", "predict_step"])
+def test_what_any_step_keeps_is_read(method):
+    def keeping(model, *data):
+        given = getattr(tfdp_rec.PrivateModel, method)(model, *data)
+        model.centre.assign(tf.reduce_mean(tf.nest.flatten(data)[0], axis=0))
+        return given
+
+    kind = type("Keeping", (tfdp_rec.PrivateModel,), {method: keeping})
+    inputs = keras.Input([3])
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model.centre = model.add_weight(shape=[3], initializer="zeros", trainable=False, name="centre")
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8), loss="mse")
+    run = {"train_step": model.train_on_batch, "test_step": model.test_on_batch, "predict_step": model.predict_on_batch}
+    with pytest.raises(NotPrivate, match=f"{method} gives '.*centre'"):
+        run[method](*((X,) if method == "predict_step" else (X, Y)))
+    assert not np.any(model.centre)
+
+
+def test_metrics_that_are_computed_eagerly_are_not_read_and_so_refused():
+    class Counting(tfdp_rec.PrivateModel):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            self.total.assign(tf.reduce_sum(x))
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    inputs = keras.Input([3])
+    model = Counting(inputs, keras.layers.Dense(1)(inputs))
+    model.total = model.add_weight(shape=[], initializer="zeros", trainable=False, name="total")
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8)
+    model.compile(optimizer, loss="mse", run_eagerly=True)
+    with pytest.raises(NotPrivate, match="overrides compute_metrics.*run_eagerly"):
+        model.train_on_batch(X, Y)
+    assert float(model.total) == 0.0
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_batches_that_are_padded_to_their_longest_row_are_refused_by_hand_too(run_eagerly):
+    inputs = keras.Input([None], dtype="int32")
+    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(10, 2)(inputs))
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(pooled))
+    optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
+    model.train_on_batch(np.ones([8, 5], np.int32), Y)
+    model.train_on_batch(np.ones([3, 5], np.int32), Y[:3])
+    with pytest.raises(NotPrivate, match="Pad all batches to one length"):
+        model.train_on_batch(np.ones([8, 4], np.int32), Y)
+
+
 def test_a_loop_of_ones_own_over_the_train_step_is_read():
     step = tf.function(compiled(KEPT["a centre"]).train_step, autograph=False)
     with pytest.raises(NotPrivate, match="centre"):

@@ -47,7 +47,7 @@ from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_
 from tfdp_rec.training.release import settle_for
 from tfdp_rec.training.step import PrivateStep, diagnostics, shown_losses
 from tfdp_rec.training.table_reader import TableReader, trace_reader
-from tfdp_rec.training.train_step import predictions_read, read_train_step
+from tfdp_rec.training.train_step import predictions_read, read_step
 from tfdp_rec.training.uncounted import SayUncounted
 
 
@@ -157,7 +157,8 @@ class PrivateTraining(Doors):
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
             kwargs["jit_compile"] = False
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
-        vars(self)["train_step"] = functools.partial(read_train_step, self)  # whoever overrides it
+        for step in ("train_step", "test_step", "predict_step"):  # whichever class overrides it
+            vars(self)[step] = functools.partial(read_step, self, step)
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
             self.release.foresee()
 

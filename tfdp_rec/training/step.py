@@ -13,9 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
-from tfdp_rec.clipping.batches import map_examples
+from tfdp_rec.clipping.batches import example_leaves, map_examples
 from tfdp_rec.clipping.engine import Graph
 from tfdp_rec.keras_internals import resource
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, predictions_of
 
 
@@ -36,6 +37,7 @@ class PrivateStep:
     def __post_init__(self) -> None:
         self._predictions: Any = None
         self._outputs: list[Any] | None = None
+        self._lengths: list[Any] | None = None
         self.forget_graph()
 
     def losses(self, batch: Batch, training: bool = True) -> tf.Tensor:
@@ -70,9 +72,23 @@ class PrivateStep:
             batch: from `Batch.of`.
             clip: C, as the optimizer has it now.
         """
+        self._refuse_another_length(batch)
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
             clipped, self._predictions = self._graph(batch.examples, clip)
         return clipped
+
+    def _refuse_another_length(self, batch: Batch) -> None:
+        # Where batches are padded to their longest row, that row decides all shapes. `fit` reads a dataset's type, in
+        # which such a length is open; in a loop over batches each has a shape of its own, and a graph.
+        lengths = [leaf.shape[1:].as_list() for leaf in example_leaves(batch.examples, self.model.shared_inputs)]
+        if self._lengths is None:
+            self._lengths = lengths
+        if lengths != self._lengths:
+            raise NotPrivate(
+                f"Examples of this batch have shapes {lengths}, and earlier ones had {self._lengths}: if batches "
+                "are padded to their longest row, that row changes all others. Pad all batches to one length; or "
+                "compile anew, if the length does not depend on the data."
+            )
 
     def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731

@@ -1,8 +1,8 @@
-"""What a train step and a prediction may hold on to: the whole function is read, whoever wrote the step.
+"""What a step and a prediction may hold on to: the whole function is read, whoever wrote the step.
 
-The loss is read by `independence/`. A model may override `train_step` or `compute_metrics`, or predict from one
-of its metrics, and so let numbers out that were computed from the batch and are neither clipped nor noised. When the
-train function is traced, all its writes are read; when predictions are, what they depend on.
+The loss is read by `independence/`. A model may override `train_step`, `test_step`, `predict_step` or
+`compute_metrics`, or predict from one of its metrics, and so let numbers out that were computed from the batch and are
+neither clipped nor noised. When a step is traced, all its writes are read; when predictions are, what they depend on.
 """
 
 from __future__ import annotations
@@ -15,33 +15,42 @@ from tfdp_rec.clipping.influence import refuse_metrics_read, refuse_writes
 from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker
 from tfdp_rec.refused import NotPrivate
 
+_LIBRARIES = ("tfdp_rec.", "keras.", "tensorflow_recommenders.")
 
-def read_train_step(model: Any, data: Any) -> Any:
-    """The model's own `train_step`; under a mechanism, its writes are read.
+
+def read_step(model: Any, name: str, data: Any) -> Any:
+    """The model's own `train_step`, `test_step` or `predict_step`; under a mechanism, its writes are read.
 
     Args:
-        model: with `PrivateTraining`.
-        data: a batch.
+        model: Model with `PrivateTraining`.
+        name: Name of the method.
+        data: Batch.
 
     Raises:
-        NotPrivate: if it keeps something of the batch elsewhere than in metrics.
+        NotPrivate: The step keeps something of the batch elsewhere than in metrics.
     """
-    step = type(model).train_step
+    step = getattr(type(model), name)
     if not model.is_private:
         return step(model, data)
     if tf.executing_eagerly():
-        if not step.__module__.startswith("tfdp_rec."):
-            raise NotPrivate(
-                f"{type(model).__name__} overrides train_step, and what that writes can be read in a graph alone: "
-                "leave run_eagerly=True out."
-            )
+        _refuse_unread(model, name)
         return step(model, data)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
-    logs = step(model, data)
+    results = step(model, data)
     names = {id(handle): variable.path for variable in model.variables for handle in handles_of([variable])}
-    refuse_writes("The train step", graph, start, _tensors(data), handles_of(model.metrics_variables), names)
-    return logs
+    refuse_writes(f"The model's {name}", graph, start, _tensors(data), handles_of(model.metrics_variables), names)
+    return results
+
+
+def _refuse_unread(model: Any, name: str) -> None:
+    """Refuses what runs eagerly and is of no library: its writes can be read in a graph alone."""
+    for method in (name, "compute_metrics"):
+        if not getattr(type(model), method).__module__.startswith(_LIBRARIES):
+            raise NotPrivate(
+                f"{type(model).__name__} overrides {method}, and what that writes can be read in a graph alone: "
+                "leave run_eagerly=True out."
+            )
 
 
 def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
