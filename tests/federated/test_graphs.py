@@ -214,7 +214,7 @@ def sum_of(model, reads, writes):
     model.subgraphs[0].operators.append(operation)
 
 
-@pytest.mark.parametrize("kind", ["a variable", "unwritten", "a constant"])
+@pytest.mark.parametrize("kind", ["a variable", "unwritten", "a constant", "an empty constant", "the answer"])
 def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, tmp_path):
     """The answer plus what is seen; then what is seen, plus the answer. Without delegates it counted 0, 1, 2, 3."""
 
@@ -224,12 +224,13 @@ def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, tm
         graph.tensors += [copy.deepcopy(graph.tensors[answer]) for _ in range(2)]
         seen, told = len(graph.tensors) - 2, len(graph.tensors) - 1
         graph.tensors[seen].isVariable, graph.tensors[seen].buffer = kind == "a variable", 0
-        if kind == "a constant":
+        if "constant" in kind:
             model.buffers.append(schema.BufferT())
-            model.buffers[-1].data = np.zeros([B], np.float32).view(np.uint8)
+            model.buffers[-1].data = np.zeros([B if kind == "a constant" else 0], np.float32).view(np.uint8)
             graph.tensors[seen].buffer = len(model.buffers) - 1
-        sum_of(model, [answer, seen], told)
-        sum_of(model, [answer, told], seen)
+        if kind != "the answer":
+            sum_of(model, [answer, seen], told)
+            sum_of(model, [answer, told], seen)
         graph.outputs = [told]
 
     content = changed(lite_of(plain, tmp_path), remember)

@@ -101,10 +101,10 @@ def _refuse_unwritten(model: Any) -> None:
     Else it reads what an earlier run, or any other user of the memory, has left there.
     """
     graph = model.subgraphs[0]
-    written = {i for i, tensor in enumerate(graph.tensors) if model.buffers[tensor.buffer].data is not None}
-    written |= set(graph.inputs)
-    for operation in graph.operators:
-        reads, writes = {i for i in operation.inputs if i >= 0}, set(operation.outputs)
+    contents = [model.buffers[tensor.buffer].data for tensor in graph.tensors]
+    written = {i for i, content in enumerate(contents) if content is not None and len(content)} | set(graph.inputs)
+    operations = [(set(operation.inputs) - {-1}, set(operation.outputs)) for operation in graph.operators]
+    for reads, writes in [*operations, (set(graph.outputs), set[int]())]:  # -1: an input that is left out
         if not reads <= written or writes & written:
             _refuse_operations({"tensors that are read before they are written, or written twice"}, LITE_OPERATIONS)
         written |= writes
