@@ -1,7 +1,11 @@
 """What tests of several parts share: the slow, obviously right clipped sum, and a walk through a traced graph."""
 
 import contextlib
+import os
+import sys
+import tempfile
 import zipfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -164,6 +168,11 @@ class Seeded(NoiseSource):
         size = request.draws * request.width
         draw = lambda n: self.generator.standard_normal((int(n), size)).astype("float32")  # noqa: E731
         return tf.numpy_function(draw, [tf.size(request.rows)], tf.float32)
+
+
+def of_this_machine(*folders):
+    """Parts of paths that no file which is handed on may hold; `folders` are those of the test."""
+    return [*map(str, folders), f"{tempfile.gettempdir()}/tmp", f"{Path.home()}/", sys.prefix, os.getcwd()]
 
 
 def bytes_in(path):

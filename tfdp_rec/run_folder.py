@@ -151,12 +151,12 @@ def default() -> pathlib.Path:
 
 
 def refuse_another(path: Path) -> None:
-    """Raises if a folder holds a run.
+    """Raises if a folder holds a run, or what one has released: its ledger may be elsewhere, or gone.
 
     Raises:
         FileExistsError: it does.
     """
-    if find(path, CONFIG).exists():
+    if any(find(path, name).exists() for name in (CONFIG, SERVABLE, STATEMENT)):
         raise FileExistsError(f"{path} holds another run; give another --out.")
 
 

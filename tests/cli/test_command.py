@@ -1,5 +1,6 @@
 """The command's own machinery, and its accounting commands."""
 
+import errno
 import subprocess
 import sys
 
@@ -121,6 +122,23 @@ def test_the_version_is_the_packages(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
     assert stop.value.code == 0 and capsys.readouterr().out == f"tfdp-rec {tfdp_rec.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "problem, said",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Free some space, and try again"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.csv"), "No such file or directory: x.csv"),
+        (OSError("--out: nothing can be written to x."), "--out: nothing can be written to x."),
+    ],
+)
+def test_errors_of_the_system_are_said_without_their_numbers(capsys, monkeypatch, problem, said):
+    def fail(args):
+        raise problem
+
+    monkeypatch.setattr("tfdp_rec.cli.epsilon.run", fail)
+    assert cli.main(f"epsilon --noise-multiplier 1 {SETTING}".split()) == 2
+    assert f"error: {said} (TFDP_REC_DEBUG" in capsys.readouterr().err
 
 
 @pytest.mark.slow

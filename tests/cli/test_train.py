@@ -5,6 +5,7 @@ import re
 
 import pytest
 from dp_accounting import GaussianDpEvent
+from helpers import bytes_in, of_this_machine
 from pages import fits, self_contained
 
 from tfdp_rec.cli import main
@@ -159,6 +160,20 @@ def test_bad_arguments_are_answered_in_one_line_and_leave_nothing(arguments, wor
 
 def test_a_folder_is_not_written_twice(run, capsys):
     assert main(["train", *SMALL, "--out", str(run)]) == 2
+    assert "holds another run" in capsys.readouterr().err
+
+
+def test_the_released_part_names_no_folder_of_this_machine(run):
+    names = of_this_machine(run.parent)
+    for path in (run / "release").rglob("*"):
+        assert not path.is_file() or not [n for n in names for held in bytes_in(path) if n.encode() in held], path
+
+
+@pytest.mark.parametrize("left", ["servable", "statement.txt"])
+def test_what_a_run_released_is_not_written_over_where_all_else_of_it_is_gone(run, tmp_path, capsys, left):
+    (tmp_path / "copy" / "release").mkdir(parents=True)
+    (tmp_path / "copy" / "release" / left).symlink_to(run / "release" / left)
+    assert main(["train", *SMALL, "--out", str(tmp_path / "copy")]) == 2
     assert "holds another run" in capsys.readouterr().err
 
 

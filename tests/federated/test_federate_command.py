@@ -62,6 +62,19 @@ def test_wrong_arguments_exit_with_two_and_one_line(arguments, complaint, reader
     assert any(part in error for part in complaint.split("|")), error
 
 
+@pytest.mark.parametrize("ledger, words", [("", "there is no ledger in"), ("client-0.jsonl", "tfdp-rec[federated]")])
+def test_weights_whose_ledgers_are_gone_are_not_trained_over(readers, tmp_path, capsys, monkeypatch, ledger, words):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # no training begins
+    (tmp_path / "model.npz").touch()
+    (tmp_path / "ledgers").mkdir()
+    if ledger:
+        (tmp_path / "ledgers" / ledger).touch()
+    asked = ["--data", str(readers), "--output", str(tmp_path / "model.npz"), "--ledgers", str(tmp_path / "ledgers")]
+    for how in ("--simulate", "--processes"):
+        assert main(["federate", how, "2", *asked]) == 2
+        assert words in capsys.readouterr().err and (tmp_path / "model.npz").exists()
+
+
 def test_a_missing_flower_is_named(readers, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["federate", "--simulate", "2", "--data", str(readers)]) == 2

@@ -1,10 +1,13 @@
 """A bundle's graph is read before it runs: what could remember a click, or fail or grow by one, is refused."""
 
+import copy
 import shutil
 
+import flatbuffers
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated as schema
 
 from tfdp_rec.federated import AttentionMechanism, graphs, serving
 from tfdp_rec.federated.client import PrivateClient
@@ -178,6 +181,64 @@ def test_a_lite_file_that_could_remember_is_refused(way, tmp_path):
     content = lite_of(getattr(Memory(tmp_path), way), tmp_path)
     with pytest.raises(ValueError, match="which a phone does not run"):
         graphs.lite_encoder(content, H, D, B)
+
+
+def changed(content, change):
+    """A lite file with its parts changed."""
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+    change(model)
+    builder = flatbuffers.Builder()
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+@pytest.mark.parametrize("way, runs", [("out_of_range", "GATHER"), ("file_written", "CUSTOM")])
+def test_the_operations_that_are_read_are_those_that_run(way, runs, tmp_path):
+    """A file has two codes for each, and the larger one is run: what failed for some clicks looked like an ADD."""
+
+    def disguise(model):
+        for code in model.operatorCodes:
+            code.builtinCode = schema.BuiltinOperator.ADD
+
+    content = changed(lite_of(getattr(Memory(tmp_path), way), tmp_path), disguise)
+    with pytest.raises(ValueError, match=f"holds .*{runs}, which a phone does not run"):
+        graphs.lite_encoder(content, H, D, B)(*ONES)
+
+
+def sum_of(model, reads, writes):
+    """An operation more: the sum of two tensors."""
+    model.operatorCodes.append(schema.OperatorCodeT())
+    operation = schema.OperatorT()
+    operation.opcodeIndex, operation.inputs, operation.outputs = len(model.operatorCodes) - 1, reads, [writes]
+    operation.builtinOptionsType, operation.builtinOptions = schema.BuiltinOptions.AddOptions, schema.AddOptionsT()
+    model.subgraphs[0].operators.append(operation)
+
+
+@pytest.mark.parametrize("kind", ["a variable", "unwritten", "a constant", "an empty constant", "the answer"])
+def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, tmp_path):
+    """The answer plus what is seen; then what is seen, plus the answer. Without delegates it counted 0, 1, 2, 3."""
+
+    def remember(model):
+        graph = model.subgraphs[0]
+        (answer,) = graph.outputs
+        graph.tensors += [copy.deepcopy(graph.tensors[answer]) for _ in range(2)]
+        seen, told = len(graph.tensors) - 2, len(graph.tensors) - 1
+        graph.tensors[seen].isVariable, graph.tensors[seen].buffer = kind == "a variable", 0
+        if "constant" in kind:
+            model.buffers.append(schema.BufferT())
+            model.buffers[-1].data = np.zeros([B if kind == "a constant" else 0], np.float32).view(np.uint8)
+            graph.tensors[seen].buffer = len(model.buffers) - 1
+        if kind != "the answer":
+            sum_of(model, [answer, seen], told)
+        if kind not in ("the answer", "an empty constant"):
+            sum_of(model, [answer, told], seen)
+        graph.outputs = [told]
+
+    content = changed(lite_of(plain, tmp_path), remember)
+    with pytest.raises(ValueError, match="read before they are written, or written twice"):
+        graphs.lite_encoder(content, H, D, B)
+    same = changed(lite_of(plain, tmp_path), lambda model: None)
+    np.testing.assert_allclose(graphs.lite_encoder(same, H, D, B)(*ONES), [[0.5, 0.5]])
 
 
 def test_a_lite_file_that_is_none_is_refused(tmp_path):

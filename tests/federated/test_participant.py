@@ -378,6 +378,19 @@ def test_a_training_ledger_that_is_gone_or_older_is_refused(update, world, tmp_p
         asked.pay_round()
 
 
+def test_a_device_that_begins_a_ledger_says_so_in_its_log(update, world, tmp_path, caplog):
+    """Without its ledger and what it remembers of it, it begins anew, and nobody can tell."""
+    begun = []
+    for number in range(3):
+        caplog.clear()
+        Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
+        begun.append("ledger.jsonl is begun. If this device has paid before" in caplog.text)
+        if number == 1:
+            (tmp_path / "ledger.jsonl").unlink()
+            (tmp_path / "ledger.jsonl.mark").unlink()
+    assert begun == [True, False, True]
+
+
 def test_a_ledger_that_names_news_by_rows_is_refused_in_words(update, world, tmp_path):
     settings = {"labels": [{"candidates": [3, 1, 2], "position": 1}]}
     with Ledger(tmp_path / "ledger.jsonl", UNIT, DATA, REPLACE) as old:

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers import bytes_in, of_this_machine
 from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client
@@ -356,6 +357,10 @@ def test_no_random_state_is_exported(served):
     for path in served[0].rglob("*"):
         if path.is_file() and path.parent.name == "client":
             assert b"seed" not in path.read_bytes().lower() and b"Random" not in path.read_bytes(), path
+
+
+def test_no_folder_of_this_machine_is_exported(served):
+    assert not [n for n in of_this_machine(served[0]) for held in bytes_in(served[0]) if n.encode() in held]
 
 
 def test_what_does_not_fit_is_refused(served, tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers import bytes_in, of_this_machine
 from own_log.conftest import train
 
 from tfdp_rec import interruption
@@ -301,14 +302,27 @@ def test_an_empty_ledger_is_a_fresh_one_only_where_nothing_was_paid(small, tmp_p
     assert labels(tmp_path / "run") == SUMS if left in ("empty", "begun") else "Go on" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", [(report, "write"), (Earlier, "save")], ids=["not reported", "not released"])
+def test_a_run_that_was_cut_off_near_its_end_says_how_to_go_on_if_it_is_begun_again(
+    small, tmp_path, monkeypatch, capsys, place
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, terminated)
+        assert train(*small) == 143
+    capsys.readouterr()
+    assert train(*small) == 2
+    assert f"go on with it, tfdp-rec train --out {tmp_path / 'run'} --resume; or" in capsys.readouterr().err
+    gone_on_with(tmp_path / "run")
+
+
 # What may be handed on.
 
 
 def test_the_released_part_names_no_file_of_the_log_and_the_private_part_is_its_owners(tmp_path, log, run, capsys):
-    names = [str(run.parent), "0.parquet", "1.parquet", "titles.csv", "person-"]
+    names = [*of_this_machine(run.parent, log), "0.parquet", "1.parquet", "titles.csv", "person-"]
     released = [path for path in (run / "release").rglob("*") if path.is_file()]
     for path in released:
-        assert not [name for name in names if name.encode() in path.read_bytes()], path
+        assert not [name for name in names for content in bytes_in(path) if name.encode() in content], path
     private = [run / "private", *(run / "private").rglob("*")]
     assert {path.stat().st_mode & 0o77 for path in private} == {0}
     said = (run / "release" / "card.md").read_text()

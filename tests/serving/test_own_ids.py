@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+from helpers import bytes_in, of_this_machine
 from serving.conftest import MANY
 
 from tfdp_rec.data import Items
@@ -23,6 +24,12 @@ def signatures(exported, tmp_path_factory):
         return tf.saved_model.load(str(copy)).signatures
     finally:
         shutil.move(exported / "away", exported / "servable")
+
+
+def test_it_names_no_folder_of_the_machine_that_made_it(exported):
+    """The vocabulary's table was named by the path of a temporary file."""
+    folder = exported / "servable"
+    assert not [n for n in of_this_machine(exported) for held in bytes_in(folder) if n.encode() in held]
 
 
 def named(history):

@@ -202,6 +202,19 @@ def test_a_model_is_loaded_with_its_history_compiled_or_not(tmp_path, options):
     assert accountant_of(beside).steps == 16
 
 
+def test_a_history_that_was_loaded_without_compiling_goes_with_its_weights(tmp_path):
+    model = model_of()
+    train(model, 10)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    beside = model_of(layer=loaded.layers[-1])
+    train(beside, 2)
+    assert accountant_of(beside).steps == 12
+    loaded.compile("adam", "mse", run_eagerly=True)
+    loaded.fit(*rows(range(40)), batch_size=10, verbose=0)
+    assert accountant_of(beside).carried.ordinary == {"Adam": 4}, "of two histories, which count the same steps"
+
+
 def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
     model, other = model_of(), model_of()
     train(model, 10)
@@ -280,12 +293,22 @@ def test_the_model_that_was_made_private_says_its_own_steps(first):
         private = tfdp_rec.make_private(
             model, (x, y), epsilon=3.0, batch_size=10, epochs=1, learning_rate=0.1, accountant="rdp"
         )
-    model.fit(x, y, batch_size=25, verbose=0)  # before private training: not covered by its statement either way
+    model.fit(x, y, batch_size=10, verbose=0)  # before private training: not covered by its statement either way
     private.fit(verbose=0)
     assert "steps of Adam" not in private.statement()
     model.fit(x, y, batch_size=10, verbose=0)
     model.train_on_batch(x, y)
     assert "6 steps of Adam" in " ".join(private.statement().split())
+
+
+def test_a_graph_that_is_older_than_the_private_steps_of_another_model_is_traced_anew():
+    layer, (x, y) = keras.layers.Dense(1), rows(range(40))
+    model, private = model_of("adam", layer), model_of(layer=layer)
+    model.compile("adam", "mse")
+    model.fit(x, y, batch_size=10, verbose=0)
+    train(private, 2)
+    model.fit(x, y, batch_size=10, verbose=0)
+    assert "4 steps of Adam" in " ".join(accountant_of(private).statement().split())
 
 
 class _nothing:
@@ -424,6 +447,20 @@ def test_a_budget_looks_again_at_whatever_else_was_done(else_done, monkeypatch):
 
     train(model, 8, PrivacyBudget(accountant, 100.0), Does())
     assert asked and accountant.steps >= 8
+
+
+def test_a_budget_looks_at_every_step_of_another_model_that_its_accountant_follows():
+    accountant, model, other = accountant_of(), model_of(), model_of()
+    accountant.follow(other)
+    drawn = iter(SAMPLING.batches(rows))
+
+    def step(batch=0, logs=None):
+        other.train_on_batch(next(drawn))
+
+    step()
+    besides = keras.callbacks.LambdaCallback(on_train_batch_end=step)
+    train(model, 20, besides, PrivacyBudget(accountant, 1.0001 * epsilon_of_steps(11)))
+    assert [int(each.optimizer.iterations) for each in (model, other)] == [5, 6] and accountant.steps == 11
 
 
 def test_entries_are_merged_by_the_larger_count():

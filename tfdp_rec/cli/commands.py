@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import os
 import re
@@ -165,6 +166,15 @@ def _run(program: str, args: argparse.Namespace, asked: interruption.Asked) -> i
         print(f"{program}: interrupted", file=sys.stderr)
         return asked.code
     except (ValueError, OSError) as problem:
-        message = _in_options(" ".join(str(problem).split()), args) or type(problem).__name__
+        message = _in_options(" ".join(_said(problem).split()), args) or type(problem).__name__
         print(f"{program}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
         return 2
+
+
+def _said(problem: Exception) -> str:
+    """An error's words; those of a system's error without its number, with the file."""
+    if not isinstance(problem, OSError) or not problem.strerror:
+        return str(problem)
+    where = f": {problem.filename}" if problem.filename else ""
+    way_out = ". Free some space, and try again" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{problem.strerror}{where}{way_out}"

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     flag, count = ("simulate", args.simulate) if args.simulate is not None else ("processes", args.processes)
     if count < 1:
         raise ValueError(f"--{flag} must be at least 1, got {count}.")
-    settings, nodes = dataclasses.replace(settings, clients=count), _kept(nodes.of_run(settings))
+    settings, nodes = dataclasses.replace(settings, clients=count), _kept(settings, nodes.of_run(settings))
     refuse_more_than(len(mind.read(settings.data, title_length=8, body_length=16).by_user()), count)
     _refuse_without_flower()
     code = simulate(settings, nodes) if flag == "simulate" else over_processes(settings, nodes)
@@ -81,13 +81,18 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _kept(nodes: Nodes) -> Nodes:
+def _kept(settings: Settings, nodes: Nodes) -> Nodes:
     if nodes.methods == ("published",) and math.isfinite(nodes.budget_epsilon):
         raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out.")
     if list(Path(nodes.ledgers).glob("client-*.json")):
         raise ValueError(
             f"{nodes.ledgers} holds ledgers of version 0.1, which do not say what they counted. Choose another "
             "--ledgers folder; what those clients have spent before is then in no total."
+        )
+    if Path(settings.output).exists() and not list(Path(nodes.ledgers).glob("*.jsonl")):
+        raise ValueError(
+            f"{settings.output} holds weights that clients have paid for, and there is no ledger in {nodes.ledgers}: "
+            "put the ledgers back, or give another --output for a training of clients that have spent nothing."
         )
     return nodes
 

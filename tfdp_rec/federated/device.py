@@ -7,6 +7,7 @@ does not hold that mark and is refused: begun anew it would forget what was spen
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -20,9 +21,11 @@ from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot
 UNIT = "click"
 EXACT = NonPrivateDpEvent()
 
+_log = logging.getLogger(__name__)
+
 
 def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
-    """The device's ledger; a new one where the device remembers none.
+    """The device's ledger; a new one, with a warning in the device's log, where the device remembers none.
 
     Raises:
         BrokenLedger: If it is gone or older than the mark.
@@ -32,6 +35,8 @@ def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
             f"{path} is gone, and this device has paid in it: without it nobody knows what was spent. Put the newest "
             "copy of it back."
         )
+    if not os.path.exists(path):
+        _log.warning("%s is begun. If this device has paid before, put that ledger and what is beside it back.", path)
     ledger = Ledger(path, UNIT, data, REPLACE)
     try:
         if mark is not None:

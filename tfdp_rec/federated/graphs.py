@@ -67,9 +67,10 @@ def lite_encoder(content: bytes, length: int, width: int, num_basis: int) -> Enc
     names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
     try:
         model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
-        used = {names[code.builtinCode] for code in model.operatorCodes}
-        memory = len(model.subgraphs) > 1 or any(tensor.isVariable for tensor in model.subgraphs[0].tensors)
-        _refuse_operations(used | ({"a variable or a function"} if memory else set()), LITE_OPERATIONS)
+        # TensorFlow Lite runs the larger of the two codes.
+        used = {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes}
+        _refuse_operations(used, LITE_OPERATIONS)  # none of them calls another subgraph
+        _refuse_unwritten(model)
         interpreter = tf.lite.Interpreter(model_content=content)
         interpreter.allocate_tensors()
     except _Refused:
@@ -92,6 +93,21 @@ def lite_encoder(content: bytes, length: int, width: int, num_basis: int) -> Enc
 
 class _Refused(ValueError):
     pass
+
+
+def _refuse_unwritten(model: Any) -> None:
+    """Each operation of a TensorFlow Lite model must read what was written in the same run, and write it once.
+
+    Else it reads what an earlier run, or any other user of the memory, has left there.
+    """
+    graph = model.subgraphs[0]
+    contents = [model.buffers[tensor.buffer].data for tensor in graph.tensors]
+    written = {i for i, content in enumerate(contents) if content is not None and len(content)} | set(graph.inputs)
+    operations = [(set(operation.inputs) - {-1}, set(operation.outputs)) for operation in graph.operators]
+    for reads, writes in [*operations, (set(graph.outputs), set[int]())]:  # -1: an input that is left out
+        if not reads <= written or writes & written:
+            _refuse_operations({"tensors that are read before they are written, or written twice"}, LITE_OPERATIONS)
+        written |= writes
 
 
 def _refuse_operations(found: Iterable[str], allowed: frozenset[str]) -> None:

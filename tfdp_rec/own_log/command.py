@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdp_rec import quiet, run_folder
+from tfdp_rec.own_log.folders import is_kept
 from tfdp_rec.own_log.settings import Asked, Columns, Days
-from tfdp_rec.run_folder import LEDGER
+from tfdp_rec.run_folder import LEDGER, PRIVATE, RESUME
 from tfdp_rec.settings import add_options, chosen
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def _begun(args: argparse.Namespace, asked: Asked, out: Path, continues: Mark | 
 def _fresh(args: argparse.Namespace) -> Kept:
     asked = _asked(args, Asked())
     out = Path(args.out or run_folder.default())
-    run_folder.refuse_another(out)
+    if not is_kept(out / PRIVATE / RESUME):  # else how to go on with it is said
+        run_folder.refuse_another(out)
     quiet.import_tensorflow()
     return _begun(args, asked, out)
 

@@ -186,7 +186,13 @@ class OwnIds(tf.Module):
 def _lines(path: str, kind: tf.DType) -> tf.lookup.TextFileInitializer:
     """From each line to its number."""
     whole = tf.lookup.TextFileIndex.WHOLE_LINE if kind == tf.string else 0
-    return tf.lookup.TextFileInitializer(path, kind, whole, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
+    return _Nameless(path, kind, whole, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
+
+
+class _Nameless(tf.lookup.TextFileInitializer):
+    """Its table has a random name. TensorFlow's has the file's path in it, which would be in the SavedModel."""
+
+    _shared_name = ""
 
 
 def _positive(k: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -33,6 +34,8 @@ _NO_LIMIT = 2**62
 _KINDS = 4  # counters that most models need: a variable made while a step is traced has it traced twice
 _SETTINGS = 2  # settings of an optimizer that decide what its step costs, at most
 _TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
+# Ids of the entries of optimizers that are not private: of all meters the same, which count the same steps.
+_ids_of_ordinary: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 SPENT = "The privacy budget is spent"
 _NO_MORE = (
@@ -107,7 +110,9 @@ class Meter:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
         key = (id(optimizer), ORDINARY)
         if key not in self._counters:
-            self._counters[key] = Counter(optimizer, None, "", self._variables(), ORDINARY, type(optimizer).__name__)
+            counter = Counter(optimizer, None, "", self._variables(), ORDINARY, type(optimizer).__name__)
+            counter.id = _ids_of_ordinary.setdefault(optimizer, counter.id)
+            self._counters[key] = counter
             Changes.made += 1
         return [self._counters[key].steps.assign_add(1)]
 
