@@ -83,11 +83,6 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
             f"{type(optimizer).__name__} does not run on parameter servers: {reason}. Use {served}, or train on one "
             "machine."
         )
-    if optimizer.row_scale:
-        raise NotPrivate(
-            f"{type(optimizer).__name__} with row_scale= does not run on parameter servers: leave it out, or train on "
-            "one machine."
-        )
     if optimizer.table_rule is not None:
         raise NotPrivate(
             f"{type(optimizer).__name__} with table_rule={optimizer.table_rule!r} does not run on parameter servers: "

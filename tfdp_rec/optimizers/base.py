@@ -6,14 +6,14 @@ the realised size is private), C the sum's sensitivity and σ the noise multipli
     ĝ = clipped sum / B,    noise of standard deviation s = σ C / B on every coordinate.
 
 Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²), then a step of SGD or of
-`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file; `rules.py` and
-`delayed.py` are to their rows what `dense_optimizer` is to dense variables.
+`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file; `rules.py` is to
+their rows what `dense_optimizer` is to dense variables.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dp_accounting
@@ -26,12 +26,10 @@ from tfdp_rec.clipping.influence import ours
 from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
-from tfdp_rec.optimizers.delayed import DelayedRMSprop, Phase
 from tfdp_rec.optimizers.dense import step_dense
 from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.row_scale import RowScale
-from tfdp_rec.optimizers.rules import RowRule, TableRule
+from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.step import Dense, Step
 from tfdp_rec.optimizers.tables import Table, after
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
@@ -51,9 +49,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         nesterov: of SGD.
         weight_decay: decoupled, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
         dense_optimizer: any Keras optimizer for the variables that are not tables; SGD as above if None.
-        table_rule: Adagrad, Adam or a delayed rule (docs/adaptive.md) for the tables; SGD as above if None.
-        row_scale: table path or layer's name -> s, a positive number for each row, which gradients are multiplied by
-            before the clip (`row_scale.py`): public, or released and paid for. Never saved: a loaded optimizer asks.
+        table_rule: Adagrad or Adam (docs/adaptive.md) for the tables; SGD as above if None.
         noise: a `tfdp_rec.noise.NoiseSource`; for tests. Never saved: a loaded optimizer draws anew.
         secure: draw noise from `SecureNoise`.
         name: of the optimizer.
@@ -68,11 +64,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     plan: Any = None  # the `PrivatePlan` that the optimizer was made with
     step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
     counts_steps = True  # or whoever makes them on a cluster does
-    table_rules: tuple[type[TableRule], ...] = (RowRule,)  # those that the mechanism can have
-    why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
+    why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
-    phase: Phase | None = None
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
         # A clip that lands where the batch size belongs still trains, and protects nobody.
@@ -100,7 +94,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         weight_decay: float | None = None,
         dense_optimizer: keras.optimizers.Optimizer | str | None = None,
         table_rule: TableRule | None = None,
-        row_scale: Mapping[str, Any] | Sequence[str] | None = None,
         noise: noise_sources.NoiseSource | None = None,
         secure: bool = False,
         name: str | None = None,
@@ -119,7 +112,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.noise = noise or (noise_sources.SecureNoise() if secure else noise_sources.EntropyNoise())
         self.dense_optimizer = checks.checked_dense(dense_optimizer)
         self.table_rule = checks.checked_rule(self, table_rule)
-        self._row_scale = RowScale(row_scale)
         self.constructed_with: dict[str, float] = {}
         self._priced: tuple[str, ...] = ()
         self._l2_norm_clip = self._setting("l2_norm_clip", checks.checked_clip(l2_norm_clip))
@@ -192,20 +184,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         for name, value in settings.items():
             resource(getattr(self, f"_{name}")).assign(value)
 
-    @property
-    def row_scales(self) -> dict[str, tf.Tensor]:
-        """Table path -> s, for the step that clips."""
-        return self._row_scale.by_path
-
-    @property
-    def row_scale(self) -> list[str]:
-        """The tables that have scales; a loaded optimizer, which lacks the numbers, may be given them once."""
-        return self._row_scale.names
-
-    @row_scale.setter
-    def row_scale(self, given: Mapping[str, Any]) -> None:
-        self._row_scale = self._row_scale.given_again(given, self.tables.values() if self.built else None)
-
     def dp_event(self) -> dp_accounting.DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
         if self.noise_multiplier == 0:
@@ -242,18 +220,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
                 velocity = self._kept("velocity", number, variable.shape) if has_velocity else None
                 self.dense[variable.path] = Dense(number, variable, velocity)
-        if isinstance(self.table_rule, DelayedRMSprop):
-            self.phase = Phase(self.table_rule, self.momentum, self.tables.values(), self.add_variable)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
-        self._row_scale.find(self.tables.values())
         self.build_tables()
         self.privacy_history.trains(variables)
         super().build(list(variables))
 
     def _table(self, number: int, variable: keras.Variable) -> Table:
         recursion = checks.recursion_of_table(self, variable)
-        rule = self.table_rule if isinstance(self.table_rule, RowRule) else recursion
+        rule = self.table_rule or recursion
         name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
         state = self._kept(name, number, (variable.shape[0], width)) if width else None
         return Table(number, variable, state, rule)
@@ -327,7 +302,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         batch = given(tf.identity(resource(self._expected_batch_size)), admitted)
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        pace = tf.ones_like(learning_rate) if isinstance(self.table_rule, RowRule) else learning_rate
+        pace = tf.ones_like(learning_rate) if self.table_rule else learning_rate
         step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source, pace)
         with after([check for check in self.refusals(step) if check is not None]):
             self.write(step, regularization or {})
@@ -342,8 +317,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         for table in self.tables.values():
             table.withhold()
         step_dense(self, step, regularization, self.dense_noise())
-        with after([] if self.phase is None else self.phase.count(step, self.settle_all)):
-            self.step_tables(step)
+        self.step_tables(step)
         self.iterations.assign_add(1)
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
@@ -431,7 +405,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "weight_decay": self.decoupled_weight_decay,
             "dense_optimizer": None if dense is None else keras.optimizers.serialize(dense),
             "table_rule": None if self.table_rule is None else keras.saving.serialize_keras_object(self.table_rule),
-            "row_scale": self._row_scale.names or None,  # whose they are; not the numbers
             "noise": None,
             "secure": self.secure,
             "plan": None,  # its settings are those above

@@ -11,7 +11,7 @@ import keras
 from tfdp_rec.clipping import LEAST_CLIP, NotPrivate
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.rules import RowRule, TableRule
+from tfdp_rec.optimizers.rules import TableRule
 
 _REFUSED_OPTIONS = {
     "clipnorm": "clipping is by example, through l2_norm_clip",
@@ -21,6 +21,7 @@ _REFUSED_OPTIONS = {
     "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
     "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
+    "row_scale": "it brought no gain and was removed (docs/adaptive.md); load such a model with compile=False",
     "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
 }
 
@@ -76,9 +77,9 @@ def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
             f"table_rule must be one of tfdp_rec.optimizers, such as Adagrad(), got {rule!r}: others would work on "
             "whole tables at every step. dense_optimizer takes any of Keras."
         )
-    if not isinstance(rule, optimizer.table_rules):
-        raise ValueError(f"{name} does not take table_rule={rule!r}: {optimizer.why_not_this_rule}.")
-    if isinstance(rule, RowRule) and (recursion.has_velocity or recursion.weight_decay):
+    if optimizer.why_no_table_rule:
+        raise ValueError(f"{name} takes no table_rule: {optimizer.why_no_table_rule}. Leave it out, or use DPSGD.")
+    if recursion.has_velocity or recursion.weight_decay:
         raise ValueError(
             f"{name} with table_rule={rule!r} takes no momentum and no weight_decay, which are of plain SGD: leave "
             "them out, or give the dense variables a dense_optimizer that has them."

@@ -33,7 +33,6 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import demand
 from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.planned import takes_plan
-from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
 from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation
@@ -54,8 +53,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
         ValueError: without a correlation.
     """
 
-    table_rules: tuple[type[TableRule], ...] = ()
-    why_not_this_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
+    why_no_table_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
 
     @takes_plan
     def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):

@@ -12,7 +12,7 @@ Guarantees:
   nothing else, so that weights and state are post-processing of what the mechanism gives;
 - a row without an update keeps weight and state bit for bit: k counts a row's own updates, not the steps.
 
-A rule is not linear in u: noise that comes late cannot be added up, so that lazy mechanisms have `delayed.py` instead.
+A rule is not linear in u: noise that comes late cannot be added up, so that lazy mechanisms take none.
 
 Reference:
     Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
@@ -33,8 +33,8 @@ from tfdp_rec.optimizers.recursion import Scalar
 _WEIGHT_AND_STATE = tuple[tf.Tensor, tf.Tensor]
 
 
-class TableRule:
-    """What becomes of the tables' gradients beside a plain step. `Adagrad` and `Adam`, or `delayed.DelayedRMSprop`."""
+class TableRule(abc.ABC):
+    """A step of rows from their noisy gradients and their own state, `[n, state_width]`, zero at first."""
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument."""
@@ -44,10 +44,6 @@ class TableRule:
     def from_config(cls, config: dict[str, Any]) -> TableRule:
         """Makes the same again."""
         return cls(**config)
-
-
-class RowRule(TableRule, abc.ABC):
-    """A step of rows from their noisy gradients and their own state, `[n, state_width]`, zero at first."""
 
     @abc.abstractmethod
     def state_width(self, width: int) -> int:
@@ -72,7 +68,7 @@ class RowRule(TableRule, abc.ABC):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 @dataclasses.dataclass(frozen=True)
-class Adagrad(RowRule):
+class Adagrad(TableRule):
     """Divides a row's step by the root of what its squared gradients add up to.
 
     Args:
@@ -108,7 +104,7 @@ class Adagrad(RowRule):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 @dataclasses.dataclass(frozen=True)
-class Adam(RowRule):
+class Adam(TableRule):
     """Running means of a row's gradients and of their squares, both freed of their start at 0.
 
     Args:

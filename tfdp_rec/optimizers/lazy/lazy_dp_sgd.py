@@ -37,12 +37,10 @@ from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Pending, Rows, pending
 from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 
 
@@ -73,8 +71,7 @@ class LazyDPSGD(PrivateOptimizer):
         GaussianDpEvent(noise_multiplier=1.1)
     """
 
-    table_rules: tuple[type[TableRule], ...] = (DelayedRMSprop,)
-    why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop()"
+    why_no_table_rule = "Adagrad and Adam are not linear in their gradients, so that late noise cannot be added up"
     moves_every_row = True
     pays_late = True
 
@@ -136,9 +133,8 @@ class LazyDPSGD(PrivateOptimizer):
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
             table = self.tables[path]
-            scale = None if table.scales is None else table.scales.of(ids)
             since = self.ledger.since(path, ids)
-            debt = Debt(table.number, ids, self.read_rows(table, ids), since, now, scale)
+            debt = Debt(table.number, ids, self.read_rows(table, ids), since, now)
             debts.setdefault(_steps_of(table), {})[path] = debt
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]

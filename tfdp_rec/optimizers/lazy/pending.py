@@ -87,7 +87,6 @@ class Debt:
         rows: their weights and velocities as they stand.
         since: the steps they were settled at, int64 `[n]`.
         now: the step before which they owe, int64.
-        scale: of what they owe, a row its own, `[n, 1]`; None for 1 (`delayed.py`).
     """
 
     table: int
@@ -95,15 +94,10 @@ class Debt:
     rows: Rows
     since: tf.Tensor
     now: tf.Tensor
-    scale: tf.Tensor | None = None
 
     def noise(self, stddev: tf.Tensor | None = None) -> Request:
-        """Gaussians for the rows, of these standard deviations `[n, draws]` at their scale; unit ones if left out."""
-        return Request(self.table, self.ids, self.rows[0].shape[1], None if stddev is None else self.scaled(stddev))
-
-    def scaled(self, move: tf.Tensor) -> tf.Tensor:
-        """What rows move by at their scale."""
-        return move if self.scale is None else self.scale * move
+        """Gaussians for the rows, of these standard deviations `[n, draws]`; unit ones if left out."""
+        return Request(self.table, self.ids, self.rows[0].shape[1], stddev)
 
 
 class Payer(Protocol):
@@ -278,8 +272,7 @@ class Replayed(Pending):
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
             # All rows draw, also those that owe less: noise of a step must not depend on who else pays.
             noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[2:])
-            move = debt.scaled(-eta * stddev * noise)
-            moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, move, eta)
+            moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, -eta * stddev * noise, eta)
             after = (moved, rows[1] if speed is None else speed, *buffers)
             due = (debt.since <= step)[:, None]
             return step + 1, *(tf.where(due, new, old) for new, old in zip(after, rows))
