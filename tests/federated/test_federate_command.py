@@ -43,7 +43,7 @@ def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
         ("--simulate 2 --data {readers} --output model.h5", "--output must end in .npz"),
         ("--simulate 2 --data {readers} --method best", "argument --method: invalid choice"),
         ("--simulate 2 --data {readers} --encoder bert", "argument --encoder: invalid choice"),
-        ("--simulate 2 --data {readers} --method published --budget-epsilon 3", "no privacy bound"),
+        ("--simulate 2 --data {readers} --method published", "argument --method: invalid choice"),
         ("--simulate 2 --data {readers} --budget-epsilon 0", "--budget-epsilon must be positive"),
         ("--simulate 2 --data {readers} --round-epsilon nan", "--round-epsilon must be positive"),
         ("--write-app app --data {readers} --budget-epsilon 3", "own node's configuration"),

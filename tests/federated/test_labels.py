@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.federated import LabelPermutation, PublishedLabelPermutation
+from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.federated import LabelPermutation
 from tfdp_rec.noise import words
 
 

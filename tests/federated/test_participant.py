@@ -10,7 +10,8 @@ from catalogues import catalogue_of, named
 from dp_accounting import GaussianDpEvent
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, PublishedLabelPermutation, local
+from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local
 from tfdp_rec.federated.cohort import Client, draw
 from tfdp_rec.federated.device import UNIT
 from tfdp_rec.federated.participant import DATA, BudgetSpent, Participant, Refused, Terms

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client
+from experiments.news.published import PublishedGaussian
+from tfdp_rec.federated import AttentionMechanism, client
 from tfdp_rec.noise import words
 from tfdp_rec.privacy import BrokenLedger
 from tfdp_rec.privacy.profiles import composed_epsilon

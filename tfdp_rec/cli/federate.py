@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import math
 import os
 import sys
 import time
@@ -82,8 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kept(nodes: Nodes) -> Nodes:
-    if nodes.methods == ("published",) and math.isfinite(nodes.budget_epsilon):
-        raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out.")
     if list(Path(nodes.ledgers).glob("client-*.json")):
         raise ValueError(
             f"{nodes.ledgers} holds ledgers of version 0.1, which do not say what they counted. Choose another "

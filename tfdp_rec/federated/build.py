@@ -15,9 +15,8 @@ import numpy as np
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import local
 from tfdp_rec.federated import participant as participants
-from tfdp_rec.federated.calibration import AnalyticGaussian, PublishedGaussian
 from tfdp_rec.federated.cohort import Client, client_of
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.federated.settings import Settings, refuse_more_than
 from tfdp_rec.federated.vector import ClippedVector, VectorMechanism
@@ -73,7 +72,7 @@ def local_update(
     """What a client computes.
 
     Args:
-        method: private, private+user, published, or gradient (DP-FedRec: neither attention nor labels are private).
+        method: private, private+user, or gradient (DP-FedRec: neither attention nor labels are private).
         model: what is trained.
         catalogue: of today's news.
         attention: the mechanism of a client's attention.
@@ -85,10 +84,7 @@ def local_update(
     """
     if method == "gradient":
         attention, label_epsilon = dataclasses.replace(attention, epsilon=math.inf, padding=0.0), math.inf
-    permute = PublishedLabelPermutation if method == "published" else LabelPermutation
-    common = (model, catalogue, attention, permute(label_epsilon, negatives), history, samples)
-    if method == "published":
-        return local.PublishedUpdate(*common)
+    common = (model, catalogue, attention, LabelPermutation(label_epsilon, negatives), history, samples)
     if method == "gradient":
         if noise is None:
             raise ValueError("method gradient needs noise: the mechanism of the gradient.")
@@ -108,10 +104,7 @@ def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
 def update(settings: Settings) -> local.LocalUpdate:
     """A run's local update, once a process."""
     s, (model, data) = settings, world(settings)
-    calibration = PublishedGaussian() if s.method == "published" else AnalyticGaussian()
-    attention = AttentionMechanism(
-        s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu", calibration=calibration
-    )
+    attention = AttentionMechanism(s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu")
     return local_update(
         s.method, model, data.catalogue, attention, s.label_epsilon, negatives=s.negatives, history=s.history,
         samples=s.samples, noise=VectorMechanism(s.l2_norm_clip, s.epsilon, s.delta),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.mind.files import Impression
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.noise import words
 
@@ -149,7 +149,7 @@ def draw(
     clients: Sequence[Client],
     rows: Rows,
     mechanism: AttentionMechanism,
-    labels: LabelPermutation | PublishedLabelPermutation,
+    labels: LabelPermutation,
     history_length: int,
     samples_per_client: int,
     source: words.WordSource = words.os_entropy,
@@ -186,5 +186,5 @@ def draw(
     return Draws(history, padded, noise, samples, counted)
 
 
-def _exact(labels: LabelPermutation | PublishedLabelPermutation) -> LabelPermutation:
+def _exact(labels: LabelPermutation) -> LabelPermutation:
     return LabelPermutation(math.inf, labels.num_negatives)

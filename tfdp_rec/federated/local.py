@@ -8,7 +8,7 @@ Each form gives the gradients of a cohort's mean loss (a cohort of one is a clie
   samples. With `user_gradient` the user encoder gets a clipped and noised gradient of its own, whose budget is
   added.
 * `PublishedUpdate`, as published: the gradient goes on through the noise into both encoders. No ε bounds
-  what it tells about the history; it is here to be compared with.
+  what it tells about the history. It is for readers whose clicks are public, on whom the encoders are prepared.
 * `GradientUpdate`, DP-FedRec: the whole local gradient, clipped, plus noise; with infinite ε, plain
   federated learning.
 
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client, Draws, draw
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.federated.vector import ClippedVector
 from tfdp_rec.noise import words
@@ -69,7 +69,7 @@ class LocalUpdate(abc.ABC):
         model: Any,
         catalogue: NewsCatalogue,
         mechanism: AttentionMechanism,
-        labels: LabelPermutation | PublishedLabelPermutation,
+        labels: LabelPermutation,
         history_length: int = 20,
         samples_per_client: int = 4,
     ) -> None:
@@ -232,7 +232,7 @@ class PrivateUpdate(LocalUpdate):
 
 
 class PublishedUpdate(LocalUpdate):
-    """PrivateRec's local update as published: for comparison, protects nothing it claims to."""
+    """PrivateRec's local update as published: it protects no history, and is for readers whose clicks are public."""
 
     holds = False
 

@@ -187,8 +187,7 @@ class AttentionMechanism:
         """The true δ(`epsilon`) of one release, whatever the calibration claims.
 
         Example:
-            >>> published = calibrations.PublishedGaussian()
-            >>> AttentionMechanism(3, 10.0, 1e-5, calibration=published).delta_at(10.0) > 1e-3
+            >>> AttentionMechanism(3, 10.0, 1e-5).delta_at(10.0) <= 1e-5
             True
         """
         scale = self.noise_scale
@@ -231,6 +230,4 @@ class AttentionMechanism:
 CALIBRATIONS: tuple[type[calibrations.Calibration], ...] = (
     calibrations.AnalyticGaussian,
     calibrations.PureLaplace,
-    calibrations.PublishedGaussian,
-    calibrations.PublishedLaplace,
 )

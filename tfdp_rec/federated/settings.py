@@ -16,7 +16,7 @@ from typing import Any
 
 from tfdp_rec.settings import BETWEEN_0_AND_1, Check, option, refuse_wrong
 
-METHODS = ("private", "private+user", "published", "gradient")
+METHODS = ("private", "private+user", "gradient")
 ENCODERS = ("nrms", "naml", "plm")
 ABOVE_0 = Check("must be positive", lambda value: value > 0)
 
@@ -37,7 +37,7 @@ class Settings:
     data: str = option("", "folder with news.tsv and behaviors.tsv; every user of it is a client")
     output: str = option("federated.npz", "where the trained weights go")
     initial: str = option("", "weights to start from, as such a run writes them; left out, new ones, kept beside")
-    method: str = option("private", "private, private+user, published or gradient (DP-FedRec)", choices=METHODS)
+    method: str = option("private", "private, private+user or gradient (DP-FedRec)", choices=METHODS)
     encoder: str = option("nrms", "nrms, naml or plm (a small transformer)", choices=ENCODERS)
     dim: int = option(32, "width of a news vector", _size(1_024))
     num_basis: int = option(5, "basis vectors B", _size(1_024, 2))
