@@ -22,17 +22,7 @@ def per_example_losses(
     shared: Mapping[str, np.ndarray] | None = None,
     batch_size: int = 1024,
 ) -> np.ndarray:
-    """The loss of each example, from the weights as released.
-
-    Args:
-        model: a model with `per_example_loss`.
-        features: `[n, ...]` for each key of a batch.
-        shared: what all examples share, such as negatives.
-        batch_size: examples at a time.
-
-    Returns:
-        Losses `[n]`, float64.
-    """
+    """Each example's loss, float64 `[n]`, from the weights as released."""
     settle: Callable[[], None] = getattr(model, "settle", lambda: None)
     settle()
     common = {name: tf.convert_to_tensor(values) for name, values in (shared or {}).items()}

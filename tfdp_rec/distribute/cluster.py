@@ -230,15 +230,7 @@ class Cluster:
 
 
 def split_address(address: Any) -> tuple[str, int]:
-    """Host and port.
-
-    Raises:
-        ValueError: if it is not `host:port`.
-
-    Example:
-        >>> split_address("[::1]:2222")
-        ('::1', 2222)
-    """
+    """Host and port of an address `host:port`."""
     if not isinstance(address, str):
         raise ValueError(f"an address must be a string 'host:port', got {address!r}.")
     host, colon, port = address.rpartition(":")

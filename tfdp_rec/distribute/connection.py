@@ -37,12 +37,7 @@ class ServerLost(RuntimeError):
 
 
 class Silence(TimeoutError):
-    """Somebody has said nothing for too long.
-
-    Args:
-        fact: who, and since when.
-        way_out: what a program can do.
-    """
+    """A process of the cluster has been silent for too long: the fact, and what a program can do."""
 
     def __init__(self, fact: str, way_out: str):
         super().__init__(f"{fact} {way_out}")
@@ -51,11 +46,7 @@ class Silence(TimeoutError):
 
 @contextlib.contextmanager
 def servers_alive() -> Iterator[None]:
-    """Says what to do if a server dies in the block.
-
-    Raises:
-        ServerLost: if one does.
-    """
+    """Raises `ServerLost`, with the way out, if a server dies in the block."""
     try:
         yield
     except tf.errors.OpError as problem:
@@ -65,11 +56,7 @@ def servers_alive() -> Iterator[None]:
 
 
 def lost(how: str) -> ServerLost:
-    """What to raise for a server that died.
-
-    Args:
-        how: that shows.
-    """
+    """The exception for a server that died."""
     _strategies.clear()  # the next trainer of this process connects anew
     return ServerLost(
         "A parameter server died, and with it its part of the model.",
@@ -88,26 +75,13 @@ def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
 
 
 class Watch:
-    """Waits for remote calls, as long as somebody is at the other end.
-
-    Args:
-        cluster: whose workers and servers are called.
-        patience: seconds that one of them may be silent.
-    """
+    """Waits for remote calls as long as the other end answers within `patience` seconds."""
 
     def __init__(self, cluster: Cluster, patience: float):
         self._cluster, self.patience = cluster, patience
 
     def during(self, call: Callable[[], Answer]) -> Answer:
-        """What `call` gives; it may be interrupted, and then ends in a thread that nobody waits for.
-
-        Args:
-            call: calls servers, and may wait for them.
-
-        Raises:
-            Silence: naming who has been silent for too long.
-            ServerLost: a server died.
-        """
+        """The result of `call`, which may be interrupted and then ends in a thread of its own."""
         answer: Future[Answer] = Future()
         threading.Thread(target=_settled, args=(call, answer), daemon=True).start()
         heard = time.monotonic()
@@ -119,12 +93,7 @@ class Watch:
         return answer.result()
 
     def greet(self) -> None:
-        """Returns when nobody would hold up what this process is about to trace: TensorFlow tells all of each graph.
-
-        Raises:
-            Silence: naming who has been silent for too long.
-            ServerLost: a server died.
-        """
+        """Returns when every process answers: TensorFlow tells all of them of each new graph."""
         began = time.monotonic()
         while holding := self._holding():
             self._refuse(holding, time.monotonic() - began)
@@ -174,13 +143,8 @@ _strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow
 
 
 def connect(resolver: Any) -> tf.distribute.ParameterServerStrategy:
-    """The connection of this process to a cluster, made if it is not there.
-
-    TensorFlow then forgets what was traced before: a program that computes with it ahead of the trainer connects first.
-
-    Args:
-        resolver: which processes there are.
-    """
+    """The connection of this process to a cluster, made if there is none."""
+    # TensorFlow then forgets what was traced before: a program that computes ahead of the trainer connects first.
     key = str(sorted(resolver.cluster_spec().as_dict().items()))
     if key not in _strategies:
         _strategies.clear()

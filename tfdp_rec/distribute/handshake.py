@@ -16,12 +16,7 @@ _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")
 
 
 def asked(address: str, seconds: float = 2.0) -> str:
-    """Who answers at `host:port`: "worker 0", "ps 1", …; or STRANGER, or SILENT.
-
-    Args:
-        address: to ask at.
-        seconds: how long to wait for the answer.
-    """
+    """The server at `host:port`: "worker 0", "ps 1", …; or STRANGER, or SILENT."""
     import grpc
 
     options = [("grpc.enable_http_proxy", 0)]
@@ -36,12 +31,7 @@ def asked(address: str, seconds: float = 2.0) -> str:
 
 
 def listens(address: str, seconds: float = 1.0) -> bool:
-    """Whether somebody is at `host:port`, whoever it is, and perhaps mute.
-
-    Args:
-        address: to connect to.
-        seconds: how long to try.
-    """
+    """Whether any process listens at `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)

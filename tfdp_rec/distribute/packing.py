@@ -12,18 +12,7 @@ import tensorflow as tf
 
 
 class Parcel:
-    """A nest of tensors, packed where it is made.
-
-    Args:
-        nest: of tensors.
-
-    Example:
-        >>> parcel = Parcel(({"rows": tf.constant([3, 1], tf.int64)}, tf.ones([2, 3]), tf.zeros([])))
-        >>> [tensor.shape.as_list() for tensor in parcel.tensors]
-        [[7], [2]]
-        >>> parcel.open(parcel.tensors)[1].shape
-        TensorShape([2, 3])
-    """
+    """A nest of tensors, packed as few tensors where it is made."""
 
     def __init__(self, nest: Any):
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(nest)]
@@ -36,11 +25,7 @@ class Parcel:
         self.tensors = [tf.concat(vectors[kind], axis=0) for kind in self._types]
 
     def open(self, tensors: list[tf.Tensor]) -> Any:
-        """The nest again.
-
-        Args:
-            tensors: what `self.tensors` has become on the other side.
-        """
+        """The nest, from what `self.tensors` has become on the other side."""
         rest = dict(zip(self._types, tensors))
         unknown = iter(self._sizes(rest))
 

@@ -22,22 +22,13 @@ from tfdp_rec.distribute.packing import Parcel
 
 
 class Lock:
-    """A server's lock.
-
-    Args:
-        device: the server's.
-    """
+    """A server's lock."""
 
     def __init__(self, device: str):
         self.device, self._name = device, f"tfdp_rec-{uuid.uuid4().hex}"
 
     def section(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """`body` as a critical section, to be called eagerly or in a function that runs elsewhere.
-
-        Args:
-            body: takes and returns nests of tensors; touches variables of this server alone.
-        """
-
+        """`body` as a critical section of this server, callable eagerly or in a function that runs elsewhere."""
         def locked(*arguments: Any) -> Any:
             # By name, so that sections made in different graphs meet at one lock of the server's process.
             lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
@@ -53,13 +44,7 @@ class Lock:
 
 
 def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body` as one call that a server makes, all of it there.
-
-    Args:
-        device: the server's.
-        body: takes and returns nests of tensors. Within a graph these travel as few tensors (`packing.py`).
-    """
-
+    """`body` as one call that a server makes; within a graph its nests travel as few tensors."""
     def placed(*arguments: Any) -> Any:
         with tf.device(device):  # by name: "CPU:0", or nothing, could be any machine's, and becomes the chief's
             return body(*arguments)

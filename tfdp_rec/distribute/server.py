@@ -12,17 +12,7 @@ if TYPE_CHECKING:
 
 
 def serve(cluster: Cluster, job: str, index: int) -> tf.distribute.Server:
-    """Starts a server in this process and returns when it listens. It lives as long as the process.
-
-    Args:
-        cluster: which processes there are.
-        job: `worker` or `ps`.
-        index: which of them.
-
-    Raises:
-        ValueError: if the cluster has no such place, or it is not one that a server takes.
-        OSError: if it cannot listen there.
-    """
+    """Starts a server in this process and returns when it listens. It lives as long as the process."""
     cluster.checked_task(job, index)
     if job not in ("worker", "ps"):
         raise ValueError(f"'{job}' is not a server; servers are the cluster's 'worker' and 'ps'.")

@@ -27,16 +27,7 @@ from tfdp_rec.models import news
 def news_model(
     catalogue: mind.NewsCatalogue, encoder: str, dim: int, num_basis: int, temperature: float, seed: int
 ) -> news.NewsRecommender:
-    """An untrained recommender, built.
-
-    Args:
-        catalogue: of the news.
-        encoder: nrms, naml or plm.
-        dim: width of a news vector.
-        num_basis: B.
-        temperature: of the attention.
-        seed: of the weights.
-    """
+    """An untrained recommender, built."""
     keras.utils.set_random_seed(seed)
     model = news.NewsRecommender(
         _news_encoder(catalogue, encoder, dim), news.user_encoder(encoder, dim, 4, 16), num_basis,
@@ -69,19 +60,7 @@ def local_update(
     samples: int,
     noise: ClippedVector | None = None,
 ) -> local.LocalUpdate:
-    """What a client computes.
-
-    Args:
-        method: private, private+user, or gradient (DP-FedRec: neither attention nor labels are private).
-        model: what is trained.
-        catalogue: of today's news.
-        attention: the mechanism of a client's attention.
-        label_epsilon: of one label.
-        negatives: with each label.
-        history: clicks of history.
-        samples: training clicks used.
-        noise: of the gradient (gradient) or of the user encoder's (private+user).
-    """
+    """What a client computes by a method: private, private+user, or gradient (DP-FedRec)."""
     if method == "gradient":
         attention, label_epsilon = dataclasses.replace(attention, epsilon=math.inf, padding=0.0), math.inf
     common = (model, catalogue, attention, LabelPermutation(label_epsilon, negatives), history, samples)
@@ -112,15 +91,7 @@ def update(settings: Settings) -> local.LocalUpdate:
 
 
 def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Participant:
-    """The client that a node is: its own data and terms, and what the run asks it to compute.
-
-    Args:
-        settings: of the run.
-        node: the node's own configuration: partition-id, data, and what `participant.Terms.of_node` reads.
-
-    Raises:
-        ValueError: If the data have no such user, or the node's configuration lacks its terms.
-    """
+    """The participant of a node: the node's own data and terms, and the run's update."""
     terms, partition = participants.Terms.of_node(node), int(node["partition-id"])
     if "data" not in node:
         raise ValueError("The node's configuration lacks data, the folder of its clicks: give --node-config it.")
@@ -137,11 +108,8 @@ def _users(settings: Settings) -> list[Client]:
 
 
 def with_initial(settings: Settings) -> Settings:
-    """The settings, with a file of initial weights written if none was given.
-
-    Keras draws initial weights from a state that all threads share, so a server app that drew its own would not
-    repeat them.
-    """
+    """The settings, with a file of initial weights written if none was given."""
+    # Keras draws initial weights from a state that all threads share, so that a server app's own would not repeat them.
     if settings.initial:
         return settings
     path = str(Path(settings.output).with_suffix(".initial.npz"))

@@ -43,31 +43,12 @@ from tfdp_rec.privacy.profiles import Number, deamplify, gaussian_delta
 
 
 def l2_sensitivity(clip_norm: float) -> float:
-    """Largest L2 distance between two clipped attention vectors.
-
-    Args:
-        clip_norm: The clip θ.
-
-    Example:
-        >>> round(l2_sensitivity(0.5), 4)
-        0.7071
-    """
+    """Largest L2 distance between two clipped attention vectors."""
     return math.sqrt(2.0) * min(1.0, clip_norm)
 
 
 def l1_sensitivity(num_basis: int, clip_norm: float) -> float:
-    """Largest L1 distance between two clipped attention vectors.
-
-    Args:
-        num_basis: Length B of the attention vector.
-        clip_norm: The clip θ.
-
-    Example:
-        >>> l1_sensitivity(5, 1.0)
-        2.0
-        >>> round(l1_sensitivity(2, 0.25), 2)
-        0.5
-    """
+    """Largest L1 distance between two clipped attention vectors."""
     small, large = num_basis // 2, num_basis - num_basis // 2
     return min(1.0, clip_norm * math.sqrt(small)) + min(1.0, clip_norm * math.sqrt(large))
 

@@ -50,12 +50,7 @@ MOST_HISTORY = 1_000
 
 
 def pack_query(attention: ArrayLike) -> bytes:
-    """A serving query on the wire: the number of weights (2 bytes), then 4 bytes each.
-
-    Example:
-        >>> len(pack_query([0.2, 0.3, 0.5]))
-        14
-    """
+    """A serving query on the wire: the number of weights (2 bytes), then 4 bytes each."""
     values = np.asarray(attention, dtype="<f4")
     return struct.pack("<H", len(values)) + values.tobytes()
 
@@ -77,14 +72,7 @@ def unpack_query(message: bytes) -> NDArray[np.float32]:
 
 @dataclasses.dataclass
 class State:
-    """What the phone remembers besides its ledger.
-
-    Args:
-        clicks: (news id, category that it was shown in), oldest first.
-        draw_key: What the stored draw belongs to.
-        draw: The released attention vector.
-        mark: Where the ledger stood when this was written.
-    """
+    """What the phone remembers besides its ledger: its clicks, the last draw, and the ledger's mark."""
 
     clicks: list[list[str]] = dataclasses.field(default_factory=list)
     draw_key: str = ""
@@ -93,11 +81,7 @@ class State:
 
     @classmethod
     def read(cls, path: str) -> State:
-        """From a file; an empty one if there is none.
-
-        Raises:
-            ValueError: If the file is not one of these, or of an older version.
-        """
+        """The state in a file; an empty one if there is none."""
         if not os.path.exists(path):
             return cls()
         try:

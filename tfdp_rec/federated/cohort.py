@@ -33,16 +33,11 @@ Rows = Callable[[Sequence[str]], list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """One user's private data, on the user's device.
+    """One user's private data, on the user's device."""
 
-    Args:
-        history: Ids of the news clicked before, oldest first.
-        clicks: Training clicks: (ids of the news shown, position of the clicked one).
-        declared: Ids of the news whose every click was seen, at the click, in a category that the person declared
-            non-sensitive.
-        label_epsilon: Set by `with_private_labels`: the positions in `clicks` are private labels already, drawn
-            once with this ε (0 if no click needed it).
-    """
+    # `clicks` are (ids of the news shown, position of the clicked one), oldest first, as is `history`. `declared` are
+    # news whose every click was in a category that the person declared non-sensitive. `label_epsilon` is set by
+    # `with_private_labels`: the positions are private labels already, drawn once with this ε (0 if no click needed it).
 
     history: tuple[str, ...]
     clicks: tuple[tuple[tuple[str, ...], int], ...]
@@ -73,15 +68,10 @@ class Client:
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Everything random in one local update, and the public shapes around it.
+    """Everything random in one local update, and the public shapes around it."""
 
-    Args:
-        history: Today's rows [m, H]; 0 is an empty position.
-        padded: Which positions are replaced [m, H].
-        noise: Noise of the attention vectors [m, B].
-        samples: Today's rows [m, S, 1 + k], the (private) label's first.
-        counted: 1.0 where a sample exists [m, S].
-    """
+    # Rows are today's: `history` [m, H] with 0 for an empty position, `padded` [m, H], `noise` [m, B], `samples` [m, S,
+    # 1 + k] with the label's row first, `counted` [m, S] with 1.0 for a sample that exists.
 
     history: NDArray[np.int32]
     padded: NDArray[np.bool_]
@@ -154,17 +144,7 @@ def draw(
     samples_per_client: int,
     source: words.WordSource = words.os_entropy,
 ) -> Draws:
-    """Draw everything random for one local update of each client.
-
-    Args:
-        clients: The cohort.
-        rows: Today's rows of news, none of them 0.
-        mechanism: Pads histories and sizes the noise.
-        labels: Permutes labels and samples negatives.
-        history_length: Positions H that every history is brought to.
-        samples_per_client: Training clicks S used of each client, the latest ones.
-        source: Where the randomness comes from.
-    """
+    """Draws everything random for one local update of each client."""
     history = histories([client.history for client in clients], history_length, rows)
     protected = np.zeros(history.shape, dtype=bool)
     for index, client in enumerate(clients):

@@ -29,11 +29,7 @@ MOST_NUMBERS = 100_000_000
 
 
 def encoder(content: bytes, length: int, width: int, num_basis: int) -> Encoder:
-    """The attention of a TensorFlow graph: placeholders vectors [1, H, d] and mask [1, H], operation attention [1, B].
-
-    Raises:
-        ValueError: If it is made of anything that is not on the list, or of other or unknown sizes.
-    """
+    """The attention of a TensorFlow graph: vectors [1, H, d] and mask [1, H] in, attention [1, B] out."""
     import tensorflow as tf
 
     graph = tf.compat.v1.GraphDef()

@@ -109,8 +109,5 @@ def categorical(probabilities: NDArray[np.float64], source: words.WordSource) ->
 
 
 def choose(values: NDArray[np.int64], count: int, source: words.WordSource) -> NDArray[np.int64]:
-    """`count` of the values without replacement, uniformly: those with the smallest random words.
-
-    Where there are fewer, all of them, over and over.
-    """
+    """`count` of the values without replacement, uniformly; where there are fewer, all of them, over and over."""
     return np.resize(values[np.argsort(source(len(values)), kind="stable")], count)

@@ -132,11 +132,9 @@ class LocalUpdate(abc.ABC):
             accountant.spend_labels(self.label_event)
 
     def _news_of(self, *rows: Any) -> tuple[tf.Tensor, tuple[Any, ...]]:
-        """Vectors of the anonymous news and of those in the rows, and the rows' places among them; 0 stays 0.
-
-        Nothing that occurs twice is left out: shapes and time must not depend on what was clicked. Where the whole
-        catalogue is smaller, which the sizes alone decide, it is encoded whole.
-        """
+        """Vectors of the anonymous news and of those in the rows, and the rows' places among them; 0 stays 0."""
+        # Nothing that occurs twice is left out: shapes and time must not depend on what was clicked. A smaller
+        # catalogue, which the sizes alone decide, is encoded whole.
         wanted = tf.concat([[0], *(tf.reshape(each, (-1,)) for each in rows)], axis=0)
         if _count(self.features) <= wanted.shape[0]:
             return self.model.news_vectors(self.features), rows
@@ -318,10 +316,8 @@ class GradientUpdate(LocalUpdate):
 
 
 def finite_news(vectors: tf.Tensor) -> tf.Tensor:
-    """News vectors, with those that are not finite as the anonymous news (row 0), and that as zeros if it is none.
-
-    What a model makes of one news must not decide whether those who clicked it answer.
-    """
+    """News vectors, with those that are not finite as the anonymous news (row 0), and that as zeros if it is none."""
+    # What a model makes of one news must not decide whether those who clicked it answer.
     whole = tf.reduce_all(tf.math.is_finite(vectors), axis=-1, keepdims=True)
     anonymous = tf.where(whole[:1], vectors[:1], tf.zeros_like(vectors[:1]))
     return tf.where(whole, vectors, anonymous)
@@ -333,16 +329,7 @@ def clipped_sum(
     shapes: list[Any],
     noise: ClippedVector,
 ) -> tuple[list[Any], Any]:
-    """Sum over clients of each one's gradient scaled to norm at most C, one client after the other.
-
-    A gradient that is not finite counts as zero.
-
-    Args:
-        gradients_of: From one client's data to its gradients (dense) and loss.
-        clients: The clients' data, each with a leading axis for the client.
-        shapes: One tensor of each gradient's shape.
-        noise: Says which norm is clipped to what.
-    """
+    """Sum over clients of each one's gradient scaled to norm at most C; one that is not finite counts as zero."""
     totals, loss = [tf.zeros_like(shape) for shape in shapes], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
         found, client_loss = gradients_of(*[value[index] for value in clients])
@@ -357,14 +344,7 @@ def clipped_sum(
 def noised_mean(
     noise: ClippedVector, sums: list[Any], count: int, source: words.WordSource = words.os_entropy
 ) -> Gradients:
-    """The mean of `count` clients' clipped gradients, each with its own noise.
-
-    Args:
-        noise: Clip and noise of one client's whole gradient.
-        sums: `clipped_sum`, one tensor per variable.
-        count: How many clients.
-        source: Where the randomness comes from.
-    """
+    """The mean of `count` clients' clipped gradients, each with its own noise."""
     return [(np.asarray(g) / count + noise.mean_noise(count, tuple(g.shape), source)).astype(np.float32) for g in sums]
 
 

@@ -28,11 +28,7 @@ def _size(most: int, least: int = 1) -> Check:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A federated run.
-
-    Raises:
-        ValueError: For an unknown method or encoder, or a size out of range.
-    """
+    """A federated run."""
 
     data: str = option("", "folder with news.tsv and behaviors.tsv; every user of it is a client")
     output: str = option("federated.npz", "where the trained weights go")
@@ -107,11 +103,7 @@ class Nodes:
 
 
 def refuse_more_than(users: int, clients: int) -> None:
-    """One user behind two clients would have two budgets.
-
-    Raises:
-        ValueError: If there are more clients than users.
-    """
+    """Refuses more clients than users: one user behind two clients would have two budgets."""
     if clients > users:
         raise ValueError(
             f"The data have {users} users, and {clients} clients were asked for: a user behind two of them would spend "

@@ -30,13 +30,7 @@ from tfdp_rec.training.model import PrivateTraining
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class EncoderBlock(keras.layers.Layer):
-    """One pre-normalised transformer block: attention among the present activities, then a hidden layer.
-
-    Args:
-        width: of the activity vectors.
-        num_heads: attention heads; must divide `width`.
-        hidden: units of the hidden layer.
-    """
+    """One pre-normalised transformer block: attention among the present activities, then a hidden layer."""
 
     def __init__(self, width: int, num_heads: int, hidden: int, **kwargs: Any):
         super().__init__(**kwargs)

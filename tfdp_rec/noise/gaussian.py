@@ -107,11 +107,9 @@ class EntropyNoise(NoiseSource):
 
 
 def _new_generator() -> tf.random.Generator:
-    """A Philox generator whose counter and key are the operating system's entropy.
-
-    (TensorFlow's own from_non_deterministic_state has a seed of 32 bits.) It is made when the source is, not when
-    it is first used: a tf.function in whose first call a variable is born is traced twice.
-    """
+    """A Philox generator whose counter and key are the operating system's entropy."""
+    # TensorFlow's own from_non_deterministic_state has a seed of 32 bits. The generator is made with the source, not at
+    # its first use: a tf.function in whose first call a variable is born is traced twice.
     with tf.init_scope():
         return tf.random.Generator.from_state(np.frombuffer(os.urandom(24), dtype=np.int64), alg="philox")
 

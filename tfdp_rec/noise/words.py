@@ -28,15 +28,7 @@ WordSource: TypeAlias = Callable[[int], NDArray[np.uint64]]
 
 
 def os_entropy(count: int) -> NDArray[np.uint64]:
-    """Words from the operating system's cryptographic generator.
-
-    Args:
-        count: How many words.
-
-    Example:
-        >>> os_entropy(3).dtype
-        dtype('uint64')
-    """
+    """Words (uint64) from the operating system's cryptographic generator."""
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -55,23 +47,13 @@ def seeded(seed: int) -> WordSource:
 
 
 def uniform(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Uniforms on the midpoints of 2^52 equal cells of (0, 1).
-
-    Example:
-        >>> bool(0 < uniform(os_entropy, (1,))[0] < 1)
-        True
-    """
+    """Uniforms on the midpoints of 2^52 equal cells of (0, 1)."""
     words = source(int(np.prod(shape)))
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5).reshape(shape) * 2.0**-52
 
 
 def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Unit Gaussians by the inverse distribution function.
-
-    Example:
-        >>> gaussian(seeded(1), (2, 3)).shape
-        (2, 3)
-    """
+    """Unit Gaussians by the inverse distribution function."""
     tail, sign = _tail_and_sign(source, shape)
     return -sign * special.ndtri(tail)
 
@@ -88,23 +70,13 @@ def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def laplace(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Laplace variables of scale 1 (variance 2).
-
-    Example:
-        >>> laplace(seeded(1), (4,)).shape
-        (4,)
-    """
+    """Laplace variables of scale 1 (variance 2)."""
     tail, sign = _tail_and_sign(source, shape)
     return -sign * np.log(2.0 * tail)
 
 
 def bernoulli(source: WordSource, probability: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """True with the given probability, independently.
-
-    Example:
-        >>> bernoulli(os_entropy, 1.0, (2,)).tolist()
-        [True, True]
-    """
+    """True with the given probability, independently."""
     return uniform(source, shape) < probability
 
 

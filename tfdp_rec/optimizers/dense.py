@@ -15,14 +15,7 @@ from tfdp_rec.optimizers.step import Step
 def step_dense(
     optimizer: Any, step: Step, regularization: Mapping[str, tf.Tensor], noise: Mapping[str, tf.Tensor]
 ) -> None:
-    """Makes the step of all variables that are no tables.
-
-    Args:
-        optimizer: the mechanism.
-        step: the step.
-        regularization: variable path -> gradient of the regularisation losses, which no example decides.
-        noise: variable path -> unit Gaussians in its shape.
-    """
+    """Makes the step of all variables that are no tables; `noise` holds unit Gaussians by path."""
     noisy: list[tuple[tf.Tensor, keras.Variable]] = []
     for path, dense in optimizer.dense.items():
         variable, velocity = dense.variable, dense.velocity

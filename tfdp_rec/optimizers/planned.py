@@ -12,12 +12,7 @@ from typing import Any
 
 
 def takes_plan(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that takes what it is not given from `plan`, and shows the plan what came of it.
-
-    Args:
-        init: of a mechanism; all its settings but the first are by name.
-    """
-
+    """A constructor whose missing settings come from `plan`, which then sees the optimizer."""
     @functools.wraps(init)
     def __init__(self: Any, learning_rate: Any, *positional: Any, plan: Any = None, **settings: Any) -> None:
         init(self, learning_rate, *positional, **(settings if plan is None else plan.complete(settings)))
@@ -31,12 +26,7 @@ def takes_plan(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def signature_of(kind: type, base: type) -> inspect.Signature:
-    """All settings by name: those of a mechanism, and of the classes down to `base` that it passes `**settings` on to.
-
-    Args:
-        kind: the mechanism.
-        base: where settings end.
-    """
+    """All settings by name: the mechanism's own, and those of its bases down to `base`."""
     found: dict[str, inspect.Parameter] = {}
     for each in reversed(kind.__mro__[: kind.__mro__.index(base) + 1]):
         own = inspect.signature(each.__init__).parameters  # type: ignore[misc]

@@ -51,12 +51,7 @@ class TableRule(abc.ABC):
 
     @abc.abstractmethod
     def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
-        """What η multiplies, and the state after.
-
-        Args:
-            gradient: u, `[n, width]`.
-            state: before, `[n, state_width]`.
-        """
+        """What η multiplies, and the state after, from u `[n, width]` and the state before."""
 
     def step(
         self, weight: tf.Tensor, state: tf.Tensor, move: tf.Tensor, learning_rate: Scalar

@@ -15,17 +15,10 @@ from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a mechanism may know of a step when it updates its tables.
+    """What a mechanism may know of a step when it updates its tables."""
 
-    Attributes:
-        clipped: the clipped sum of the batch.
-        batch_size: B, float64.
-        stddev: s = σ C / B, float64.
-        learning_rate: η, float32.
-        upcoming: table path -> ids that the next batch will read, if known.
-        source: where the batch came from.
-        pace: what moves are multiples of: η, or 1 where a rule takes gradients themselves; η if left out.
-    """
+    # `batch_size` is B and `stddev` s = σ C / B, both float64; moves are multiples of `pace`: η, or 1 where a rule
+    # takes gradients themselves.
 
     clipped: ClippedSum
     batch_size: tf.Tensor

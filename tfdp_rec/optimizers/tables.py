@@ -49,14 +49,7 @@ def distinct_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 class Table:
-    """A variable that is read by row, what its rows keep for their step, and its number among the tables.
-
-    Args:
-        number: of the variable in the model.
-        variable: the table.
-        state: the rows' velocity under a recursion that has one, what they keep under a rule; or None.
-        rule: what makes a step.
-    """
+    """A variable that is read by row, its rows' velocity or rule state, and its number in the model."""
 
     def __init__(
         self, number: int, variable: keras.Variable, state: keras.Variable | None, rule: Recursion | TableRule

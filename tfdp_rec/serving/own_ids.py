@@ -38,11 +38,7 @@ VOCABULARY = "items.txt"
 
 
 def line_breaks(items: Items) -> pa.Array:
-    """Which ids a vocabulary with a line for each cannot hold.
-
-    Args:
-        items: the items to serve.
-    """
+    """Which ids a vocabulary with a line for each cannot hold."""
     if pa.types.is_integer(items.ids.type):
         return pa.array(np.zeros(len(items), bool))
     return pc.match_substring_regex(items.ids, "[\r\n]")
@@ -50,14 +46,7 @@ def line_breaks(items: Items) -> pa.Array:
 
 @contextlib.contextmanager
 def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Says in a sentence that a SavedModel could not be written, which TensorFlow says in pages.
-
-    Args:
-        path: where it was to be.
-
-    Raises:
-        OSError: naming the path.
-    """
+    """One `OSError` that names the path where TensorFlow cannot write a SavedModel."""
     try:
         yield
     except tf.errors.OpError as problem:
@@ -128,15 +117,7 @@ def _padding(ids: Sequence[Any]) -> Any:
 
 
 class OwnIds(tf.Module):
-    """What `export` writes.
-
-    Args:
-        vocabulary: a file with a line for each id, in the order of slots.
-        ids: the same, in memory.
-        titles: of these.
-        answers: for slots.
-        k: items of an answer where the caller does not say.
-    """
+    """The exported module: answers by slot, with the caller's own ids and titles."""
 
     def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: Answers, k: int):
         super().__init__()

@@ -260,11 +260,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.server.served.predict(_parsed(text))
 
     def _path(self) -> str:
-        """What is asked of this model.
-
-        Raises:
-            _Refused: it is asked of another, or by who should not ask.
-        """
+        """What is asked of this model; a question to another model, or by a stranger, is refused."""
         if self.server.alone and not _is_this_machine(self.headers.get("Host", "")):
             raise _Refused(HTTPStatus.FORBIDDEN, "Call this machine by its own name: localhost, or 127.0.0.1.")
         found = _PATH.fullmatch(self.path.split("?")[0])
@@ -326,11 +322,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _parsed(text: bytes) -> Any:
-    """A question of lists that are not too deep for what follows, which goes down into them.
-
-    Raises:
-        WrongQuestion: it is none.
-    """
+    """A question of lists that are not too deep for what follows, which goes down into them."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as problem:

@@ -112,12 +112,7 @@ class Items:
 
 
 def as_kind(kind: pa.DataType, ids: pa.Array) -> pa.Array:
-    """Ids as text or as whole numbers; null where text is no number.
-
-    Args:
-        kind: string or int64.
-        ids: of either.
-    """
+    """Ids as text or as whole numbers; null where text is no number."""
     if pa.types.is_null(ids.type):
         return pa.nulls(len(ids), kind)
     if pa.types.is_integer(kind) and not pa.types.is_integer(ids.type):

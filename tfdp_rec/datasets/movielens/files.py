@@ -99,9 +99,8 @@ def _movie_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _ratings(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(user, movie, time) of every rating in the file's order. The quick parser says what went wrong but seldom where:
-    then the file is read again line by line.
-    """
+    """(user, movie, time) of every rating in the file's order."""
+    # The quick parser reports what went wrong but seldom where: then the file is read again line by line.
     import pyarrow as pa
     import pyarrow.csv
 

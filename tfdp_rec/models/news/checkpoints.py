@@ -73,22 +73,7 @@ def _refuse_beyond(name: str, value: int, least: int, most: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What `config.json` says, under its own names.
-
-    Args:
-        vocab_size: Token ids, padding included.
-        hidden_size: Width of a state.
-        num_hidden_layers: Layers.
-        num_attention_heads: Heads of each.
-        intermediate_size: Width of the hidden layer in each.
-        max_position_embeddings: Places.
-        type_vocab_size: Kinds of tokens.
-        hidden_act: The activation.
-        layer_norm_eps: Added to the variance.
-
-    Raises:
-        ValueError: On values that are no sizes, and an unknown activation.
-    """
+    """What `config.json` says, under its own names."""
 
     vocab_size: int
     hidden_size: int
@@ -114,12 +99,7 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> Config:
-        """From a file.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If it is of another kind of model, or says too little.
-        """
+        """The configuration in a file; that of another kind of model is refused."""
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as problem:
@@ -169,12 +149,7 @@ class Tensors:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A file's tensors, put where Keras' layers have them.
-
-    Args:
-        tensors: The file.
-        config: Its sizes.
-    """
+    """A file's tensors, put where Keras' layers have them."""
 
     tensors: Tensors
     config: Config

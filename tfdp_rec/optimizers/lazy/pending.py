@@ -79,15 +79,10 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Debt:
-    """What some distinct rows of one table owe at step `now`.
+    """What some distinct rows of one table owe for the steps from `since` to `now`."""
 
-    Attributes:
-        table: its number, for the noise source.
-        ids: the rows, int64 `[n]`.
-        rows: their weights and velocities as they stand.
-        since: the steps they were settled at, int64 `[n]`.
-        now: the step before which they owe, int64.
-    """
+    # `ids` int64 `[n]`, their `rows` of weights and velocities, `since` the steps they were settled at; `table` is the
+    # number that the noise source knows.
 
     table: int
     ids: tf.Tensor
@@ -104,13 +99,7 @@ class Payer(Protocol):
     """What pays."""
 
     def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        """The rows of each debt as they stand at its `now`; where it can be, with one draw for all of them.
-
-        Args:
-            debts: of different tables, at one `now`.
-            history: the totals of every step up to `now`.
-            draw: a noise source's.
-        """
+        """The rows of each debt as they stand at `now`, from one draw where possible."""
 
 
 class Pending(abc.ABC):
@@ -245,12 +234,7 @@ def _float32(values: tf.Tensor) -> tf.Tensor:
 
 
 class Replayed(Pending):
-    """Every owed step drawn and made by itself: as many Gaussians as eager. Totals: η and s of the step before.
-
-    Args:
-        recursion: the step's.
-        strategy: of its noise; independent if left out.
-    """
+    """Every owed step drawn and made by itself, as eager DP-SGD does. Totals: η and s of the step before."""
 
     columns = 2
 
