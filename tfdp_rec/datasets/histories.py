@@ -27,7 +27,7 @@ class Catalogue:
     """The public items: raw id to place 0..M-1.
 
     Args:
-        item_ids: raw ids, positive (0 is padding) and different.
+        item_ids: Raw ids, positive (0 is padding) and different.
 
     Raises:
         ValueError: there are none, or they are not such.
@@ -84,8 +84,8 @@ class Histories:
     """The items of all users, flat: user u's raw ids are items[offsets[u] : offsets[u + 1]].
 
     Args:
-        items: raw ids, user by user. A mapped file (`numpy.load(path, mmap_mode="r")`) is read in parts.
-        offsets: where each user's begin, and where the last one's end.
+        items: Raw ids, user by user. A mapped file (`numpy.load(path, mmap_mode="r")`) is read in parts.
+        offsets: Start of each user's items, and the end of the last user's.
 
     Raises:
         ValueError: they do not fit together.
@@ -110,8 +110,8 @@ class Histories:
         """What users of timelines watched, by raw id.
 
         Args:
-            timelines: of all users.
-            users: which of them, by position; all if left out.
+            timelines: Timelines of all users.
+            users: Positions of the users to take; all if left out.
         """
         chosen = np.arange(timelines.num_users) if users is None else np.asarray(users, np.int64)
         lengths = timelines.lengths[chosen]

@@ -6,7 +6,7 @@
 
 The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole
 and synced, and the one before it goes when it has. No noise key is in it. Nothing of it is taken over unless all of it
-is as it was written: a flipped bit in a mark would drop noise that nobody misses.
+is as it was written: a flipped bit in a mark would drop noise without a trace.
 """
 
 from __future__ import annotations

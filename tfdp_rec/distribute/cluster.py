@@ -1,4 +1,4 @@
-"""Which processes make a cluster, and who of them this process is.
+"""The processes of a cluster, and which of them this process is.
 
     chief      runs the trainer, and computes nothing itself; may be left out
     worker     reads rows, computes clipped gradients
@@ -41,7 +41,7 @@ class Cluster:
 
     Args:
         jobs: `chief`, `worker`, `ps` and `evaluator`, each a list of `host:port`. `worker` and `ps` must be there.
-        task: this process' job and index.
+        task: This process' job and index.
 
     Raises:
         ValueError: for anything that could not be a cluster, with what to change.
@@ -69,8 +69,8 @@ class Cluster:
         """Reads TF_CONFIG's JSON.
 
         Args:
-            text: an object with `cluster` and perhaps `task`.
-            source: what the text is, for errors.
+            text: An object with `cluster` and perhaps `task`.
+            source: Name of the text, for errors.
 
         Raises:
             ValueError: if it is not JSON, or no cluster.
@@ -145,8 +145,8 @@ class Cluster:
         """What TF_CONFIG must say in a process of this cluster.
 
         Args:
-            job: of that process; left out, no task is named.
-            index: of that process within its job.
+            job: Job of that process; left out, no task is named.
+            index: Index of that process within its job.
         """
         found: dict[str, Any] = {"cluster": {name: list(at) for name, at in self.jobs.items()}}
         if job is not None:
@@ -165,14 +165,14 @@ class Cluster:
         )
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Waits until every worker and server answers, and is who it should be.
+        """Waits until every worker and server answers, and is the one it should be.
 
         Args:
-            seconds: how long at most.
+            seconds: Longest wait.
 
         Raises:
             TimeoutError: naming those that did not answer.
-            ValueError: naming an address at which somebody else does.
+            ValueError: naming an address at which another process does.
         """
         left, strange, deadline = self.places, set[str](), time.monotonic() + seconds
         while True:
@@ -197,7 +197,7 @@ class Cluster:
         """The workers and servers, with their addresses, that do not answer at this moment.
 
         Args:
-            seconds: how long to wait for an answer.
+            seconds: Longest wait for an answer.
         """
         found = self._found(self.places, seconds)
         return {name: at for name, at in self.places.items() if found[name] != name}
@@ -206,7 +206,7 @@ class Cluster:
         """Names with their addresses, and which of them listen without a word.
 
         Args:
-            names: of workers and servers, with their addresses.
+            names: Names of workers and servers, with their addresses.
         """
         mute = "; it listens and says nothing: frozen?"
         return ", ".join(f"{name} ({at}{mute if listens(at) else ''})" for name, at in names.items())

@@ -20,15 +20,15 @@ from tfdp_rec.distribute.handshake import listens
 
 Answer = TypeVar("Answer")
 _ASK_EVERY = 5.0  # seconds
-_GONE = 5.0  # seconds that nobody is at a server's address: what it held is lost, and no patience brings it back
+_GONE = 5.0  # seconds that nothing is at a server's address: what it held is lost, and no patience brings it back
 
 
 class ServerLost(RuntimeError):
     """A parameter server died, and with it what it held.
 
     Args:
-        fact: what happened.
-        way_out: what a program can do.
+        fact: The event: which server, and since when.
+        way_out: Advice for the program.
     """
 
     def __init__(self, fact: str, way_out: str):
@@ -68,7 +68,7 @@ def lost(how: str) -> ServerLost:
 def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
     if "/job:ps" not in str(problem):
         return False
-    # A server that is back before anybody noticed answers, but knows nothing; another error is the step's own.
+    # A server that is back before the loss was noticed answers, but knows nothing; another error is the step's own.
     forgot = ("unknown device", "Unable to find the relevant tensor remote_handle", "context_id")
     gone = isinstance(problem, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError))
     return gone or any(words in str(problem) for words in forgot)
@@ -93,14 +93,14 @@ class Watch:
         return answer.result()
 
     def greet(self) -> None:
-        """Returns when every process answers: TensorFlow tells all of them of each new graph."""
+        """Returns when every process answers: TensorFlow sends each new graph to all of them."""
         began = time.monotonic()
         while holding := self._holding():
             self._refuse(holding, time.monotonic() - began)
             time.sleep(0.1)
 
     def _refuse(self, holding: dict[str, str], seconds: float) -> None:
-        """Raises for who has held others up for so long."""
+        """Raises for the process that has held others up for so long."""
         if seconds >= self.patience and holding:
             raise self._silence(holding)
         gone = {name: at for name, at in holding.items() if seconds >= _GONE and not listens(at)}

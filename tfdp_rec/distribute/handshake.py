@@ -1,7 +1,7 @@
-"""Who is at an address: one of our servers, and which; somebody else; or nobody that answers.
+"""What is at an address: one of our servers, and which; another service; or nothing that answers.
 
-TensorFlow's servers name their devices to whoever asks for their status, and with them their job and index. That one
-does answer tells more than that its port is open: a frozen process' port stays open, and so does another service's.
+TensorFlow's servers name their devices to any client that asks for their status, and with them their job and index. An
+answer shows more than an open port: a frozen process' port stays open, and so does another service's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def listens(address: str, seconds: float = 1.0) -> bool:
     with connection:
         connection.settimeout(min(seconds, 1.0))
         try:
-            return connection.recv(1) != b""  # a proxy with nobody behind it opens, and hangs up without a word
+            return connection.recv(1) != b""  # a proxy with nothing behind it opens, and hangs up at once
         except TimeoutError:
             return True
         except OSError:

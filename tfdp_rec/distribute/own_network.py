@@ -26,7 +26,7 @@ def run(command: Sequence[str]) -> int | None:
     """Runs a command in a network of its own and returns its exit code; None where the system gives no such network."""
     libc, own = ctypes.CDLL(None, use_errno=True), (os.getuid(), os.getgid())
     try:
-        # A session of its own: Ctrl-C reaches this process alone, which tells the other once.
+        # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
         child = subprocess.Popen(command, preexec_fn=lambda: _enter(libc, *own), start_new_session=True)
     except subprocess.SubprocessError:
         return None

@@ -1,6 +1,6 @@
 """A model whose variables live on parameter servers, and how it comes to be.
 
-build on servers (`Placement`) -> the model tells which variables are tables -> each server takes what is its own
+build on servers (`Placement`) -> the model says which variables are tables -> each server takes what is its own
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ServedModel:
             tf.function(loss, autograph=False).get_concrete_function(*flat)
 
     def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
-        """Gives each variable to the server it is on, now that the model tells which ones are tables."""
+        """Gives each variable to the server it is on, now that the model says which ones are tables."""
         model = self.model
         self.reader = model.table_reader(self._spec)
         paths = set(self.reader.tables)

@@ -1,4 +1,4 @@
-"""One server of a cluster: a worker or a parameter server, which computes what a coordinator tells it to."""
+"""One server of a cluster: a worker or a parameter server, which computes what a coordinator asks for."""
 
 from __future__ import annotations
 

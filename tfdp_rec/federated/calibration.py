@@ -19,7 +19,7 @@ Two calibrations share one interface:
 * `PureLaplace`: scale L1 / ε0, δ = 0.
 
 The formulas of the paper take θ for the sensitivity and do not give the privacy that they are asked for; they are in
-`experiments.news.published`. A calibration of that kind says so: `holds` is False, and `delta_at` tells what it gives.
+`experiments.news.published`. A calibration of that kind says so: `holds` is False, and `delta_at` says what it gives.
 
 Reference:
     Liu et al., "PrivateRec", 2022; Balle & Wang, "Improving the Gaussian Mechanism", ICML 2018.

@@ -85,7 +85,7 @@ def client_of(impressions: Sequence[Impression], declared: frozenset[str] = froz
 
     Args:
         impressions: One user's impressions in time order, at least one.
-        declared: Ids of news whose clicks need no protection, as of `Client`.
+        declared: Ids of news whose clicks need no protection.
 
     Raises:
         ValueError: If there is no impression.
@@ -105,9 +105,9 @@ def with_private_labels(
     each time; they depend on the private label alone.
 
     Args:
-        client: With its true clicks.
-        labels: How labels are permuted.
-        source: Where the randomness comes from.
+        client: Client with its true clicks.
+        labels: Permutation of the labels.
+        source: Source of the random words.
 
     Raises:
         ValueError: If the client has private labels already.
@@ -158,7 +158,7 @@ def draw(
     for index, client in enumerate(clients):
         for slot, (shown, clicked) in enumerate(client.clicks[-samples_per_client:]):
             if len(shown) < 2:
-                continue  # one news alone tells nothing
+                continue  # one news alone is no choice
             fresh = client.label_epsilon is None and client.is_secret(shown, clicked)
             positions = (labels if fresh else _exact(labels)).sample(len(shown), clicked, source)
             samples[index, slot] = np.asarray(rows(shown), dtype=np.int32)[positions]

@@ -25,7 +25,7 @@ def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
     """The device's ledger; a new one where the device remembers none."""
     if mark is not None and not os.path.exists(path):
         raise BrokenLedger(
-            f"{path} is gone, and this device has paid in it: without it nobody knows what was spent. Put the newest "
+            f"{path} is gone, and this device has paid in it: without it what was spent is not known. Put the newest "
             "copy of it back."
         )
     ledger = Ledger(path, UNIT, data, REPLACE)

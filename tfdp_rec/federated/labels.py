@@ -38,7 +38,7 @@ class LabelPermutation:
 
     Args:
         epsilon: Privacy of one clicked candidate; `inf` keeps the label.
-        num_negatives: How many negatives k accompany the label.
+        num_negatives: Number k of negatives that accompany the label.
 
     Raises:
         ValueError: On a value out of range.
@@ -52,7 +52,7 @@ class LabelPermutation:
     num_negatives: int = 4
 
     holds: ClassVar[bool] = True
-    """Whether ε bounds what a label tells."""
+    """Whether ε bounds what a label reveals."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
@@ -89,9 +89,9 @@ class LabelPermutation:
         """Positions of the private label (first) and of its k negatives.
 
         Args:
-            num_candidates: How many news were shown.
+            num_candidates: Number of news that were shown.
             clicked: Position of the clicked one.
-            source: Where the randomness comes from.
+            source: Source of the random words.
 
         Raises:
             ValueError: If a position or the number of candidates does not fit.

@@ -61,7 +61,7 @@ class AttentionMechanism:
         clip_norm: The clip θ. At 1 (default) nothing is cut, as attention sums to 1.
         padding: Probability p with which each click is replaced by the anonymous news.
         activation: "softplus" (serving) or "relu" (training).
-        calibration: How noise is sized and drawn.
+        calibration: Kind and size of the noise.
 
     Raises:
         ValueError: On a value out of range, or a δ that the calibration cannot use.
@@ -118,7 +118,7 @@ class AttentionMechanism:
 
         Args:
             length: Number of history positions, or a shape.
-            source: Where the randomness comes from.
+            source: Source of the random words.
         """
         shape = (length,) if isinstance(length, int) else length
         return words.bernoulli(source, self.padding, shape)
@@ -132,8 +132,8 @@ class AttentionMechanism:
         """Clip, add noise, normalise.
 
         Args:
-            attention: What the model made of the *padded* history, shape [..., num_basis].
-            source: Where the randomness comes from.
+            attention: Attention vector of the *padded* history, shape [..., num_basis].
+            source: Source of the random words.
 
         Raises:
             ValueError: If the attention has another width.
@@ -145,8 +145,8 @@ class AttentionMechanism:
         """`release` with noise already drawn by `noise`.
 
         Args:
-            attention: Shape [..., num_basis].
-            noise: The same shape, of the mechanism's scale.
+            attention: Attention vectors, shape [..., num_basis].
+            noise: Noise of the mechanism's scale, in the same shape.
 
         Raises:
             ValueError: If the attention has another width.

@@ -4,7 +4,7 @@
 
 What the server wishes (mechanism, noise) is checked against the node's own configuration, and every wish that is
 granted is written into the ledger with the settings that it was granted with: a later round at other settings changes
-nothing of what was spent. Every release of the history is taken to tell of every click, and a label's draw of every
+nothing of what was spent. Every release of the history counts for every click, and a label's draw of every
 click on a news among its candidates: by the ids that the device keeps, whatever rows they have in today's catalogue. So
 a click that is a label today and history tomorrow pays for both, and candidates that overlap pay together.
 
@@ -177,7 +177,7 @@ class Participant:
     # What it costs.
 
     def _payment_for_labels(self, needed: list[int]) -> list[Payment]:
-        """One payment: it draws no click twice. It may tell of any click on a candidate of one of its draws."""
+        """One payment: it draws no click twice. It counts for any click on a candidate of one of its draws."""
         if not needed or self.update.label_event is None:
             return []
         items = sorted({news for index in needed for news in self.data.clicks[index][0]})
@@ -227,9 +227,9 @@ def _kept_labels(ledger: Ledger) -> Labels:
         for drawn in paid.settings.get("labels", ()):
             if "label" not in drawn:
                 raise BrokenLedger(
-                    f"{ledger.path} names news by their rows in a catalogue, as versions before 0.2 did: nobody can "
-                    "tell which clicks its labels were about. Begin another ledger, and take what this one has spent "
-                    "off its budget."
+                    f"{ledger.path} names news by their rows in a catalogue, as versions before 0.2 did: it cannot "
+                    "be known which clicks its labels were about. Begin another ledger, and take what this one has "
+                    "spent off its budget."
                 )
             kept.setdefault(_question(tuple(drawn["candidates"])), []).append(drawn["label"])
     return kept

@@ -1,6 +1,6 @@
 """A model made of canaries, and the one-run audit of a mechanism through the real training path.
 
-m canaries, each one example that reads one row of a table that nobody else reads. The loss of canary i is
+m canaries, each one example that reads one row of a table that no other example reads. The loss of canary i is
 
     −G ⟨E_i, u⟩,    u = (1, ..., 1) / √width,    G = 4 C,
 

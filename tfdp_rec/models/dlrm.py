@@ -99,18 +99,18 @@ class DLRMLayers:
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class DLRM(DLRMLayers, PrivateTraining, keras.Model):
-    """DLRM; MLPerf's configuration unless told otherwise.
+    """DLRM; MLPerf's configuration by default.
 
     A batch's inputs are a dict of `dense` `[batch, dense_features]` and `ids` `[batch, tables]`, or
     `[batch, tables, pooling]` for bags. Compile with `loss="binary_crossentropy"`.
 
     Args:
-        table_sizes: rows of each table.
-        width: of the tables' rows.
-        dense_features: how many.
-        bottom: units of the bottom tower's layers before the last, which has `width`.
-        top: units of the top tower's layers before the last, which has one.
-        pooling: ids in each bag, whose rows are summed.
+        table_sizes: Number of rows of each table.
+        width: Width of the tables' rows.
+        dense_features: Number of dense features.
+        bottom: Units of the bottom tower's layers before the last, which has `width`.
+        top: Units of the top tower's layers before the last, which has one.
+        pooling: Number of ids in each bag, whose rows are summed.
 
     Raises:
         ValueError: for sizes that are not positive.

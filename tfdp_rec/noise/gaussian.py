@@ -40,8 +40,8 @@ class EntropyNoise(NoiseSource):
     - Its state is a variable that nothing tracks: no checkpoint, weights file or SavedModel holds it.
 
     Args:
-        jit_compile: Compile the sampler with XLA. False gives numbers of the same distribution about twenty
-            times slower, for platforms whose TensorFlow has no XLA.
+        jit_compile: Whether XLA compiles the sampler. False gives numbers of the same distribution about twenty times
+            slower, for platforms whose TensorFlow has no XLA.
 
     Example:
         >>> import tensorflow as tf

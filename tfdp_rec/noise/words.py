@@ -1,6 +1,6 @@
 """Randomness for plain arrays: a federated client's, and that of counts which are released once.
 
-Every draw is made from 64-bit words, and whoever supplies the words decides whether the draw is private:
+Every draw is made from 64-bit words, and the source of the words decides whether the draw is private:
 
 * `os_entropy` asks the operating system's cryptographic generator. It is the default everywhere.
 * `seeded(seed)` repeats itself. It is for studies and tests; noise made from it can be subtracted again by
@@ -33,7 +33,7 @@ def os_entropy(count: int) -> NDArray[np.uint64]:
 
 
 def seeded(seed: int) -> WordSource:
-    """Words that repeat for the same seed: for studies and tests, never to protect anybody.
+    """Words that repeat for the same seed: for studies and tests, never for protection.
 
     Args:
         seed: Any non-negative integer.

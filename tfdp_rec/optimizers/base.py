@@ -41,18 +41,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Base of the mechanisms. Not for use by itself.
 
     Args:
-        learning_rate: float or Keras schedule.
+        learning_rate: Learning rate: a number or a Keras schedule.
         l2_norm_clip: C, the bound on each example's gradient norm.
         noise_multiplier: σ, the noise's standard deviation in units of the sensitivity.
-        expected_batch_size: B, what every step divides by, whatever the batch's size.
-        momentum: of SGD.
-        nesterov: of SGD.
-        weight_decay: decoupled, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
-        dense_optimizer: any Keras optimizer for the variables that are not tables; SGD as above if None.
+        expected_batch_size: B, the constant that every step divides by, whatever the batch's size.
+        momentum: Momentum of SGD.
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: Decoupled weight decay, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
+        dense_optimizer: Any Keras optimizer for the variables that are not tables; SGD as above if None.
         table_rule: Adagrad or Adam (docs/adaptive.md) for the tables; SGD as above if None.
-        noise: a `tfdp_rec.noise.NoiseSource`; for tests. Never saved: a loaded optimizer draws anew.
-        secure: draw noise from `SecureNoise`.
-        name: of the optimizer.
+        noise: A `tfdp_rec.noise.NoiseSource`, for tests. Never saved: a loaded optimizer draws anew.
+        secure: Whether noise is drawn from `SecureNoise`.
+        name: Name of the optimizer.
 
     Raises:
         ValueError: for values out of range, or options that would break the guarantee.
@@ -63,13 +63,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     plan: Any = None  # the `PrivatePlan` that the optimizer was made with
     step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
-    counts_steps = True  # or whoever makes them on a cluster does
+    counts_steps = True  # False where the coordinator of a cluster counts them
     why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
-        # A clip that lands where the batch size belongs still trains, and protects nobody.
+        # A clip that lands where the batch size belongs still trains, without protection.
         if len(positional) > 1:
             raise TypeError(
                 f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
@@ -171,11 +171,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return tf.identity(resource(self._l2_norm_clip))
 
     def take(self, settings: Mapping[str, tf.Tensor]) -> None:
-        """Sets settings from tensors, in the graph of a step that was told them.
-
-        Args:
-            settings: float64 scalars, of `learning_rate` too; a schedule stays what it is.
-        """
+        """Sets settings from float64 scalars, in the graph of a step; a learning rate that is a schedule stays."""
         settings = dict(settings)
         rate = settings.pop("learning_rate", None)
         held = learning_rate_of(self)
@@ -196,8 +192,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Makes the mechanism's state.
 
         Args:
-            variables: the model's trainable variables.
-            tables: paths of those that are read by row only; the model's layers tell (`PrivateTraining`).
+            variables: The model's trainable variables.
+            tables: Paths of the variables that are read by row only, as `PrivateTraining` finds them.
 
         Raises:
             ValueError: if `tables` is missing, or the optimizer was built for another model.
@@ -247,11 +243,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """One private step.
 
         Args:
-            clipped: the `ClippedSum` of this step's batch.
-            trainable_variables: not taken.
-            source: where that batch came from, as far as it is proved.
-            upcoming: table path -> ids that the next batch will read, if known.
-            regularization: variable path -> gradient of the regularisation losses, which no example decides.
+            clipped: The `ClippedSum` of this step's batch.
+            trainable_variables: Refused, if not None.
+            source: Proof of the draw that gave the batch.
+            upcoming: Table path -> ids that the next batch will read, if known.
+            regularization: Variable path -> gradient of the regularisation losses, which no example decides.
 
         Raises:
             NotPrivate: for anything but a `ClippedSum`.
@@ -259,8 +255,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if not isinstance(clipped, ClippedSum) or trainable_variables is not None:
             raise NotPrivate(
                 f"{type(self).__name__} takes no raw gradients: they are not clipped by example, so noise would "
-                "protect nobody. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or pass "
-                "the result of tfdp_rec.clipping.clipped_sum to apply()."
+                "protect no example. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or "
+                "pass the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = self.admission(clipped, source)
@@ -308,12 +304,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             self.write(step, regularization or {})
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        """All that a step writes, once nothing refuses it.
-
-        Args:
-            step: the step.
-            regularization: see `apply`.
-        """
+        """All that a step writes, once nothing refuses it; `regularization` as in `apply`."""
         for table in self.tables.values():
             table.withhold()
         step_dense(self, step, regularization, self.dense_noise())
@@ -354,7 +345,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
 
     def settle_all(self) -> None:
-        """What `settle` does, as operations, for somebody who is in a graph already."""
+        """What `settle` does, as operations, for code that is in a graph already."""
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:

@@ -67,9 +67,9 @@ class Adagrad(TableRule):
     """Divides a row's step by the root of what its squared gradients add up to.
 
     Args:
-        rowwise: one number a row, as large tables are trained elsewhere; False for one a coordinate.
-        initial: what the sum begins with, in squares of u = (clipped sum + noise) / B.
-        epsilon: added to the root.
+        rowwise: Whether a row has one sum, as large tables are trained elsewhere; False for one sum a coordinate.
+        initial: Start of the sum, in squares of u = (clipped sum + noise) / B.
+        epsilon: Number added to the root.
 
     Raises:
         ValueError: `initial` is negative or `epsilon` is not positive.
@@ -103,9 +103,9 @@ class Adam(TableRule):
     """Running means of a row's gradients and of their squares, both freed of their start at 0.
 
     Args:
-        beta_1: β₁, of the mean.
-        beta_2: β₂, of the squares.
-        epsilon: added to the root.
+        beta_1: Decay β₁ of the mean.
+        beta_2: Decay β₂ of the mean square.
+        epsilon: Number added to the root.
 
     Raises:
         ValueError: for values out of range.

@@ -1,4 +1,4 @@
-"""What a mechanism is told of one step."""
+"""What a mechanism may know of one step."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 
     outputs of each   ids [batch, k], titles [batch, k], scores [batch, k], known [batch]
 
-A history is told oldest first. What it holds is left out of the answer. What the model does not know counts for
+A history is given oldest first. What it holds is left out of the answer. What the model does not know counts for
 nothing, wherever it stands, so that it serves for padding: "" for text, and for whole numbers 0, or the first of −1,
 −2, ... if 0 is an item. `known` is how many entries counted; at 0 the answer is the most popular items. Where fewer
 than k items are left, that same padding fills up, its score being the least float32 there is.
@@ -60,11 +60,11 @@ def export(
     """Writes the SavedModel.
 
     Args:
-        filepath: a folder that is made.
-        recommender: fitted on the log by number: its catalogue is 1..M.
-        items: the ids of these numbers.
-        titles: of ids, public; an item without one has the title "".
-        k: items of an answer where the caller does not say.
+        filepath: Folder that is made.
+        recommender: Recommender fitted on the log by number: its catalogue is 1..M.
+        items: Ids of these numbers.
+        titles: Public titles by id; an item without one has the title "".
+        k: Number of items in an answer where the caller does not say.
 
     Raises:
         RuntimeError: there was no `fit`.

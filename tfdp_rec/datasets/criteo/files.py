@@ -45,9 +45,9 @@ class CriteoExamples:
     """Examples in memory.
 
     Attributes:
-        labels: float32 [n], 1 for a click.
-        numeric: float32 [n, 13], logarithms.
-        categorical: int32 [n, 26], buckets.
+        labels: Clicks, float32 [n]: 1 for a click.
+        numeric: Logarithms of the numeric features, float32 [n, 13].
+        categorical: Buckets of the categorical features, int32 [n, 26].
 
     Example:
         >>> examples = CriteoExamples(np.zeros(3), np.zeros([3, 13]), np.zeros([3, 26], np.int32))
@@ -144,10 +144,10 @@ def hash_to_buckets(
     """Buckets of one feature: 0 for what is missing, 1 .. num_buckets - 1 for the rest.
 
     Args:
-        categories: uint64 [n].
-        present: bool [n], False where the field was empty.
+        categories: Values, uint64 [n].
+        present: Presence of the field, bool [n].
         feature: The feature's number, so that one value in two features gives unrelated buckets.
-        num_buckets: At least 2.
+        num_buckets: Number of buckets, at least 2.
     """
     mixed = categories + np.uint64((feature + 1) * 0x9E3779B97F4A7C15 % 2**64)
     for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -5,7 +5,7 @@
               -> user u's rows are rows[offsets[u] : offsets[u + 1]]
 
 What takes memory besides is the list of the different items, some 200 bytes each, and the largest user, whose rows
-stand in one part. The folder appears whole under its name or not at all; who finds it whole, of the same sources and
+stand in one part. The folder appears whole under its name or not at all; a whole one, of the same sources and
 settings, uses it as it is. It holds users' data, and is readable by its owner alone.
 
     rows.bin      int32   items, numbered from 1 in the order in which they were found
@@ -80,7 +80,7 @@ def group(source: Any, columns: Columns, folder: Path) -> None:
 
 
 def _print_of(source: Any, columns: Columns) -> Any:
-    """What tells whether a folder was made from this; None for what is in memory, which cannot be told."""
+    """The identity of the sources a folder was made from; None for data in memory, which have none."""
     files = sources.files_of(source)
     if files is None:
         return None
@@ -131,7 +131,7 @@ class _Grouping:
             for stretch in sources.stretches(source, self.columns.names):
                 split.write(self._rows(stretch))
         if self.rows_read == self.left_out["without user"]:
-            raise ValueError(f"The log has {self.rows_read} rows and no user: there is nobody to train on.")
+            raise ValueError(f"The log has {self.rows_read} rows and no user: there is no one to train on.")
         self._join(split.files.values())
         _write_ids(self.folder / "found.arrow", self.item.kind, list(self.items))
         about = {

@@ -1,6 +1,6 @@
 """The items that a model knows, by their own ids, and the numbers 1, 2, ... that stand for them in tables; 0 is none.
 
-**Which items occur in a log is private**: an id that one user alone has tells of that user. So the items of a model
+**Which items occur in a log is private**: an id that one user alone has gives that user away. So the items of a model
 come from a public list, or from a private release (`tfdp_rec.privacy.private_items`); never from the log itself.
 """
 
@@ -27,7 +27,7 @@ class Items:
     """Ids of items, text or whole numbers; number i is ids[i - 1].
 
     Args:
-        ids: all different, none missing, at least one.
+        ids: Ids, all different, none missing, at least one.
 
     Raises:
         ValueError: they are not such.
@@ -58,9 +58,9 @@ class Items:
         """The ids in a file of any format that logs have, or in a text file (.txt) with an id a line and no header.
 
         Args:
-            path: of the file, public.
-            column: that holds them; left out, the only one, or the one that is called "item".
-            usual: other names that it may have.
+            path: Path of the public file.
+            column: Column of the ids; left out, the only one, or the one that is called "item".
+            usual: Other names that the column may have.
 
         Raises:
             ValueError: there is no such column, or an id is missing or there twice.
@@ -93,7 +93,7 @@ class Items:
         """Numbers of ids; 0 for those that are not in the list.
 
         Args:
-            ids: text or whole numbers; where the list has text, the number 7 is the text "7".
+            ids: Ids, text or whole numbers; where the list has text, the number 7 is the text "7".
         """
         wanted = ids if isinstance(ids, pa.Array) else pa.array(list(ids))
         places = pc.index_in(as_kind(self.ids.type, wanted), value_set=self.ids)

@@ -83,11 +83,7 @@ class WordPiece:
         return cls(vocabulary, lower_case, said.get("strip_accents"), said.get("tokenize_chinese_chars", True))
 
     def __call__(self, text: str, length: int) -> list[int]:
-        """Returns at most `length` ids, "[CLS]" and "[SEP]" among them.
-
-        Raises:
-            ValueError: If that leaves no room for the text.
-        """
+        """At most `length` ids, "[CLS]" and "[SEP]" among them; a length below 3 is refused."""
         if length < 3:
             raise ValueError(f"length must be at least 3, for [CLS], a piece and [SEP], got {length}.")
         return [self._ids["[CLS]"], *self._tokenizer.encode(text).ids[: length - 2], self._ids["[SEP]"]]

@@ -18,7 +18,7 @@ def join(context: Context) -> Participant:
 
 
 def settings_of(context: Context) -> Settings:
-    """What the run is told."""
+    """The settings of the run."""
     return Settings.of_run(context.run_config)
 
 

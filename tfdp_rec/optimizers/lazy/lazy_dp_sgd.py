@@ -13,7 +13,7 @@ to the row's grid is their sum, and rounding a private number is no look at the 
 Guarantees:
 - the released weights have the distribution that DP-SGD's have: the same ε, for any learning-rate schedule, weight
   decay, momentum, and change of σ, C, B or η in mid-training;
-- not for someone who watches the training: between releases unread rows lack noise.
+- not against an observer of the training: between releases unread rows lack noise.
 
 Per row a mark of 4 bytes (`marks.py`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
@@ -56,12 +56,12 @@ class LazyDPSGD(PrivateOptimizer):
     """DP-SGD whose step costs what its batch reads: same released model, same ε, noise drawn when it falls due.
 
     Args:
-        learning_rate: float or Keras schedule.
-        aggregate_noise: draw what a row owes as one Gaussian; False draws every owed step by itself (the paper's
-            "without ANS"; slow, for comparison and tests).
-        history: makes what running totals are kept in, of so many columns; for a parameter server. Never saved.
-        arrivals: what must hold of a gradient and its rows when they meet; for a parameter server. Never saved.
-        **settings: as `PrivateOptimizer`.
+        learning_rate: Learning rate: a number or a Keras schedule.
+        aggregate_noise: Whether a row's owed noise is drawn as one Gaussian; False draws every owed step by itself (the
+            paper's "without ANS"; slow, for comparison and tests).
+        history: Maker of the store of running totals, for a parameter server. Never saved.
+        arrivals: Conditions on a gradient and its rows when they meet, for a parameter server. Never saved.
+        **settings: Settings of `PrivateOptimizer`.
 
     Raises:
         ValueError: for values out of range, or what has no exact lazy form.
@@ -122,14 +122,7 @@ class LazyDPSGD(PrivateOptimizer):
     # Paying.
 
     def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
-        """Pays what rows owe up to step `now`, with one draw for all tables that decay alike; a row that owes nothing
-        stays as it is.
-
-        Args:
-            rows: table path -> distinct rows, int64.
-            now: the clock.
-            payer: what pays; the mechanism's own way if left out.
-        """
+        """Pays what distinct rows, by table path, owe up to step `now`: one draw for all tables that decay alike."""
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
             table = self.tables[path]
@@ -203,14 +196,7 @@ class LazyDPSGD(PrivateOptimizer):
         return tf.fill([tf.size(rows), 1], step.noise_scale)
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
-        """Makes the step of rows with a gradient.
-
-        Args:
-            table: theirs.
-            move: −η ĝ.
-            drawn: their noise.
-            step: the step.
-        """
+        """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""
         return table.step(move.indices, move.values + drawn, step.learning_rate)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
@@ -264,7 +250,7 @@ class LazyDPSGD(PrivateOptimizer):
         return {"clock": self.ledger.clock, **totals, **marks}
 
     def ledger_restored(self) -> None:
-        """Rows may owe noise now: their marks tell."""
+        """Called after a restore: rows may owe noise, as their marks say."""
         self.ledger.restored()
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.

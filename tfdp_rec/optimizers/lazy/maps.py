@@ -55,7 +55,7 @@ class Maps(History):
         self.table = tf.Variable(self._room_for(_FIRST_CAPACITY), trainable=False, shape=shape, name="totals")
 
     def at(self, steps: tf.Tensor) -> tf.Tensor:
-        """Of a step that was settled just now: nothing but itself, so that nobody needs it."""
+        """The maps of a row settled at the present step: the identity, which is never looked up."""
         return tf.zeros([self.size, self.size + 1], tf.float64)
 
     def between(self, since: tf.Tensor, now: tf.Tensor) -> tuple[Entries, Entries]:

@@ -254,7 +254,7 @@ class Replayed(Pending):
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
-            # All rows draw, also those that owe less: noise of a step must not depend on who else pays.
+            # All rows draw, also those that owe less: noise of a step must not depend on which other rows pay.
             noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[2:])
             moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, -eta * stddev * noise, eta)
             after = (moved, rows[1] if speed is None else speed, *buffers)

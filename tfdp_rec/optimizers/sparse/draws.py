@@ -1,4 +1,4 @@
-"""Choosing rows privately, exactly, and without ever visiting a row nobody touched.
+"""Choosing rows privately, exactly, and without ever visiting a row that was not touched.
 
 Number the rows ("buckets") of all tables 0 .. V-1 as one space. Example i touches a set S_i of k_i distinct
 buckets; its contribution map is 1 on S_i and 0 elsewhere, clipped to L2 norm C1:
@@ -164,8 +164,8 @@ def split_noise_multiplier(noise_multiplier: float, selection_fraction: float = 
     share f of the budget 1/s^2: 1/s1^2 = f/s^2 and 1/s2^2 = (1-f)/s^2.
 
     Args:
-        noise_multiplier: s, that of the DP-SGD step whose privacy the pair is to have.
-        selection_fraction: f, between 0 and 1, exclusive.
+        noise_multiplier: Noise multiplier s of the DP-SGD step whose privacy the pair is to have.
+        selection_fraction: Share f of the selection, between 0 and 1, exclusive.
 
     Returns:
         (s1, s2), for the selection and for the gradients.
