@@ -56,7 +56,7 @@ def pack_query(attention: ArrayLike) -> bytes:
 
 
 def unpack_query(message: bytes) -> NDArray[np.float32]:
-    """The attention vector of a query.
+    """The attention vector of a query, from its `message` on the wire.
 
     Raises:
         ValueError: If the message is not a query.

@@ -128,7 +128,7 @@ def with_private_labels(
 
 
 def histories(clicked: Sequence[Sequence[str]], length: int, rows: Rows) -> NDArray[np.int32]:
-    """Rows of the latest `length` news of each history [m, length], zeros behind the last."""
+    """`rows` of the latest `length` news of each history in `clicked` [m, length], zeros behind the last."""
     table = np.zeros((len(clicked), length), dtype=np.int32)
     for index, news in enumerate(clicked):
         table[index, : len(news)] = rows(news[-length:])

@@ -59,7 +59,7 @@ def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Unit Gaussians of the operating system's, for an array that is released once: counts, a vocabulary.
+    """Unit Gaussians of the operating system's in `shape`, for an array that is released once: counts, a vocabulary.
 
     Example:
         >>> counts = np.array([120.0, 3.0, 48.0])

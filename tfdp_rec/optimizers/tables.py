@@ -43,7 +43,7 @@ def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor)
 
 
 def distinct_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distinct ids of some slices and the sum of the slices of each."""
+    """The distinct ids of `slices` and the sum of the slices of each."""
     ids, segment = tf.unique(tf.cast(slices.indices, tf.int64))
     return ids, tf.math.unsorted_segment_sum(slices.values, segment, tf.size(ids))
 

@@ -193,7 +193,7 @@ def _coprime(start: int, size: int) -> int:
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: how often a click scores above a non-click, ties counting half.
+    """Area under the ROC curve: how often `scores` of clicks (`labels` of 1) exceed others, ties counting half.
 
     Raises:
         ValueError: There are no clicks, or nothing but clicks.

@@ -144,7 +144,7 @@ class Vocabulary:
 
 
 def distinct_terms(timelines: Iterable[Timeline], feature: str) -> Iterator[list[str]]:
-    """Each individual's distinct terms of a feature: what `tfdp_rec.privacy.private_terms` counts.
+    """Each individual's distinct terms of `feature` in `timelines`: what `tfdp_rec.privacy.private_terms` counts.
 
     Raises:
         ValueError: there is no such feature.

@@ -107,7 +107,7 @@ class NewsDataset:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words and punctuation of a text.
+    """Lower-case words and punctuation of `text`.
 
     Example:
         >>> words("Don't panic: 42!")

@@ -188,7 +188,7 @@ def split_noise_multiplier(noise_multiplier: float, selection_fraction: float = 
 
 
 def expected_strays(num_buckets: int, noise_stddev: float, threshold: float) -> float:
-    """How many untouched buckets survive a threshold selection on average: V Φ(-τ / (s1 C1)).
+    """Mean number of untouched buckets that survive a selection: `num_buckets` · Φ(-`threshold` / `noise_stddev`).
 
     Example:
         >>> round(expected_strays(1_000_000, noise_stddev=3.0, threshold=12.0), 2)
