@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.handshake import listens
+from tfdp_rec.distribute.cluster import Cluster, listens
 
 Answer = TypeVar("Answer")
 _ASK_EVERY = 5.0  # seconds

@@ -25,8 +25,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tfdp_rec import interruption
-from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.server import serve
+from tfdp_rec.distribute.cluster import Cluster, serve
 
 
 class Nursery:

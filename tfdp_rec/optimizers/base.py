@@ -13,6 +13,8 @@ their rows what `dense_optimizer` is to dense variables.
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,15 +28,41 @@ from tfdp_rec.clipping.influence import ours
 from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
-from tfdp_rec.optimizers.dense import step_dense
-from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.rules import TableRule
-from tfdp_rec.optimizers.step import Dense, Step
+from tfdp_rec.optimizers.step import Dense, Step, step_dense
 from tfdp_rec.optimizers.tables import Table, after
 from tfdp_rec.privacy.drawn import NO_SAMPLING, Source
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, StepLimit
+
+# Each mechanism's constructor names what it adds and passes `**settings` on to the one that it stands on; `plan=` gives
+# what is not given, from a `tfdp_rec.PrivatePlan`.
+
+
+def takes_plan(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose missing settings come from `plan`, which then sees the optimizer."""
+
+    @functools.wraps(init)
+    def __init__(self: Any, learning_rate: Any, *positional: Any, plan: Any = None, **settings: Any) -> None:
+        init(self, learning_rate, *positional, **(settings if plan is None else plan.complete(settings)))
+        if plan is not None:
+            plan.accept(self)
+
+    own = list(inspect.signature(init).parameters.values())
+    plan = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
+    __init__.__signature__ = inspect.Signature([*own[:-1], plan, own[-1]])  # type: ignore[attr-defined]
+    return __init__
+
+
+def signature_of(kind: type, base: type) -> inspect.Signature:
+    """All settings by name: the mechanism's own, and those of its bases down to `base`."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in reversed(kind.__mro__[: kind.__mro__.index(base) + 1]):
+        own = inspect.signature(each.__init__).parameters  # type: ignore[misc]
+        found |= {name: parameter for name, parameter in own.items() if name != "settings"}
+    del found["self"]
+    return inspect.Signature(sorted(found.values(), key=lambda p: (p.kind, p.default is not p.empty)))
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):

@@ -31,8 +31,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import demand
-from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import PrivateOptimizer, takes_plan
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
 from tfdp_rec.privacy.correlated import BufferedToeplitz, Correlation

@@ -169,6 +169,7 @@ class SyntheticCriteo:
 @functools.cache
 def zipf_offset(size: int, exponent: float, head_share: float) -> float:
     """The shift c that gives the first of `size` ranks its share; very large where the share is that of chance."""
+
     def share(log_offset: float) -> float:
         c, power = math.exp(log_offset), 1.0 - exponent
         return ((1.0 + c) ** power - c**power) / ((size + c) ** power - c**power)

@@ -21,11 +21,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
 from tfdp_rec.optimizers.lazy.pending import Payer, Pending, Replayed, Rows
-from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table

@@ -36,10 +36,9 @@ from tfdp_rec.clipping import NotPrivate
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
 from tfdp_rec.optimizers.lazy.marks import Ledger
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Pending, Rows, pending
-from tfdp_rec.optimizers.planned import takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, Table, after
 

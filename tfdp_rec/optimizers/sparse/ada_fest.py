@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 

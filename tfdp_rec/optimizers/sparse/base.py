@@ -25,8 +25,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
 from tfdp_rec.optimizers.sparse.buckets import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 

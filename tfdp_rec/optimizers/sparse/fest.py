@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 
