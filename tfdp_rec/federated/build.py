@@ -18,7 +18,7 @@ from tfdp_rec.federated import participant as participants
 from tfdp_rec.federated.cohort import Client, client_of
 from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
-from tfdp_rec.federated.settings import Settings, refuse_more_than
+from tfdp_rec.federated.settings import FederatedSettings, refuse_more_than
 from tfdp_rec.federated.vector import ClippedVector, VectorMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.models import news
@@ -72,7 +72,7 @@ def local_update(
 
 
 @functools.lru_cache(maxsize=2)  # the settings are a server's: no more models stay than two runs take
-def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
+def world(settings: FederatedSettings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
     """A run's model and data, once a process."""
     data = mind.read(settings.data, title_length=8, body_length=16)
     s = settings
@@ -80,7 +80,7 @@ def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
 
 
 @functools.lru_cache(maxsize=2)
-def update(settings: Settings) -> local.LocalUpdate:
+def update(settings: FederatedSettings) -> local.LocalUpdate:
     """A run's local update, once a process."""
     s, (model, data) = settings, world(settings)
     attention = AttentionMechanism(s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu")
@@ -90,9 +90,9 @@ def update(settings: Settings) -> local.LocalUpdate:
     )  # fmt: skip
 
 
-def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Participant:
+def participant(settings: FederatedSettings, node: Mapping[str, Any]) -> participants.Participant:
     """The participant of a node: the node's own data and terms, and the run's update."""
-    terms, partition = participants.Terms.of_node(node), int(node["partition-id"])
+    terms, partition = participants.DeviceTerms.of_node(node), int(node["partition-id"])
     if "data" not in node:
         raise ValueError("The node's configuration lacks data, the folder of its clicks: give --node-config it.")
     here = dataclasses.replace(settings, data=str(node["data"]))
@@ -102,12 +102,12 @@ def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Par
 
 
 @functools.lru_cache(maxsize=2)
-def _users(settings: Settings) -> list[Client]:
+def _users(settings: FederatedSettings) -> list[Client]:
     users = sorted(world(settings)[1].by_user().items())
     return [client_of(impressions) for _, impressions in users]
 
 
-def with_initial(settings: Settings) -> Settings:
+def with_initial(settings: FederatedSettings) -> FederatedSettings:
     """The settings, with a file of initial weights written if none was given."""
     # Keras draws initial weights from a state that all threads share, so that a server app's own would not repeat them.
     if settings.initial:

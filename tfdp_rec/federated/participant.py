@@ -50,7 +50,7 @@ class BudgetSpent(Refused):
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
+class DeviceTerms:
     """What one device allows, whatever a server asks for."""
 
     ledger: Path
@@ -69,7 +69,7 @@ class Terms:
             raise ValueError(f"budget-delta must be in [0, 1), got {self.budget_delta}.")
 
     @classmethod
-    def of_node(cls, config: Mapping[str, Any]) -> Terms:
+    def of_node(cls, config: Mapping[str, Any]) -> DeviceTerms:
         """The terms in a node's own configuration; a node without ledger or budget is refused."""
         missing = [key for key in ("ledger", "budget-epsilon") if key not in config]
         if missing:
@@ -92,7 +92,7 @@ class Participant:
 
     update: LocalUpdate
     data: Client
-    terms: Terms
+    terms: DeviceTerms
     method: str = "private"
     client_rate: float = 1.0
     source: words.WordSource = words.os_entropy

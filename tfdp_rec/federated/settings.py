@@ -27,7 +27,7 @@ def _size(most: int, least: int = 1) -> Check:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class FederatedSettings:
     """A federated run."""
 
     data: str = option("", "folder with news.tsv and behaviors.tsv; every user of it is a client")
@@ -63,7 +63,7 @@ class Settings:
         return "".join(f"{name} = {_toml(value)}\n" for name, value in dataclasses.asdict(self).items())
 
     @classmethod
-    def of_run(cls, config: Mapping[str, Any]) -> Settings:
+    def of_run(cls, config: Mapping[str, Any]) -> FederatedSettings:
         """The settings that Flower carried, its run configuration."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in config.items() if name in known})
@@ -82,14 +82,14 @@ class Nodes:
     )  # fmt: skip
     ledgers: str = option("", "folder of the clients' training ledgers; left out, beside --output")
 
-    def of_run(self, settings: Settings) -> Nodes:
+    def of_run(self, settings: FederatedSettings) -> Nodes:
         """With what was left out taken from the run that the same person starts."""
         beside = str(Path(settings.output).with_suffix(".ledgers"))
         return dataclasses.replace(
             self, methods=self.methods or (settings.method,), ledgers=str(Path(self.ledgers or beside).resolve())
         )
 
-    def config(self, settings: Settings, partition: int) -> dict[str, Any]:
+    def config(self, settings: FederatedSettings, partition: int) -> dict[str, Any]:
         """One node's configuration, as Flower's --node-config takes it."""
         return {
             "partition-id": partition,

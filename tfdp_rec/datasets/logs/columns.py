@@ -94,7 +94,7 @@ def _casts(array: pa.Array, kind: pa.DataType) -> bool:
     return True
 
 
-class Ids(Column):
+class IdColumn(Column):
     """Ids of users or items."""
 
     _way_out = "Make all ids text, or all whole numbers"
@@ -125,7 +125,7 @@ class Ids(Column):
         return array.cast(pa.int64())
 
 
-class Times(Column):
+class TimeColumn(Column):
     """Times, for order."""
 
     _way_out = "Write all times alike: numbers of one unit, or ISO 8601, all with a zone or all without"
@@ -195,7 +195,7 @@ class Times(Column):
                     self._unit._settle(f"{unit} since 1970", stretch, place, times[place])
 
 
-class Numbers(Column):
+class NumberColumn(Column):
     """A feature."""
 
     _way_out = "A feature is a number; number categories by a public list first"

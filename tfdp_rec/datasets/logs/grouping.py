@@ -31,7 +31,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs import sources
-from tfdp_rec.datasets.logs.columns import Ids, Numbers, Times
+from tfdp_rec.datasets.logs.columns import IdColumn, NumberColumn, TimeColumn
 from tfdp_rec.datasets.logs.sources import Stretch
 from tfdp_rec.files import alone, replacing
 
@@ -43,7 +43,7 @@ _PRIME = np.uint64(0x100000001B3)
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class LogColumns:
     """The names of a log's columns: user, item, time (or empty), other numbers; and what becomes of duplicates."""
 
     user: str
@@ -64,7 +64,7 @@ class Columns:
         return [name for name in (self.user, self.item, self.time, *self.features) if name]
 
 
-def group(source: Any, columns: Columns, folder: Path) -> None:
+def group(source: Any, columns: LogColumns, folder: Path) -> None:
     """Makes the folder of a grouped log, unless it was made from the same files."""
     print_of_source = _print_of(source, columns)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def group(source: Any, columns: Columns, folder: Path) -> None:
             _Grouping(columns, Path(temporary)).run(source, print_of_source)
 
 
-def _print_of(source: Any, columns: Columns) -> Any:
+def _print_of(source: Any, columns: LogColumns) -> Any:
     """The identity of the sources a folder was made from; None for data in memory, which have none."""
     files = sources.files_of(source)
     if files is None:
@@ -115,11 +115,11 @@ def full_disk(folder: Path) -> Iterator[None]:
 class _Grouping:
     """One conversion."""
 
-    def __init__(self, columns: Columns, folder: Path):
+    def __init__(self, columns: LogColumns, folder: Path):
         self.columns, self.folder = columns, folder
-        self.user, self.item = Ids(columns.user), Ids(columns.item)
-        self.time = Times(columns.time) if columns.time else None
-        self.features = [Numbers(name) for name in columns.features]
+        self.user, self.item = IdColumn(columns.user), IdColumn(columns.item)
+        self.time = TimeColumn(columns.time) if columns.time else None
+        self.features = [NumberColumn(name) for name in columns.features]
         self.items: dict[Any, int] = {}
         self.left_out = dict.fromkeys(("without user", "without item", "without time", "duplicate"), 0)
         self.rows_read = 0

@@ -96,7 +96,7 @@ class Interactions:
             raise ValueError("rows_per_unit counts rows of known items: give it with items=, or to with_items.")
         holder = Temporary("tfdp-rec-interactions-") if folder is None else None
         path = Path(holder.name) / "log" if holder else Path(folder or "")
-        columns = grouping.Columns(user, item, time, tuple(features), duplicates)
+        columns = grouping.LogColumns(user, item, time, tuple(features), duplicates)
         grouping.group(source, columns, path.absolute())
         found = cls(path.absolute(), holder)
         return found if items is None else found.with_items(items, rows_per_unit)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs import sources
-from tfdp_rec.datasets.logs.columns import Ids
+from tfdp_rec.datasets.logs.columns import IdColumn
 from tfdp_rec.files import writing
 
 _COLUMN = "item"
@@ -43,7 +43,7 @@ class Items:
             array = ids if isinstance(ids, pa.Array) else pa.array(ids)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as problem:
             raise ValueError(f"The ids of items must be all text or all whole numbers: {problem}.") from problem
-        found = Ids("items").read(sources.Stretch("the list", 1, pa.table({"items": array})))
+        found = IdColumn("items").read(sources.Stretch("the list", 1, pa.table({"items": array})))
         if not len(found):
             raise ValueError("The list of items is empty: nothing could be recommended. A private one needs more ε.")
         if found.null_count:
@@ -68,7 +68,7 @@ class Items:
         if Path(path).suffix.lower() == ".txt":
             return cls([line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()])
         found = column or sources.id_column(Path(path), [_COLUMN, *usual])
-        reader = Ids(found)
+        reader = IdColumn(found)
         arrays = [reader.read(stretch) for stretch in sources.stretches(str(path), [found])]
         return cls(pa.concat_arrays([array for array in arrays if len(array)] or [pa.nulls(0, pa.string())]))
 

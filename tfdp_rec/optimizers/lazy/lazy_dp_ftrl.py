@@ -25,7 +25,7 @@ from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
-from tfdp_rec.optimizers.lazy.pending import Payer, Pending, Replayed, Rows
+from tfdp_rec.optimizers.lazy.pending import DebtPayer, Pending, Replayed, Rows
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table
@@ -65,7 +65,7 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: DebtPayer | None = None) -> None:
         with self.course.whole():
             super().pay(rows, now, payer)
 

@@ -37,8 +37,8 @@ from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
-from tfdp_rec.optimizers.lazy.marks import Ledger
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Pending, Rows, pending
+from tfdp_rec.optimizers.lazy.marks import RowMarks
+from tfdp_rec.optimizers.lazy.pending import Debt, DebtPayer, History, Pending, Rows, pending
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.tables import Operations, Table, after
 
@@ -116,11 +116,11 @@ class LazyDPSGD(PrivateOptimizer):
         self.accounts = {recursion: Account(way, new(way)) for recursion, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
-        self.ledger = Ledger(histories, rows, start=int(self.iterations.numpy()))
+        self.ledger = RowMarks(histories, rows, start=int(self.iterations.numpy()))
 
     # Paying.
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: DebtPayer | None = None) -> None:
         """Pays what distinct rows, by table path, owe up to step `now`: one draw for all tables that decay alike."""
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():

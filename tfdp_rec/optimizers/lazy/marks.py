@@ -17,7 +17,7 @@ from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.optimizers.tables import Operations, after, scatter
 
 
-class Ledger:
+class RowMarks:
     """The clock, the totals of every step by way of decay, and the marks of a lazy optimizer's rows."""
 
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):

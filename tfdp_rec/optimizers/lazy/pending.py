@@ -95,7 +95,7 @@ class Debt:
         return Request(self.table, self.ids, self.rows[0].shape[1], stddev)
 
 
-class Payer(Protocol):
+class DebtPayer(Protocol):
     """What pays."""
 
     def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
@@ -120,9 +120,9 @@ class Pending(abc.ABC):
 
     @abc.abstractmethod
     def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        """See `Payer`."""
+        """See `DebtPayer`."""
 
-    def for_all_rows(self, now: tf.Tensor, history: History) -> Payer:
+    def for_all_rows(self, now: tf.Tensor, history: History) -> DebtPayer:
         """What pays where every row of every table is about to pay at one `now`, chunk after chunk."""
         return self
 
@@ -157,7 +157,7 @@ class Aggregated(Pending):
         noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], debts[0].now)
         return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
 
-    def for_all_rows(self, now: tf.Tensor, history: History) -> Payer:
+    def for_all_rows(self, now: tf.Tensor, history: History) -> DebtPayer:
         return _ForAllRows(self, self.owed(tf.range(now + 1), now, history))
 
 
