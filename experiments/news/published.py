@@ -78,7 +78,7 @@ class PublishedLabelPermutation(LabelPermutation):
         self, num_candidates: int, clicked: int, source: words.WordSource = words.os_entropy
     ) -> NDArray[np.int64]:
         """Positions of the permuted label (first) and of the other sampled candidates."""
-        self._check(num_candidates, clicked)
+        self.refuse_no_choice(num_candidates, clicked)
         others = np.delete(np.arange(num_candidates), clicked)
         negatives = choose(others, self.num_negatives, source)
         keep = self.keep_probability(num_candidates)

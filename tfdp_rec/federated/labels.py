@@ -60,7 +60,9 @@ class LabelPermutation:
         if self.num_negatives < 1:
             raise ValueError(f"num_negatives must be at least 1, got {self.num_negatives}.")
 
-    def _check(self, num_candidates: int, clicked: int) -> None:
+    @staticmethod
+    def refuse_no_choice(num_candidates: int, clicked: int) -> None:
+        """Raises ValueError unless one of at least two news was clicked."""
         if num_candidates < 2:
             raise ValueError(f"num_candidates must be at least 2, got {num_candidates}: one news alone is no choice.")
         if not 0 <= clicked < num_candidates:
@@ -78,7 +80,7 @@ class LabelPermutation:
             >>> LabelPermutation(math.log(3), 1).probabilities(2, 0).round(2).tolist()
             [0.75, 0.25]
         """
-        self._check(num_candidates, clicked)
+        self.refuse_no_choice(num_candidates, clicked)
         weights = np.full(num_candidates, math.exp(-self.epsilon))
         weights[clicked] = 1.0
         return weights / weights.sum()
