@@ -1,4 +1,4 @@
-"""Names of a package that are imported when first asked for, so that what needs no TensorFlow need not wait for it."""
+"""Imports at first use: names of a package, so that what needs no TensorFlow loads none, and libraries of an extra."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def imported_when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str
         return module if homes[name] == name else getattr(module, name)
 
     return __getattr__
+
+
+def optional(module: str, extra: str) -> Any:
+    """A module of an extra, or one sentence that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise ImportError(f"{module} is missing; install it with  pip install 'tfdp-rec[{extra}]'.") from problem

@@ -26,7 +26,6 @@ class Sizes:
     width: int = option(8, "of a row", POSITIVE)
     batch_size: int = option(256, "expected batch size", POSITIVE)
     steps: int = option(250, "training steps", POSITIVE)
-    refresh_every: int = option(25, "steps of a phase of delayed rules", POSITIVE)
     delta: float = option(1e-6, "of the guarantee", POSITIVE)
 
 

@@ -22,7 +22,7 @@ from experiments.tables import markdown
 from tfdp_rec.data import PoissonSampling, criteo
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, lazy_dp_sgd
-from tfdp_rec.optimizers import AdaFEST, Adagrad, Adam, DelayedRMSprop, PrivateOptimizer
+from tfdp_rec.optimizers import AdaFEST, Adagrad, Adam, PrivateOptimizer
 from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import calibrate_noise
 
@@ -46,8 +46,8 @@ class Contestant:
     rates: Sequence[float]
 
 
-def _lazily(rule: Callable[[int], Any]) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
-    return lambda common, sizes: tfdp_rec.LazyDPSGD(1.0, table_rule=rule(sizes.refresh_every), **common)
+def _lazily(common: dict[str, Any], sizes: Sizes) -> PrivateOptimizer:
+    return tfdp_rec.LazyDPSGD(1.0, **common)
 
 
 def _eagerly(rule: Any) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
@@ -60,8 +60,7 @@ def _choosing(rule: Any) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
 
 
 CONTESTANTS = (
-    Contestant(lazy_dp_sgd.label, _lazily(lambda every: None), (2, 4, 8, 16)),
-    Contestant(f"{lazy_dp_sgd.label}, DelayedRMSprop", _lazily(DelayedRMSprop), (4, 8, 16, 32)),
+    Contestant(lazy_dp_sgd.label, _lazily, (2, 4, 8, 16)),
     Contestant(f"{dp_sgd.label}, Adagrad", _eagerly(Adagrad()), (0.03, 0.06, 0.12, 0.24)),
     Contestant(ada_fest.label, _choosing(None), (2, 4, 8, 16)),
     Contestant(f"{ada_fest.label}, Adagrad", _choosing(Adagrad()), (0.03, 0.06, 0.12, 0.24)),

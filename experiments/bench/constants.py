@@ -1,4 +1,4 @@
-"""The constants of `tfdp-rec plan`, measured: what a value costs when it is drawn, read, added, replaced, sent.
+"""The constants of `plan`, measured: what a value costs when it is drawn, read, added, replaced, sent.
 
 All are processor time, summed over cores and, for what is sent, over both processes: on a busy machine it stays what it
 is, and it is what a server runs out of.
@@ -30,7 +30,7 @@ from tfdp_rec.optimizers.tables import scatter  # noqa: E402
 
 HELP = """\
   python -m experiments.bench constants --json here.json       half a minute
-  tfdp-rec plan --constants here.json --rows 5e6 --dim 64 --batch 64
+  python -m experiments.bench plan --constants here.json --rows 5e6 --dim 64 --batch 64
 """
 ROWS, WIDTH, TOUCHED = 1 << 20, 64, 1 << 15
 REPEATS = 7
@@ -38,7 +38,7 @@ REPEATS = 7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `constants`."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write them there, too, for `tfdp-rec plan`")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write them there, too, for `plan`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure() -> dict[str, float]:
-    """Every constant of `tfdp_rec.distribute.plan.Constants` that can be had without a model."""
+    """Every constant of `experiments.bench.step_costs.Constants` that can be had without a model."""
     return _rows() | _whole_tables() | _network()
 
 

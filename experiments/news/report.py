@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from experiments import tables
+from experiments.news.published import PublishedLaplace
 from experiments.news.ranking import METRICS
 from experiments.news.trainings import VARIED
-from tfdp_rec.federated import AttentionMechanism, PublishedLaplace, PureLaplace
+from tfdp_rec.federated import AttentionMechanism, PureLaplace
 
 TITLES = {
     "untrained": "Untrained",

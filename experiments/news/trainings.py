@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from experiments.news import ranking
+from experiments.news.published import PublishedGaussian, PublishedLabelPermutation, PublishedLaplace
 from experiments.news.settings import METHODS, Sizes
 from tfdp_rec.data import mind
 from tfdp_rec.datasets.mind.generated import SyntheticNews
@@ -26,8 +27,6 @@ from tfdp_rec.federated import (
     AnalyticGaussian,
     AttentionMechanism,
     LabelPermutation,
-    PublishedGaussian,
-    PublishedLaplace,
     PureLaplace,
     build,
     cohort,
@@ -193,17 +192,17 @@ class Trainings:
     def update_of(self, cell: Cell, model: Any) -> local.LocalUpdate:
         """The local update of a federated cell."""
         noise: ClippedVector | None = None
-        method = "private"
+        method, attention = "private", attention_of(cell, cell.epsilon, PADDING, "relu")
         if cell.method == "published":
-            method = "published"
-        elif cell.method == "corrected+user":
+            labels = PublishedLabelPermutation(cell.epsilon, NEGATIVES)
+            return local.PublishedUpdate(model, self.data.catalogue, attention, labels, HISTORY, SAMPLES)
+        if cell.method == "corrected+user":
             method, noise = "private+user", VectorMechanism(0.05, cell.epsilon, DELTA)
         elif cell.method in ("fedrec", "dp-fedrec"):
             method = "gradient"
             noise = vector_of(cell, 0.005, math.inf if cell.method == "fedrec" else cell.epsilon)
         return build.local_update(
-            method, model, self.data.catalogue,
-            attention_of(cell, cell.epsilon, PADDING, "relu"), cell.epsilon, negatives=NEGATIVES, history=HISTORY,
+            method, model, self.data.catalogue, attention, cell.epsilon, negatives=NEGATIVES, history=HISTORY,
             samples=SAMPLES, noise=noise,
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from tfdp_rec.settings import POSITIVE, add_options, chosen, option
 HELP = """\
   python -m experiments.rates                about half an hour on one core
   python -m experiments.rates --seeds 5      goes on where it stopped, with more seeds
-  python -m experiments.rates --scales       row_scale by public counts against none, for the two-tower
 
 A two-tower on generated timelines and a click model on generated logs. Rates are given by what the noise alone
 will do: the length of the noise in a row of a table at the end of the training.
@@ -36,7 +35,6 @@ class Grid:
     epsilons: tuple[float, ...] = option((1.0, 8.0), "budgets", POSITIVE)
     clips: tuple[float, ...] = option((0.1, 1.0), "bounds on an example's gradient norm", POSITIVE)
     batches: tuple[int, ...] = option((256, 1024), "users in a batch, on average", POSITIVE)
-    scales: bool = option(False, "compare scales of rows instead")
     lengths: tuple[float, ...] = option((0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "of the noise in a row", POSITIVE)
 
 
@@ -49,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains what is missing, then writes report.md."""
-    from experiments.rates import scales, trainings
+    from experiments.rates import trainings
     from experiments.study import Study
 
     sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
     study = Study(args.out, dataclasses.asdict(sizes))
-    study.report((scales if grid.scales else trainings).report(study, sizes, grid))
+    study.report(trainings.report(study, sizes, grid))
     return 0

@@ -72,7 +72,7 @@ class Task(abc.ABC):
             sampling, model = PoissonSampling(self.units, batch, unit="user"), self.new_model()
             optimizer = tfdp_rec.LazyDPSGD(
                 1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=batch,
-                dense_optimizer=self.dense_optimizer(), row_scale=self.row_scale(),
+                dense_optimizer=self.dense_optimizer(),
             )  # fmt: skip
             self.compile(model, optimizer)
             model.prepare(self.batches(sampling).element_spec)
@@ -81,10 +81,6 @@ class Task(abc.ABC):
 
     def dense_optimizer(self) -> Any:
         """Of what is no table."""
-        return None
-
-    def row_scale(self) -> dict[str, np.ndarray] | None:
-        """Of tables, if any."""
         return None
 
     @abc.abstractmethod

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tfdp_rec.cli import main
-from tfdp_rec.distribute.handshake import listens
+from tfdp_rec.distribute.cluster import listens
 
 OPEN = ["--open-to-the-network"]
 

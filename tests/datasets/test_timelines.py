@@ -219,7 +219,7 @@ def test_examples_pass_through_poisson_batches(small):
 def test_examples_that_cannot_be_are_refused(tiny):
     with pytest.raises(ValueError, match="negatives must be between 0 and the 5 items"):
         NextItemExamples(tiny, [0], negatives=6)
-    with pytest.raises(ValueError, match="somebody twice"):
+    with pytest.raises(ValueError, match="a user twice"):
         NextItemExamples(tiny, [0, 0], negatives=2)
     with pytest.raises(ValueError, match="positions from 0 to 4"):
         NextItemExamples(tiny, [5], negatives=2)

@@ -7,6 +7,8 @@ import pytest
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.datasets.mind.wordpiece import WordPiece
 
+pytest.importorskip("tokenizers")
+
 PIECES = [
     "[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "##a", "play", "##ing", "##s", "the", "cafe", "é",
     "!", "'", "t", "don", "中", "文", "$", "9", "##99", ".", "Cafe", "café", "a", "##ff", "-", "[", "]",

@@ -545,7 +545,6 @@ def refusals(cluster, dear=False):
         "deserted": alone,
         "AdaFEST": lambda: trainer(optimizer=survey),
         "Adam": lambda: trainer(optimizer=keras.optimizers.Adam),
-        "row_scale": lambda: trainer(optimizer=lambda: plain(row_scale={"few": np.ones(5)})),
         "regularizer": lambda: trainer(lambda: ordinary_model(0.1), lambda: tfdp_rec.EANA(0.1, **basics)),
         "random layer": lambda: trainer(model=dropping),
         "secure": lambda: trainer(optimizer=lambda: plain(secure=True)),

@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 
-from tfdp_rec.distribute.handshake import asked
+from tfdp_rec.distribute.cluster import server_at
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # as gRPC begins
 
@@ -36,7 +36,8 @@ def main(arguments):
     if arguments[0] == "--keys":
         keys, arguments = arguments[1], arguments[2:]
     found = {
-        at: {"status": asked(at), "plain": heard(at, None, False), "secured": heard(at, keys, True)} for at in arguments
+        at: {"status": server_at(at), "plain": heard(at, None, False), "secured": heard(at, keys, True)}
+        for at in arguments
     }
     print(json.dumps(found))
 

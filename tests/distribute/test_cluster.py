@@ -10,8 +10,7 @@ from concurrent import futures
 import grpc
 import pytest
 
-from tfdp_rec.distribute.cluster import Cluster, split_address
-from tfdp_rec.distribute.handshake import SILENT, STRANGER, asked, listens
+from tfdp_rec.distribute.cluster import SILENT, STRANGER, Cluster, listens, server_at, split_address
 
 GOOD = {"chief": ["c:1"], "worker": ["a:1", "a:2"], "ps": ["b:1"], "evaluator": ["e:1"]}
 
@@ -108,7 +107,7 @@ def test_waiting_ends_and_names_who_is_silent():
         bound.bind(("127.0.0.1", 0))
         closed = f"127.0.0.1:{bound.getsockname()[1]}"
         assert listens(worker) and not listens(closed)
-        assert (asked(worker), asked(ps), asked(closed)) == ("worker 0", "ps 0", SILENT)
+        assert (server_at(worker), server_at(ps), server_at(closed)) == ("worker 0", "ps 0", SILENT)
         Cluster({"worker": [worker], "ps": [ps.replace("127.0.0.1", "localhost")]}).wait(5)
         with pytest.raises(TimeoutError, match=rf"within 0.3 s from ps 0 \({closed}\)\."):
             Cluster({"worker": [worker], "ps": [closed]}).wait(0.3)
@@ -128,7 +127,7 @@ def test_somebody_else_at_an_address_is_named_at_once(who):
         other = f"127.0.0.1:{_web_server(services)}" if who == "a web server" else ""
         other = other or services.enter_context(answering(WORKER if who == "the worker" else ""))
         found = "worker 0" if who == "the worker" else STRANGER
-        assert asked(other) == found
+        assert server_at(other) == found
         with pytest.raises(ValueError, match=f"At {other}, where ps 0 should be, {found} answers: correct"):
             Cluster({"worker": [worker], "ps": [other]}).wait(60)
 
@@ -144,7 +143,7 @@ def test_a_proxy_with_nobody_behind_it_is_nobody():
 
         threading.Thread(target=hang_up, daemon=True).start()
         address = f"127.0.0.1:{proxy.getsockname()[1]}"
-        assert not listens(address) and asked(address) == SILENT
+        assert not listens(address) and server_at(address) == SILENT
 
 
 def _web_server(services):

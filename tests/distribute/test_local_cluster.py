@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tfdp_rec.distribute import Cluster, LocalCluster
-from tfdp_rec.distribute.handshake import listens
+from tfdp_rec.distribute.cluster import listens
 from tfdp_rec.distribute.local_cluster import warn_of_others
 
 OWNER = """

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_rec.distribute.packing import Parcel
+from tfdp_rec.distribute.sections import Parcel
 
 NEST = (
     {"b": (np.ones([2, 3], "float32"), np.array([5, 7], "int64")), "a": np.float32(2.5)},

@@ -171,7 +171,6 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(two_worke
     [
         ("AdaFEST", "NotPrivate: AdaFEST does not run on parameter servers"),
         ("Adam", "ValueError: Adam does not run on parameter servers"),
-        ("row_scale", "NotPrivate: LazyDPSGD with row_scale= does not run on parameter servers"),
         ("regularizer", "NotPrivate: Table 'many/embeddings' has a regularizer, and EANA moves only some rows"),
         ("secure", "NotPrivate: SecureNoise cannot draw on a parameter server"),
         ("random layer", "draws random numbers from a seed that the workers of a cluster would share"),

@@ -8,10 +8,10 @@ from dp_accounting import NonPrivateDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
+from experiments.news.published import PublishedGaussian
 from tfdp_rec.federated import (
     AttentionMechanism,
     ClientAccountant,
-    PublishedGaussian,
     PureLaplace,
 )
 from tfdp_rec.pricing.events import PureDpEvent

@@ -8,6 +8,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_mechanism
 from scipy import integrate, stats
 
+from experiments.news.published import PublishedGaussian, PublishedLaplace
 from tfdp_rec.federated import calibration
 from tfdp_rec.federated.mechanism import AttentionMechanism, clip
 from tfdp_rec.pricing import profiles
@@ -70,7 +71,7 @@ def mixture_delta(epsilon, padding, first, second, padded, density, width):
 def test_padded_release_keeps_its_promise_on_the_line_between_two_vertices(epsilon, padding, delta):
     """The segment from one vertex of K to another is one-dimensional: the attention of B = 2, all of it."""
     private = AttentionMechanism(2, epsilon, delta, padding=padding)
-    published = AttentionMechanism(2, epsilon, delta, padding=padding, calibration=calibration.PublishedGaussian())
+    published = AttentionMechanism(2, epsilon, delta, padding=padding, calibration=PublishedGaussian())
     worst = {}
     for mechanism in (private, published):
         scale = mechanism.noise_scale
@@ -93,7 +94,7 @@ def test_padded_release_keeps_its_promise_on_the_line_between_two_vertices(epsil
 def test_laplace_log_ratio_is_bounded_everywhere(epsilon, padding):
     """max over outputs of log(density / density') for padded Laplace noise, at corners of K."""
     ratios = {}
-    for kind in (calibration.PureLaplace(), calibration.PublishedLaplace()):
+    for kind in (calibration.PureLaplace(), PublishedLaplace()):
         mechanism = AttentionMechanism(3, epsilon, 0.0, padding=padding, clip_norm=0.8, calibration=kind)
         corners = clip(simplex_points(3, 0, seed=0), 0.8)
         outputs = np.array(list(itertools.product((-50.0, 0.0, 0.3, 0.56, 0.8, 50.0), repeat=3)))
@@ -104,7 +105,7 @@ def test_laplace_log_ratio_is_bounded_everywhere(epsilon, padding):
             (mixed[i, pad] - mixed[j, pad]).max() for i, j, pad in itertools.product(range(len(corners)), repeat=3)
         )
     assert ratios[calibration.PureLaplace] <= epsilon * (1 + 1e-9)
-    assert ratios[calibration.PublishedLaplace] > epsilon * 1.1
+    assert ratios[PublishedLaplace] > epsilon * 1.1
 
 
 @pytest.mark.parametrize("epsilon, delta, padding", GRID)
@@ -119,9 +120,9 @@ def test_whole_grid_states_no_more_privacy_than_it_gives(epsilon, delta, padding
 
 
 def test_the_published_calibration_gives_the_deltas_the_issue_measured():
-    at_ten = AttentionMechanism(5, 10.0, 1e-5, calibration=calibration.PublishedGaussian())
+    at_ten = AttentionMechanism(5, 10.0, 1e-5, calibration=PublishedGaussian())
     assert at_ten.delta_at(10.0) == pytest.approx(1.3e-2, rel=0.03)
-    at_twenty = AttentionMechanism(5, 20.0, 1e-5, calibration=calibration.PublishedGaussian())
+    at_twenty = AttentionMechanism(5, 20.0, 1e-5, calibration=PublishedGaussian())
     assert at_twenty.delta_at(20.0) == pytest.approx(0.25, rel=0.03)
     # with the right sensitivity the classical formula still misses at epsilon = 10
     classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 10

@@ -13,7 +13,7 @@ from scipy import stats
 
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, local
 from tfdp_rec.federated.cohort import Client
-from tfdp_rec.federated.participant import Participant, Terms
+from tfdp_rec.federated.participant import DeviceTerms, Participant
 from tfdp_rec.federated.vector import VectorMechanism
 
 NEWS, WORDS, TITLE, LENGTH, DIM = 80, 400, 12, 20, 64
@@ -38,7 +38,7 @@ def device(target, update, folder, method):
     history = [*rng.integers(10, NEWS, LENGTH - 1).tolist()]
     history.insert(12, target)
     shown = tuple((tuple(range(20 + 8 * i, 28 + 8 * i)), int(rng.integers(8))) for i in range(4))
-    terms = Terms(folder / f"{method}-{target}.jsonl", float("inf"), methods=(method,))
+    terms = DeviceTerms(folder / f"{method}-{target}.jsonl", float("inf"), methods=(method,))
     clicks = tuple((named(*rows), click) for rows, click in shown)
     return Participant(update, Client(named(*history), clicks), terms, method)
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 from catalogues import named
 from scipy import stats
 
+from experiments.news.published import PublishedGaussian
 from tfdp_rec.federated import (
     AnalyticGaussian,
     AttentionMechanism,
     LabelPermutation,
-    PublishedGaussian,
     local,
 )
 from tfdp_rec.federated.cohort import Client

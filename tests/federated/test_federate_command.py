@@ -12,7 +12,7 @@ from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import build
 from tfdp_rec.federated.device import UNIT
 from tfdp_rec.federated.participant import DATA
-from tfdp_rec.federated.settings import Nodes, Settings
+from tfdp_rec.federated.settings import FederatedSettings, Nodes
 from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import Ledger
 from tfdp_rec.spending.ledger import REPLACE
@@ -26,7 +26,7 @@ def readers(tmp_path_factory):
 
 
 def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
-    nodes = Nodes(ledgers=str(tmp_path), budget_delta=1e-6).of_run(Settings())
+    nodes = Nodes(ledgers=str(tmp_path), budget_delta=1e-6).of_run(FederatedSettings())
     assert "no client has answered" in federate.spent(nodes)
     for client, rounds in enumerate((1, 3)):
         with Ledger(tmp_path / f"client-{client}.jsonl", UNIT, DATA, REPLACE) as ledger:
@@ -43,7 +43,7 @@ def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
         ("--simulate 2 --data {readers} --output model.h5", "--output must end in .npz"),
         ("--simulate 2 --data {readers} --method best", "argument --method: invalid choice"),
         ("--simulate 2 --data {readers} --encoder bert", "argument --encoder: invalid choice"),
-        ("--simulate 2 --data {readers} --method published --budget-epsilon 3", "no privacy bound"),
+        ("--simulate 2 --data {readers} --method published", "argument --method: invalid choice"),
         ("--simulate 2 --data {readers} --budget-epsilon 0", "--budget-epsilon must be positive"),
         ("--simulate 2 --data {readers} --round-epsilon nan", "--round-epsilon must be positive"),
         ("--write-app app --data {readers} --budget-epsilon 3", "own node's configuration"),
@@ -83,15 +83,15 @@ def test_a_missing_flower_is_named(readers, capsys, monkeypatch):
 
 def test_settings_check_themselves_wherever_they_come_from():
     with pytest.raises(ValueError, match="--encoder must be one of nrms, naml, plm"):
-        Settings(encoder="bert")
-    assert Settings.of_run({"dim": 7, "of another app": 1}) == Settings(dim=7)
+        FederatedSettings(encoder="bert")
+    assert FederatedSettings.of_run({"dim": 7, "of another app": 1}) == FederatedSettings(dim=7)
 
 
 def test_a_written_app_holds_every_setting_and_its_initial_weights(readers, tmp_path):
-    settings = Settings(data=str(readers), output=str(tmp_path / "out.npz"), secure=True, dim=8)
+    settings = FederatedSettings(data=str(readers), output=str(tmp_path / "out.npz"), secure=True, dim=8)
     federate.write_app(tmp_path / "app", settings)
     flower = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    carried = Settings.of_run(flower["config"])
+    carried = FederatedSettings.of_run(flower["config"])
     assert carried == dataclasses.replace(settings, initial=carried.initial)
     assert not {"budget_epsilon", "ledgers", "methods"} & set(flower["config"]), "terms are each node's own"
     assert flower["components"] == {

@@ -18,7 +18,7 @@ from tfdp_rec.cli import federate  # noqa: E402
 from tfdp_rec.datasets.mind.generated import SyntheticNews  # noqa: E402
 from tfdp_rec.federated import build  # noqa: E402
 from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
-from tfdp_rec.federated.settings import Nodes, Settings  # noqa: E402
+from tfdp_rec.federated.settings import FederatedSettings, Nodes  # noqa: E402
 from tfdp_rec.spending import ledger  # noqa: E402
 
 TAU = 1e-5
@@ -30,7 +30,7 @@ def settings(tmp_path, **change):
     data = tmp_path / "data"
     if not data.exists():
         SyntheticNews(num_users=6, num_news=60, num_days=3, candidates=5, history_length=6).write(data)
-    return Settings(**SILENT | {"data": str(data), "output": str(tmp_path / "out.npz")} | change)
+    return FederatedSettings(**SILENT | {"data": str(data), "output": str(tmp_path / "out.npz")} | change)
 
 
 def node(tmp_path, chosen, partition=0, **terms):

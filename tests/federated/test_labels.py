@@ -5,10 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import NonPrivateDpEvent
 from scipy import stats
 
-from tfdp_rec.federated import LabelPermutation, PublishedLabelPermutation
+from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.federated import LabelPermutation
 from tfdp_rec.noise import words
+from tfdp_rec.pricing.events import PureDpEvent
 
 
 def joint(num_candidates, clicked, num_negatives, epsilon):
@@ -50,6 +53,12 @@ def test_the_published_order_always_samples_the_click():
     published, private = PublishedLabelPermutation(0.5, 4), LabelPermutation(0.5, 4)
     assert all(17 in published.sample(20, 17, source) for _ in range(500))
     assert np.mean([17 in private.sample(20, 17, source) for _ in range(500)]) < 0.5
+
+
+def test_a_label_costs_its_epsilon_and_a_published_one_has_no_bound():
+    assert LabelPermutation(0.5, 4).event == PureDpEvent(0.5)
+    for unbounded in (PublishedLabelPermutation(0.5, 4), LabelPermutation(math.inf, 4)):
+        assert unbounded.event == NonPrivateDpEvent()
 
 
 def test_the_published_label_alone_misses_a_small_epsilon():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, PureLaplace, calibration, mechanism
+from experiments.news.published import PublishedGaussian
+from tfdp_rec.federated import AttentionMechanism, PureLaplace, calibration, mechanism
 from tfdp_rec.noise import words
 
 

@@ -10,10 +10,11 @@ from catalogues import catalogue_of, named
 from dp_accounting import GaussianDpEvent
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, PublishedLabelPermutation, local
+from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local
 from tfdp_rec.federated.cohort import Client, draw
 from tfdp_rec.federated.device import UNIT
-from tfdp_rec.federated.participant import DATA, BudgetSpent, Participant, Refused, Terms
+from tfdp_rec.federated.participant import DATA, BudgetSpent, DeviceTerms, Participant, Refused
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
@@ -39,7 +40,7 @@ def update(world, model):
 
 
 def allows(tmp_path, budget=math.inf, **terms):
-    return Terms(tmp_path / "ledger.jsonl", budget, **terms)
+    return DeviceTerms(tmp_path / "ledger.jsonl", budget, **terms)
 
 
 def test_every_round_keeps_its_own_price(update, world, tmp_path):
@@ -157,13 +158,13 @@ def test_a_server_gets_no_method_noise_or_budget_that_the_node_did_not_allow(upd
 )
 def test_a_node_that_was_told_no_terms_takes_part_in_nothing(config, message):
     with pytest.raises(ValueError, match=message):
-        Terms.of_node(config)
+        DeviceTerms.of_node(config)
 
 
 def test_the_runs_configuration_has_no_say_in_terms():
-    from tfdp_rec.federated.settings import Settings
+    from tfdp_rec.federated.settings import FederatedSettings
 
-    run = Settings.of_run({"budget_epsilon": math.inf, "ledgers": "/elsewhere", "method": "gradient"})
+    run = FederatedSettings.of_run({"budget_epsilon": math.inf, "ledgers": "/elsewhere", "method": "gradient"})
     assert not {"budget_epsilon", "ledgers", "ledger", "round_epsilon", "methods"} & set(dataclasses.asdict(run))
 
 
@@ -410,10 +411,10 @@ def test_sizes_that_a_server_asks_for_have_limits_before_anything_is_paid(asked,
     """`history=10**6` was granted once, and would take all memory."""
     from tfdp_rec.datasets.mind.generated import SyntheticNews
     from tfdp_rec.federated import build
-    from tfdp_rec.federated.settings import Settings
+    from tfdp_rec.federated.settings import FederatedSettings
 
     SyntheticNews(num_users=2, num_news=20, num_days=1, candidates=5, history_length=3).write(tmp_path)
     node = {"partition-id": 0, "data": str(tmp_path), "ledger": str(tmp_path / "l.jsonl"), "budget-epsilon": 1e9}
     with pytest.raises(ValueError, match="must be a whole number from|at most 10,000 news"):
-        build.participant(Settings.of_run({"dim": 8, **asked}), node)
+        build.participant(FederatedSettings.of_run({"dim": 8, **asked}), node)
     assert not (tmp_path / "l.jsonl").exists()

@@ -11,6 +11,9 @@ import pytest
 from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.noise import words
 
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "federated.md").read_text(encoding="utf-8")
 (BLOCK,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "pretrained_bert" in block)
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "t", "c", *(f"##{sign}" for sign in "0123456789tcwsomn")]

@@ -14,7 +14,8 @@ import pytest
 from helpers import bytes_in, of_this_machine
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, client
+from experiments.news.published import PublishedGaussian
+from tfdp_rec.federated import AttentionMechanism, client
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon
 from tfdp_rec.privacy import BrokenLedger

@@ -15,7 +15,7 @@ from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, labels, local, serving
 from tfdp_rec.federated.client import PrivateClient
 from tfdp_rec.federated.cohort import Client
-from tfdp_rec.federated.participant import Participant, Terms
+from tfdp_rec.federated.participant import DeviceTerms, Participant
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon
 from tfdp_rec.spending.ledger import read, total
@@ -88,7 +88,8 @@ def test_thirty_days_of_training_are_in_the_ledger_as_they_were(overlap, world, 
             permutation = LabelPermutation(float(press.rng.choice([0.5, 2.0])), 3)
             update = local.PrivateUpdate(model, catalogue, mechanism, permutation, 40, 2)
             before, unknown = len(seen), unknown + sum(news not in ids for news in history)
-            device = Participant(update, Client(tuple(history), tuple(record)), Terms(tmp_path / "ledger.jsonl", 1e6))
+            terms = DeviceTerms(tmp_path / "ledger.jsonl", 1e6)
+            device = Participant(update, Client(tuple(history), tuple(record)), terms)
             device.answer(weights) if day % 6 == 5 else device.pay_round()
             oracle.rounds[mechanism.event] += 1
             drawn = seen[before:]

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tfdp_rec.federated import AttentionMechanism, PublishedGaussian, calibration
+from experiments.news.published import PublishedGaussian
+from tfdp_rec.federated import AttentionMechanism, calibration
 from tfdp_rec.models import news
 from tfdp_rec.models.news.attention import PrivateAttention
 

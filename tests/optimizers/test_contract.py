@@ -12,7 +12,7 @@ from helpers import bytes_in, tensors_of_shape
 import tfdp_rec
 from tfdp_rec import mechanisms
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, SecureNoise
-from tfdp_rec.optimizers import Adagrad, Adam, DelayedRMSprop, Preselection, PrivateOptimizer
+from tfdp_rec.optimizers import Adagrad, Adam, Preselection, PrivateOptimizer
 from tfdp_rec.pricing.events import in_words
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.refused import NotPrivate
@@ -35,7 +35,6 @@ RULES = {
     tfdp_rec.DPSGD: Adam(),
     tfdp_rec.EANA: Adagrad(),
     tfdp_rec.FEST: Adagrad(rowwise=False),
-    tfdp_rec.LazyDPSGD: DelayedRMSprop(3),
 }
 EVERY_WAY = pytest.mark.parametrize(
     ("kind", "rule"),

@@ -12,7 +12,7 @@ import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.movies.settings import Settings
 from tfdp_rec.movies.two_towers import learning_rate_for
-from tfdp_rec.optimizers import DelayedRMSprop, PrivateOptimizer
+from tfdp_rec.optimizers import Adagrad, PrivateOptimizer
 from tfdp_rec.optimizers.noise_walk import first_rate, noise_in_rows, noise_walk
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
@@ -106,7 +106,10 @@ def test_noise_that_will_drown_a_table_is_foreseen_once_with_the_rate_that_would
     assert said(model_of(1.0), epochs=4) == []
 
 
-@pytest.mark.parametrize("options", [{"table_rule": DelayedRMSprop(3)}, {"optimizer": tfdp_rec.EANA}])
+@pytest.mark.parametrize("options", [
+    {"table_rule": Adagrad(), "optimizer": tfdp_rec.DPSGD},
+    {"optimizer": tfdp_rec.EANA},
+])  # fmt: skip
 def test_where_the_walk_is_another_nothing_is_foreseen(options):
     assert said(model_of(1.0, **options)) == []
 
@@ -161,4 +164,4 @@ def test_make_private_begins_with_a_rate_of_its_own():
     assert isinstance(optimizer, PrivateOptimizer) and optimizer.learning_rate.numpy() == pytest.approx(0.5)
     assert private.fit(verbose=0).history["epsilon"][-1] <= 3.0
     with pytest.raises(ValueError, match="needs learning_rate="):
-        tfdp_rec.make_private(model, (ids, ids[:, None] / 50.0), table_rule=DelayedRMSprop(3), **options)
+        tfdp_rec.make_private(model, (ids, ids[:, None] / 50.0), table_rule=Adagrad(), **options)

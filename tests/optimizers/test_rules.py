@@ -12,8 +12,9 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.optimizers import Adagrad, Adam, DelayedRMSprop, Preselection
+from tfdp_rec.optimizers import Adagrad, Adam, Preselection
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
+from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH = 40, 3
 BASICS = {"l2_norm_clip": 2.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
@@ -123,10 +124,9 @@ PLAN = {"correlation": Correlation(BufferedToeplitz([0.3], [0.9]), steps=5, sepa
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        (tfdp_rec.LazyDPSGD, {"table_rule": Adagrad()}, "not linear.*DelayedRMSprop"),
-        (tfdp_rec.EANA, {"table_rule": DelayedRMSprop()}, "Adagrad.*up to date"),
+        (tfdp_rec.LazyDPSGD, {"table_rule": Adagrad()}, "not linear.*use DPSGD"),
         (tfdp_rec.DPFTRL, {"table_rule": Adam(), **PLAN}, "takes back"),
-        (tfdp_rec.LazyDPFTRL, {"table_rule": DelayedRMSprop(), **PLAN}, "takes back"),
+        (tfdp_rec.LazyDPFTRL, {"table_rule": Adagrad(), **PLAN}, "takes back"),
         (tfdp_rec.DPSGD, {"table_rule": keras.optimizers.Adagrad()}, "dense_optimizer takes any"),
         (tfdp_rec.DPSGD, {"table_rule": "adam"}, "must be one of"),
         (tfdp_rec.DPSGD, {"table_rule": Adam(), "momentum": 0.9}, "no momentum"),
@@ -147,11 +147,22 @@ def test_what_cannot_be_is_refused_in_a_sentence(kind, options, words):
         lambda: Adam(beta_1=1.0),
         lambda: Adam(beta_2=-0.1),
         lambda: Adam(epsilon=0.0),
-        lambda: DelayedRMSprop(0),
-        lambda: DelayedRMSprop(2.5),
-        lambda: DelayedRMSprop(decay=1.0),
     ],
 )
 def test_values_out_of_range_are_refused(make):
     with pytest.raises(ValueError, match="must"):
         make()
+
+
+def test_parameter_servers_refuse_rules():
+    from tfdp_rec.distribute.parameter_server import refuse_unserved
+
+    with pytest.raises(NotPrivate, match="table_rule.*parameter servers"):
+        refuse_unserved(tfdp_rec.EANA(0.1, **BASICS, table_rule=Adagrad()))
+
+
+def test_a_file_of_before_loads_without_row_scales_and_is_refused_with_them():
+    config = tfdp_rec.DPSGD(0.1, **BASICS).get_config()
+    assert tfdp_rec.DPSGD.from_config({**config, "row_scale": None}).get_config() == config
+    with pytest.raises(ValueError, match="row_scale: it brought no gain and was removed.*compile=False.$"):
+        tfdp_rec.DPSGD.from_config({**config, "row_scale": ["bag"]})

@@ -365,6 +365,19 @@ def test_decay_on_a_shared_table_is_refused():
         sharing(table, 2, weight_decay=0.1).train_on_batch(*BATCHES[0])
 
 
+def test_a_model_with_decay_may_be_compiled_anew():
+    """What the optimizer before owed was settled when it was exchanged."""
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    model = sharing(table, 1, weight_decay=0.1)
+    model.train_on_batch(*BATCHES[0])
+    first = model.optimizer
+    assert not first.releasable
+    model.compile(tfdp_rec.LazyDPSGD.from_config(first.get_config()), loss="mse")
+    assert first.releasable
+    model.train_on_batch(*BATCHES[0])
+    assert not model.optimizer.releasable
+
+
 def test_a_dense_read_of_anothers_table_is_checked():
     """For the second model the table is an ordinary weight, read whole."""
     model = in_training()

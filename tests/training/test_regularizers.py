@@ -10,7 +10,7 @@ from keras.regularizers import L1, L1L2, L2, OrthogonalRegularizer
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.optimizers import Adagrad, DelayedRMSprop, Preselection
+from tfdp_rec.optimizers import Adagrad, Preselection
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.refused import NotPrivate
 
@@ -150,7 +150,6 @@ REFUSED = {
         ), "momentum has no exact lazy form",
     ),
     "a rule": (L2(0.1), lambda: tfdp_rec.DPSGD(0.1, **BASICS, table_rule=Adagrad()), r"table_rule=Adagrad"),
-    "a delayed rule": (L2(0.1), lambda: LAZY(0.1, **BASICS, table_rule=DelayedRMSprop(3)), "table_rule=Delayed"),
 }  # fmt: skip
 
 

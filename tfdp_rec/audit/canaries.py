@@ -35,10 +35,10 @@ class Uniform:
     """One feature of the catalogue: ids drawn uniformly from [low, high), in the shape of one example.
 
     Attributes:
-        high: one past the greatest id.
-        shape: shape of the feature in one example, () for a label.
-        low: the least id; 1 where 0 means padding.
-        dtype: integer type of the ids.
+        high: Number one past the greatest id.
+        shape: Shape of the feature in one example, () for a label.
+        low: The least id; 1 where 0 means padding.
+        dtype: Integer type of the ids.
 
     Example:
         >>> Uniform(27_279, shape=(20,), low=1).draw(np.random.default_rng(0), 3).shape
@@ -64,9 +64,9 @@ class Canaries:
     """Planted sequences, how often each is planted, and the references.
 
     Attributes:
-        features: [canaries, ...] for each feature.
-        repeats: [canaries] copies of each in the training data.
-        references: [references, ...] for each feature; never trained on.
+        features: Features of the canaries, [canaries, ...] each.
+        repeats: Number of copies of each in the training data, [canaries].
+        references: Features of sequences that are never trained on, [references, ...] each.
 
     Example:
         >>> catalogue = {"context": Uniform(1000, shape=(5,)), "label": Uniform(1000)}
@@ -96,11 +96,11 @@ class Canaries:
         """Draw canaries and references uniformly from the catalogue.
 
         Args:
-            catalogue: for each feature where its ids come from.
-            repeats: the repeat counts; `per_repeat` canaries are planted with each.
-            per_repeat: canaries for each repeat count.
-            num_references: sequences that are never planted.
-            seed: makes the draw repeatable, as a resumed run needs; without it the system's entropy decides.
+            catalogue: Distribution of the ids of each feature.
+            repeats: The repeat counts; `per_repeat` canaries are planted with each.
+            per_repeat: Number of canaries for each repeat count.
+            num_references: Number of sequences that are never planted.
+            seed: Seed that makes the draw repeatable, as a resumed run needs; without it the system's entropy decides.
 
         Raises:
             ValueError: a count is below 1, or the catalogue is too small for distinct sequences.
@@ -124,7 +124,7 @@ class Canaries:
         """The canary units in planting order: each canary `repeats` times, side by side.
 
         Args:
-            positions: which of the `num_units` units; all of them when left out.
+            positions: Positions among the `num_units` units; all of them if left out.
         """
         owners = np.repeat(np.arange(self.repeats.size), self.repeats)
         chosen = owners if positions is None else owners[np.asarray(positions)]
@@ -136,8 +136,8 @@ class Canaries:
         Features that canaries do not have (negatives, which the batch shares) are passed on as they are.
 
         Args:
-            fetch: indices -> features of the original units, one row an index.
-            num_units: original units; index `num_units` becomes the first canary unit.
+            fetch: Function from indices to the features of the original units, one row an index.
+            num_units: Number of original units; index `num_units` becomes the first canary unit.
 
         Returns:
             A fetch over all units, and how many there are: what a sampling scheme is built with.
@@ -162,7 +162,7 @@ class Canaries:
         """Group per-canary losses by repeat count, as the exposure functions take them.
 
         Args:
-            losses: [canaries] in the order of `features`.
+            losses: Losses in the order of `features`, [canaries].
 
         Raises:
             ValueError: not one loss for each canary.

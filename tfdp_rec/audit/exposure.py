@@ -41,8 +41,8 @@ def exposure_interpolation(canary_losses: Any, reference_losses: ArrayLike) -> A
     """log₂ n − log₂ rank of each canary among the references.
 
     Args:
-        canary_losses: [canaries] losses, or a dict from repeat count to such a list.
-        reference_losses: [n] losses of sequences that were never trained on.
+        canary_losses: Losses of the canaries, or a dict from repeat count to such a list.
+        reference_losses: Losses of sequences that were never trained on, [n].
 
     Returns:
         Exposures in the order and the structure of `canary_losses`.
@@ -72,8 +72,8 @@ def exposure_extrapolation(canary_losses: Any, reference_losses: ArrayLike) -> A
     how far the fit is from the references.
 
     Args:
-        canary_losses: [canaries] losses, or a dict from repeat count to such a list.
-        reference_losses: [n] losses of sequences that were never trained on.
+        canary_losses: Losses of the canaries, or a dict from repeat count to such a list.
+        reference_losses: Losses of sequences that were never trained on, [n].
 
     Returns:
         Exposures in the order and the structure of `canary_losses`.
@@ -102,7 +102,7 @@ def skew_normal_fit_error(reference_losses: ArrayLike) -> float:
     """Kolmogorov–Smirnov distance between the references and the skew-normal fitted to them.
 
     Args:
-        reference_losses: [n] losses of sequences that were never trained on.
+        reference_losses: Losses of sequences that were never trained on, [n].
 
     Raises:
         ValueError: as `exposure_extrapolation`.
@@ -129,8 +129,8 @@ def skew_normal_log_cdf(z: ArrayLike, shape: float) -> Floats:
     log-concave, so its slope at z says how far the integral reaches.
 
     Args:
-        z: standardised values, any shape.
-        shape: the skewness parameter a.
+        z: Standardised values, any shape.
+        shape: The skewness parameter a.
 
     Example:
         >>> float(skew_normal_log_cdf(-1.0, 0.0)) == float(special.log_ndtr(-1.0))

@@ -34,12 +34,12 @@ class OneRunAudit:
     """What a one-run audit found.
 
     Attributes:
-        epsilon: with probability `confidence`, the true ε (at `delta`) is at least this.
-        confidence: probability that a correct mechanism's ε is not below `epsilon`.
+        epsilon: Lower bound that, with probability `confidence`, the true ε (at `delta`) is not below.
+        confidence: Probability that a correct mechanism's ε is not below `epsilon`.
         delta: δ of the claim under test.
-        num_canaries: m.
-        num_guesses: r.
-        num_correct: v.
+        num_canaries: Number m of canaries.
+        num_guesses: Number r of guesses.
+        num_correct: Number v of correct guesses.
     """
 
     epsilon: float
@@ -64,8 +64,8 @@ def flip_coins(num_canaries: int, seed: int | None = None) -> NDArray[np.bool_]:
     """One fair coin for each canary: True includes it in the training data.
 
     Args:
-        num_canaries: m.
-        seed: for tests; without it the operating system's entropy decides.
+        num_canaries: Number m of canaries.
+        seed: Seed, for tests; without it the operating system's entropy decides.
 
     Raises:
         ValueError: `num_canaries` is below 1.
@@ -91,13 +91,13 @@ def one_run_audit(
     """Guess the best-scored canaries included, the worst-scored excluded, and bound ε from below.
 
     Args:
-        scores: [m] any number that is larger for a canary the model seems to have seen, such as minus
-            its loss, computed without looking at `included`.
-        included: [m] the coins that decided, from `flip_coins`.
-        num_guesses: r, fixed beforehand; the m − r canaries in the middle are abstained from.
+        scores: Scores [m], larger for a canary the model seems to have seen, such as minus its loss, computed without
+            looking at `included`.
+        included: Coins [m] that decided, from `flip_coins`.
+        num_guesses: Number r of guesses, fixed beforehand; the m − r canaries in the middle are abstained from.
         delta: δ of the claim under test.
-        confidence: probability with which the bound holds.
-        share_included: share of the guesses spent on "included"; 1.0 suits mechanisms that sample, where
+        confidence: Probability with which the bound holds.
+        share_included: Share of the guesses spent on "included"; 1.0 suits mechanisms that sample, where
             an included canary may never have been read.
 
     Returns:
@@ -143,11 +143,11 @@ def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsi
     """Greatest probability that (ε, δ)-DP training lets so many guesses be right.
 
     Args:
-        num_canaries: m, each included by a fair coin.
-        num_guesses: r ≤ m.
-        num_correct: v ≤ r.
+        num_canaries: Number m of canaries, each included by a fair coin.
+        num_guesses: Number r ≤ m of guesses.
+        num_correct: Number v ≤ r of correct guesses.
         epsilon: ε of the claim under test.
-        delta: its δ.
+        delta: δ of the claim under test.
 
     Raises:
         ValueError: the counts are not 0 ≤ v ≤ r ≤ m with m ≥ 1, or ε < 0, or δ outside [0, 1].
@@ -177,11 +177,11 @@ def epsilon_lower_bound(
     """The ε up to which the claim of (ε, δ)-DP is refuted; 0 when nothing is.
 
     Args:
-        num_canaries: m.
-        num_guesses: r.
-        num_correct: v.
+        num_canaries: Number m of canaries.
+        num_guesses: Number r of guesses.
+        num_correct: Number v of correct guesses.
         delta: δ of the claim under test.
-        confidence: between 0 and 1.
+        confidence: Probability with which the bound holds, between 0 and 1.
 
     Raises:
         ValueError: as `audit_p_value`, or `confidence` outside (0, 1).

@@ -22,17 +22,7 @@ def per_example_losses(
     shared: Mapping[str, np.ndarray] | None = None,
     batch_size: int = 1024,
 ) -> np.ndarray:
-    """The loss of each example, from the weights as released.
-
-    Args:
-        model: a model with `per_example_loss`.
-        features: `[n, ...]` for each key of a batch.
-        shared: what all examples share, such as negatives.
-        batch_size: examples at a time.
-
-    Returns:
-        Losses `[n]`, float64.
-    """
+    """Each example's loss, float64 `[n]`, from the weights as released."""
     settle: Callable[[], None] = getattr(model, "settle", lambda: None)
     settle()
     common = {name: tf.convert_to_tensor(values) for name, values in (shared or {}).items()}
@@ -49,11 +39,11 @@ class Exposure(keras.callbacks.Callback):
     `history` keeps, for each measurement, the epoch and the exposures of all canaries by repeat count.
 
     Args:
-        canaries: planted in the training data by `Canaries.insert`.
-        shared: inputs all examples share, such as `{"negatives": ...}`; the same at every measurement.
-        every: epochs between measurements; the last epoch of a fit is always measured.
-        extrapolate: measure by the fitted skew-normal rather than by rank.
-        batch_size: examples at a time.
+        canaries: Canaries planted in the training data by `Canaries.insert`.
+        shared: Inputs all examples share, such as `{"negatives": ...}`; the same at every measurement.
+        every: Number of epochs between measurements; the last epoch of a fit is always measured.
+        extrapolate: Whether to measure by the fitted skew-normal rather than by rank.
+        batch_size: Number of examples at a time.
 
     Raises:
         TypeError: `canaries` is not a `Canaries`, or in `fit`, the model has no `per_example_loss`.
@@ -105,7 +95,7 @@ class Exposure(keras.callbacks.Callback):
         """Exposures by repeat count of the model as it is now.
 
         Args:
-            model: another model than the one that is being fitted.
+            model: Another model than the one that is being fitted.
         """
         model = model or self.model
         losses = per_example_losses(model, self.canaries.features, self.shared, self.batch_size)

@@ -4,8 +4,8 @@ A step of a dense mechanism updates every row of every table; a sparse or lazy o
 to (and, under LazyDPSGD, as many again that the next batch will read). The callback counts the first of these, by
 looking at the slices that each step hands to the optimizer.
 
-The counts are computed from private data and protected by nothing: how many rows a batch touches can tell who was in
-it. They are for your eyes, and for comparing mechanisms on public data.
+The counts are computed from private data and protected by nothing: how many rows a batch touches can reveal which
+examples were in it. They are for your eyes, and for comparing mechanisms on public data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Sparsity:
     """What the steps so far updated, summed over tables.
 
     Attributes:
-        steps: how many.
-        rows: distinct rows with a gradient, summed over steps.
-        bytes: their bytes.
-        dense_rows: rows of all tables, times steps.
-        dense_bytes: their bytes.
+        steps: Number of steps.
+        rows: Distinct rows with a gradient, summed over steps.
+        bytes: Bytes of these rows.
+        dense_rows: Rows of all tables, times steps.
+        dense_bytes: Bytes of these rows.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class GradientSparsity(keras.callbacks.Callback):
     """Counts updated rows and bytes, and adds `updated_rows`, `updated_bytes` (a step) and `reduction` to epoch logs.
 
     Attributes:
-        total: a `Sparsity` over all steps of this callback's life.
+        total: A `Sparsity` over all steps of this callback's life.
 
     Raises:
         TypeError: in `fit`, if the model was not compiled with a mechanism of this package.

@@ -31,10 +31,10 @@ class PrivacyBudget(keras.callbacks.Callback):
     Follows changes of the optimizer's noise, which must not depend on the data; adds `epsilon` to an epoch's logs.
 
     Args:
-        accountant: follows the model from here on; its `sampling` is what drew the batches of this fit.
-        target_epsilon: the budget, at the accountant's δ.
-        check_sampling: refuse batches that `accountant.sampling` did not draw. Turn it off only where they are sampled
-            just as it says by other means, and better say by which: `Accountant(..., asserted="...")`.
+        accountant: Accountant that follows the model from here on; its `sampling` drew the batches of this fit.
+        target_epsilon: Budget, at the accountant's δ.
+        check_sampling: Whether batches that `accountant.sampling` did not draw are refused. Turn it off only where they
+            are sampled just as it says by other means, and better say by which: `Accountant(..., asserted="...")`.
         steps: Most steps of the accountant in all, whatever ε allows; None for no such limit.
 
     Raises:

@@ -52,9 +52,9 @@ class Resumed:
     """Where a training goes on.
 
     Attributes:
-        step: steps taken so far; also how many batches of a seeded sampling were used (`position`).
-        epoch: the epoch that goes on, as `fit` counts them.
-        steps_in_epoch: steps of that epoch that are done; `fit` makes the others.
+        step: Number of steps taken so far; also how many batches of a seeded sampling were used (`position`).
+        epoch: Number of the epoch that goes on, as `fit` counts them.
+        steps_in_epoch: Number of steps of that epoch that are done; `fit` makes the others.
     """
 
     step: int
@@ -66,10 +66,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     """Writes training checkpoints during `fit`, and resumes from the last one as if nothing had happened.
 
     Args:
-        directory: where checkpoints are; made if missing. One training, one directory.
-        every: steps between checkpoints; None for the ends of epochs alone.
-        accountant: follows the model; what it was told is kept and restored.
-        sampling: the sampling scheme, if there is no accountant to keep it.
+        directory: Directory of the checkpoints; made if missing. One training, one directory.
+        every: Number of steps between checkpoints; None for the ends of epochs alone.
+        accountant: Accountant that follows the model; its records are kept and restored.
+        sampling: Sampling scheme, if there is no accountant to keep it.
 
     Raises:
         ValueError: `every` is not positive; in `fit`, if the directory holds a checkpoint that was not resumed from, or
@@ -148,7 +148,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The next fit begins where it is told to."""
+        """The next fit begins where its caller says."""
         begin_at_epoch(self.model, None)
         self._resumed = None
 
@@ -228,7 +228,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         seed go on at `position=resumed.step`; without a seed they are drawn afresh, as they should be.
 
         Args:
-            model: built, and compiled with a mechanism made with the same arguments.
+            model: Model, built, and compiled with a mechanism made with the same arguments.
 
         Raises:
             ValueError: the checkpoint is of another mechanism, other settings or other tables; both values are named.

@@ -28,7 +28,6 @@ COMMANDS = (
     Command("doctor", "tfdp_rec.cli.doctor", "all that private training would refuse of a model, before any training"),
     Command("federate", "tfdp_rec.cli.federate", "train a news recommender over federated clients, privately"),
     Command("server", "tfdp_rec.cli.server", "run one worker or parameter server of a cluster"),
-    Command("plan", "tfdp_rec.cli.plan", "what a training step costs on a cluster, and what bounds it"),
     Command("bench", "tfdp_rec.cli.bench", "where the measurements of speed and memory are"),
 )
 

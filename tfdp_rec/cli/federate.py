@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import math
 import os
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdp_rec.datasets.mind import files as mind
-from tfdp_rec.federated.settings import Nodes, Settings, refuse_more_than
+from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
 from tfdp_rec.settings import add_options, chosen
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.statement import rounded_up
@@ -57,13 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--simulate", type=int, metavar="N", help="run N clients in Flower's simulation engine")
     how.add_argument("--processes", type=int, metavar="N", help="run N clients as real processes on loopback")
     how.add_argument("--write-app", type=Path, metavar="FOLDER", help="write a Flower app and stop")
-    add_options(parser, Settings)
+    add_options(parser, FederatedSettings)
     add_options(parser, Nodes)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    settings = _whole_paths(_checked(chosen(args, Settings())))
+    settings = _whole_paths(_checked(chosen(args, FederatedSettings())))
     nodes = chosen(args, Nodes())
     if args.write_app is not None:
         _refuse_terms(nodes)
@@ -81,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _kept(settings: Settings, nodes: Nodes) -> Nodes:
-    if nodes.methods == ("published",) and math.isfinite(nodes.budget_epsilon):
-        raise ValueError("--method published has no privacy bound, so no --budget-epsilon can hold; leave it out.")
+def _kept(settings: FederatedSettings, nodes: Nodes) -> Nodes:
     if list(Path(nodes.ledgers).glob("client-*.json")):
         raise ValueError(
             f"{nodes.ledgers} holds ledgers of version 0.1, which do not say what they counted. Choose another "
@@ -117,7 +114,7 @@ def spent(nodes: Nodes) -> str:
     )
 
 
-def _checked(settings: Settings) -> Settings:
+def _checked(settings: FederatedSettings) -> FederatedSettings:
     if not Path(settings.data).is_dir() or not settings.data:
         raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}.")
     return settings
@@ -128,14 +125,14 @@ def _refuse_without_flower() -> None:
         raise ValueError("Flower is missing; install it with  pip install 'tfdp-rec[federated]'.")
 
 
-def _whole_paths(settings: Settings) -> Settings:
+def _whole_paths(settings: FederatedSettings) -> FederatedSettings:
     """Flower's processes run in folders of their own."""
     whole = {name: getattr(settings, name) for name in ("data", "output", "initial")}
     changes: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in whole.items() if path}
     return dataclasses.replace(settings, **changes)
 
 
-def simulate(settings: Settings, nodes: Nodes) -> int:
+def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
     """Run the apps in Flower's simulation engine and end its processes, whatever happens."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -163,7 +160,7 @@ def simulate(settings: Settings, nodes: Nodes) -> int:
     return 0
 
 
-def over_processes(settings: Settings, nodes: Nodes) -> int:
+def over_processes(settings: FederatedSettings, nodes: Nodes) -> int:
     """Run a SuperLink and SuperNodes on loopback until the weights are written; end them, whatever happens."""
     from tfdp_rec.federated.loopback import Loopback
 
@@ -187,7 +184,7 @@ def over_processes(settings: Settings, nodes: Nodes) -> int:
     return 0
 
 
-def write_app(folder: Path, settings: Settings) -> None:
+def write_app(folder: Path, settings: FederatedSettings) -> None:
     """Write a Flower app: a pyproject.toml that names this package's two apps and holds the settings.
 
     Args:

@@ -65,7 +65,7 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
     cluster.checked_task(job, index)
     _refuse_network(args.open_to_the_network)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    from tfdp_rec.distribute.server import serve
+    from tfdp_rec.distribute.cluster import serve
 
     global _server
     _server = serve(cluster, job, index)

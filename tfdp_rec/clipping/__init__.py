@@ -88,8 +88,7 @@ def clipped_sum(
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
     loss = lambda data: model.per_example_loss(data, training=training)  # noqa: E731
-    scales = getattr(getattr(model, "optimizer", None), "row_scales", {})
-    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), guard_of(model), scales)
+    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), guard_of(model))
 
     def run(batch: Any) -> ClippedSum:
         batch = hide_batch_axis(batch, shared_inputs(model))

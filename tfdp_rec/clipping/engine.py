@@ -255,14 +255,12 @@ class Clipping:
         loss: a batch -> each example's loss, `[batch]`.
         l2_norm_clip: C.
         before_read: called with a table and the ids about to be read from it.
-        row_scale: table path -> what the gradients of its rows are multiplied by before the clip, `[rows]`.
     """
 
     model: keras.Model
     loss: Callable[[Any], tf.Tensor]
     l2_norm_clip: tf.Tensor
     before_read: BeforeRead = no_settling
-    row_scale: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def batch_size(self, batch: Any) -> tf.Tensor:
         """How many examples a batch holds."""
@@ -313,9 +311,6 @@ class Clipping:
                 losses = checked_losses(self.loss(rows.batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
         collected = collect(recorder, tape, losses, reading, rows.counted)
-        # What is scaled here is what the norm is of and what is added up: the clip bounds it, whatever the scales are.
-        for path in set(self.row_scale) & set(collected):
-            collected[path] = [factor.rows_scaled(self.row_scale[path]) for factor in collected[path]]
         return clip(collected, losses, self.l2_norm_clip, share, rows.count)
 
 

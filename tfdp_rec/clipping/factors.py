@@ -173,10 +173,6 @@ class Factor(abc.ABC):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
         """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
 
-    def rows_scaled(self, scale: tf.Tensor) -> Factor:
-        """The factor of the gradients with row r multiplied by `scale[r]`: for sparse kinds."""
-        raise NotImplementedError(f"{type(self).__name__} has no rows to scale: row_scale is for tables.")
-
     def reads(self) -> Reads:
         """Which example reads which rows: for sparse kinds, whose rows mechanisms choose by it."""
         raise NotImplementedError(f"{type(self).__name__} is sparse and must say which examples read which rows.")
@@ -300,9 +296,6 @@ class Rows(Factor):
         found = _in_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
         return tf.ensure_shape(found, self.g.shape)
 
-    def rows_scaled(self, scale: tf.Tensor) -> Rows:
-        return Rows(self.ids, self.g * tf.cast(tf.gather(scale, self.ids), self.g.dtype)[:, :, None], self.shape)
-
     def norm(self) -> tf.Tensor:
         return length_of_all(self.summed) if self.ids.shape[1] != 1 else length(self.g[:, 0])
 
@@ -332,9 +325,6 @@ class Scores(Factor):
         """
         ids, d = _one_column_an_id(self.ids, self.d)
         return ids, d
-
-    def rows_scaled(self, scale: tf.Tensor) -> Scores:
-        return Scores(self.ids, self.d * tf.cast(tf.gather(scale, self.ids), self.d.dtype)[None], self.q, self.shape)
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]

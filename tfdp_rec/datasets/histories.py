@@ -27,7 +27,7 @@ class Catalogue:
     """The public items: raw id to place 0..M-1.
 
     Args:
-        item_ids: raw ids, positive (0 is padding) and different.
+        item_ids: Raw ids, positive (0 is padding) and different.
 
     Raises:
         ValueError: there are none, or they are not such.
@@ -62,13 +62,7 @@ class Catalogue:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some users and their items: user number `users[e]`, counted from 0 in this part, has the item at `places[e]`.
-
-    Attributes:
-        num_users: of this part, those without items too.
-        users: of each pair, rising.
-        places: of each pair in the catalogue, rising within a user; no pair is there twice.
-    """
+    """Some users' items: user `users[e]`, counted from 0 in this part, has the item at `places[e]`, once."""
 
     num_users: int
     users: NDArray[np.int64]
@@ -80,11 +74,7 @@ class Part:
         return np.bincount(self.users, minlength=self.num_users)
 
     def among(self, position: NDArray[np.int64]) -> Part:
-        """What is left of it when only some items count.
-
-        Args:
-            position: of each place among those items, -1 for one that does not count.
-        """
+        """The part restricted to some items; `position` is each place among them, or -1."""
         found = position[self.places]
         kept = found >= 0
         return Part(self.num_users, self.users[kept], found[kept])
@@ -94,8 +84,8 @@ class Histories:
     """The items of all users, flat: user u's raw ids are items[offsets[u] : offsets[u + 1]].
 
     Args:
-        items: raw ids, user by user. A mapped file (`numpy.load(path, mmap_mode="r")`) is read in parts.
-        offsets: where each user's begin, and where the last one's end.
+        items: Raw ids, user by user. A mapped file (`numpy.load(path, mmap_mode="r")`) is read in parts.
+        offsets: Start of each user's items, and the end of the last user's.
 
     Raises:
         ValueError: they do not fit together.
@@ -120,8 +110,8 @@ class Histories:
         """What users of timelines watched, by raw id.
 
         Args:
-            timelines: of all users.
-            users: which of them, by position; all if left out.
+            timelines: Timelines of all users.
+            users: Positions of the users to take; all if left out.
         """
         chosen = np.arange(timelines.num_users) if users is None else np.asarray(users, np.int64)
         lengths = timelines.lengths[chosen]
@@ -162,14 +152,7 @@ class Histories:
 
 
 class ToldHistories:
-    """Histories that an iterable tells, one user's raw ids after the other, each time it is asked.
-
-    Args:
-        told: can be iterated more than once: a list, a `tf.data.Dataset`, or an object whose `__iter__` opens the file.
-
-    Raises:
-        TypeError: it can be iterated once only.
-    """
+    """Histories from an iterable of users' raw ids that can be iterated more than once."""
 
     def __init__(self, told: Iterable[ArrayLike]):
         if iter(told) is told:
@@ -197,16 +180,7 @@ AnyHistories: TypeAlias = Histories | ToldHistories
 
 
 def histories_of(given: Any) -> AnyHistories:
-    """Histories in whatever form they were given.
-
-    Args:
-        given: `Histories`, `Timelines`, `Interactions`, or anything that yields a user's raw ids at a time, twice.
-
-    Example:
-        >>> watched = Timelines([2, 1], [0, 2], user_ids=[7], movie_ids=[10, 20], titles=["A", "B"])
-        >>> histories_of(watched).items.tolist()
-        [20, 10]
-    """
+    """Histories from `Histories`, `Timelines`, `Interactions`, or an iterable of users' raw ids."""
     if isinstance(given, Histories | ToldHistories):
         return given
     if isinstance(given, Timelines):

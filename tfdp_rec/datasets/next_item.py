@@ -2,8 +2,8 @@
 
 One example a user and draw, so with Poisson-sampled users the guarantee is **user-level**: all that a user has is
 behind at most one row of a batch. The label's place is uniform among all but the first, which has nothing before it.
-Every user is a unit: who has one item gives it as label, without context; who has none gives label 0, which models
-count as no loss. Where items have no order, the label is any of them and the context any 20 others.
+Every user is a unit: a user with one item gives it as label, without context; a user with none gives label 0, which
+models count as no loss. Where items have no order, the label is any of them and the context any 20 others.
 
 Negatives are uniform from the public catalogue, without repetition, the same for the whole batch: they depend on no
 user, as private training needs.
@@ -31,11 +31,11 @@ class NextItemExamples:
     """Examples of some users; `fetch` and `shared` are what a sampling's `batches` asks for.
 
     Args:
-        log: the users' items, in memory or mapped from disk.
-        users: positions of the users; index i of `fetch` is users[i]. All, if left out.
-        history: items of context.
-        negatives: how many; 0 leaves them out.
-        seed: for tests only. Left out, labels and negatives come from the operating system's entropy.
+        log: The users' items, in memory or mapped from disk.
+        users: Positions of the users; index i of `fetch` is users[i]. All, if left out.
+        history: Number of items of context.
+        negatives: Number of negatives; 0 leaves them out.
+        seed: Seed, for tests only. Left out, labels and negatives come from the operating system's entropy.
 
     Raises:
         ValueError: an argument is out of range.
@@ -76,7 +76,7 @@ class NextItemExamples:
         if len(self.users) == 0 or not 0 <= self.users.min() <= self.users.max() < num_users:
             raise ValueError(f"users must be positions from 0 to {num_users - 1}, and at least one.")
         if len(np.unique(self.users)) != len(self.users):
-            raise ValueError("users holds somebody twice, who could then be in a batch twice.")
+            raise ValueError("users holds a user twice, who could then be in a batch twice.")
 
     def __len__(self) -> int:
         """How many users, and so how many units to sample from."""

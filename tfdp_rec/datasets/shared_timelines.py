@@ -23,8 +23,8 @@ class SharedTimelines:
     """The timelines of some examples, in files that every worker can read.
 
     Args:
-        examples: whose users, history and number of negatives to take.
-        folder: a folder on a file system that all workers share; it will hold the users' data, for its owner alone.
+        examples: Examples whose users, history and number of negatives are taken.
+        folder: Folder on a file system that all workers share; it will hold the users' data, for its owner alone.
 
     Raises:
         ValueError: for a log without times, or users with fewer than two rows.
@@ -61,7 +61,7 @@ class SharedTimelines:
         """An endless dataset of Poisson batches, for `ParameterServerTrainer`'s `dataset_fn`.
 
         Args:
-            sampling: a `PoissonSampling` of as many units as the examples have users.
+            sampling: A `PoissonSampling` of as many units as the examples have users.
         """
         held = {name: tf.io.decode_raw(tf.io.read_file(str(self.folder / name)), kind) for name, kind in _FILES.items()}
 

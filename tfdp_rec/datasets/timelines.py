@@ -20,11 +20,11 @@ class Timelines:
     """The timelines of all users over one catalogue.
 
     Args:
-        movies: int32, the movie indices of all users, one user after the other, oldest first.
-        offsets: int64, user u's events are movies[offsets[u] : offsets[u + 1]].
-        user_ids: raw id of each user.
-        movie_ids: raw id of each movie; index i is movie_ids[i - 1].
-        titles: of each movie.
+        movies: Movie indices of all users, int32, one user after the other, oldest first.
+        offsets: Bounds of the users' events, int64: user u's are movies[offsets[u] : offsets[u + 1]].
+        user_ids: Raw id of each user.
+        movie_ids: Raw id of each movie; index i is movie_ids[i - 1].
+        titles: Title of each movie.
 
     Raises:
         ValueError: the parts do not fit together.

@@ -25,22 +25,7 @@ LEDGER = "ledger.jsonl"
 
 
 class Attempts:
-    """A count of attempts, in a ledger if there is one.
-
-    Attributes:
-        receipt: Id of the entry that attempts are paid for under; empty without a ledger.
-
-    Args:
-        payments: Payments for the steps of this training; None to keep the count in memory alone.
-
-    Example:
-        >>> attempts = Attempts()
-        >>> block = attempts.reserve(dp_accounting.GaussianDpEvent(1.0), 2)
-        >>> attempts.take(block), attempts.take(block), attempts.take(block)
-        (True, True, False)
-        >>> attempts.count
-        2
-    """
+    """A count of attempts, in a ledger if there is one."""
 
     def __init__(self, payments: Payments | None = None):
         self._payments, self._lock = payments, threading.Lock()
@@ -64,10 +49,8 @@ class Attempts:
         return self._payments.entries() if self._payments else Entries()
 
     def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
-        """Pays for attempts that are about to be made, and returns the number of their block.
-
-        Those of the block before that were not made are given back, and can no longer be made.
-        """
+        """Pays for attempts that are about to be made, and returns the number of their block."""
+        # Attempts of the block before that were not made are given back, and can no longer be made.
         with self._lock:
             self._give_back()
             if self._payments:  # one entry for all attempts of one price: it is this training's, and no other's
@@ -97,14 +80,7 @@ class Attempts:
         self._left = 0
 
     def refuse_forgetting(self, checkpoints: Checkpoints | None) -> None:
-        """Raises if something was done in a checkpoint's directory that the ledger does not know of.
-
-        Args:
-            checkpoints: of the training.
-
-        Raises:
-            BrokenLedger: the ledger was deleted, or put back from an older backup.
-        """
+        """Raises `BrokenLedger` if a checkpoint records attempts that the ledger lacks."""
         found = checkpoints.stand() if checkpoints else None
         if found is not None and self._payments:
             self._payments.ledger.refuse_behind(*found)
@@ -117,17 +93,7 @@ class Attempts:
 
 
 def opened(directory: str | None, sampling: PoissonSampling, data_changed: bool) -> Attempts:
-    """The attempts of a training.
-
-    Args:
-        directory: of its checkpoints, which the ledger is beside; without one, attempts are counted in memory.
-        sampling: whose steps these are.
-        data_changed: whether they are of other data than those of the ledger's last entry.
-
-    Raises:
-        BrokenLedger: the ledger is no evidence, or is about another unit or other data.
-        ValueError: another trainer has it.
-    """
+    """The attempts of a training; without a directory they are counted in memory."""
     if directory is None:
         return Attempts()
     os.makedirs(directory, mode=0o700, exist_ok=True)

@@ -6,7 +6,7 @@
 
 The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole
 and synced, and the one before it goes when it has. No noise key is in it. Nothing of it is taken over unless all of it
-is as it was written: a flipped bit in a mark would drop noise that nobody misses.
+is as it was written: a flipped bit in a mark would drop noise without a trace.
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ _HEADER = "training.json"
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a directory that coordinator and servers share.
-
-    Args:
-        directory: made if missing.
-        states: of the servers.
-        identity: what must be the same when the training goes on, JSON-able.
-    """
+    """The checkpoints of one training, in a directory that coordinator and servers share."""
 
     def __init__(self, directory: str, states: Sequence[ServerState], identity: Mapping[str, Any]):
         self.directory, self._states = os.path.abspath(directory), list(states)
@@ -48,15 +42,7 @@ class Checkpoints:
         return self._paths()[-1] if self._paths() else None
 
     def save(self, step: int, mark: Mark | None = None) -> str:
-        """Writes a checkpoint and removes those before it; returns its path.
-
-        Args:
-            step: attempts so far.
-            mark: where their ledger stands.
-
-        Raises:
-            OSError: if what a server wrote is not to be seen here.
-        """
+        """Writes a checkpoint with the ledger's mark, removes those before it, and returns its path."""
         older = self._paths()
         number = 1 + (int(_NAME.search(older[-1]).group(1)) if older else 0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{step}{_SUFFIX}")
@@ -82,20 +68,12 @@ class Checkpoints:
         return path
 
     def stand(self) -> tuple[int, Mark | None] | None:
-        """The attempts of the last checkpoint, and where their ledger stood; None if there is no checkpoint.
-
-        Raises:
-            ValueError: if it was changed.
-        """
+        """The attempts of the last checkpoint, and the ledger's mark then; None without a checkpoint."""
         path = self.latest()
         return None if path is None else _stand(_header(path))
 
     def restore(self) -> int | None:
-        """Puts the servers where the last checkpoint left them; returns its step, or None if there is none.
-
-        Raises:
-            ValueError: if it is of another training, or is not as it was written.
-        """
+        """Puts the servers where the last checkpoint left them; returns its step, or None if there is none."""
         path = self.latest()
         self._clean_up()
         if path is None:

@@ -1,4 +1,4 @@
-"""Which processes make a cluster, and who of them this process is.
+"""The processes of a cluster: described, started, and recognised by their answer.
 
     chief      runs the trainer, and computes nothing itself; may be left out
     worker     reads rows, computes clipped gradients
@@ -20,19 +20,23 @@ import dataclasses
 import difflib
 import json
 import os
+import re
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdp_rec.distribute.handshake import SILENT, STRANGER, asked, listens
-
 if TYPE_CHECKING:
     import tensorflow as tf
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 _EXAMPLE = '{"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}'
+
+SILENT, STRANGER = "nobody", "another service"
+_STATUS = "/tensorflow.WorkerService/GetStatus"
+_DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Cluster:
 
     Args:
         jobs: `chief`, `worker`, `ps` and `evaluator`, each a list of `host:port`. `worker` and `ps` must be there.
-        task: this process' job and index.
+        task: This process' job and index.
 
     Raises:
         ValueError: for anything that could not be a cluster, with what to change.
@@ -69,8 +73,8 @@ class Cluster:
         """Reads TF_CONFIG's JSON.
 
         Args:
-            text: an object with `cluster` and perhaps `task`.
-            source: what the text is, for errors.
+            text: An object with `cluster` and perhaps `task`.
+            source: Name of the text, for errors.
 
         Raises:
             ValueError: if it is not JSON, or no cluster.
@@ -145,8 +149,8 @@ class Cluster:
         """What TF_CONFIG must say in a process of this cluster.
 
         Args:
-            job: of that process; left out, no task is named.
-            index: of that process within its job.
+            job: Job of that process; left out, no task is named.
+            index: Index of that process within its job.
         """
         found: dict[str, Any] = {"cluster": {name: list(at) for name, at in self.jobs.items()}}
         if job is not None:
@@ -165,14 +169,14 @@ class Cluster:
         )
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Waits until every worker and server answers, and is who it should be.
+        """Waits until every worker and server answers, and is the one it should be.
 
         Args:
-            seconds: how long at most.
+            seconds: Longest wait.
 
         Raises:
             TimeoutError: naming those that did not answer.
-            ValueError: naming an address at which somebody else does.
+            ValueError: naming an address at which another process does.
         """
         left, strange, deadline = self.places, set[str](), time.monotonic() + seconds
         while True:
@@ -197,7 +201,7 @@ class Cluster:
         """The workers and servers, with their addresses, that do not answer at this moment.
 
         Args:
-            seconds: how long to wait for an answer.
+            seconds: Longest wait for an answer.
         """
         found = self._found(self.places, seconds)
         return {name: at for name, at in self.places.items() if found[name] != name}
@@ -206,7 +210,7 @@ class Cluster:
         """Names with their addresses, and which of them listen without a word.
 
         Args:
-            names: of workers and servers, with their addresses.
+            names: Names of workers and servers, with their addresses.
         """
         mute = "; it listens and says nothing: frozen?"
         return ", ".join(f"{name} ({at}{mute if listens(at) else ''})" for name, at in names.items())
@@ -214,7 +218,7 @@ class Cluster:
     def _found(self, places: Mapping[str, str], seconds: float) -> dict[str, str]:
         """Who answers where these should be."""
         with ThreadPoolExecutor(min(32, len(places))) as pool:
-            return dict(zip(places, pool.map(lambda at: asked(at, seconds), places.values())))
+            return dict(zip(places, pool.map(lambda at: server_at(at, seconds), places.values())))
 
     def _refuse_others(self, found: Mapping[str, str], before: set[str]) -> set[str]:
         """Raises for who is somebody else; returns where a stranger was heard once, who may be one of ours starting."""
@@ -230,15 +234,7 @@ class Cluster:
 
 
 def split_address(address: Any) -> tuple[str, int]:
-    """Host and port.
-
-    Raises:
-        ValueError: if it is not `host:port`.
-
-    Example:
-        >>> split_address("[::1]:2222")
-        ('::1', 2222)
-    """
+    """Host and port of an address `host:port`."""
     if not isinstance(address, str):
         raise ValueError(f"an address must be a string 'host:port', got {address!r}.")
     host, colon, port = address.rpartition(":")
@@ -282,3 +278,60 @@ def _read_task(task: Any) -> tuple[Any, Any]:
     if not isinstance(task, dict) or "type" not in task:
         raise ValueError(f"'task' must be like {{\"type\": \"worker\", \"index\": 0}}, got {json.dumps(task)}.")
     return task["type"], task.get("index", 0)
+
+
+def serve(cluster: Cluster, job: str, index: int) -> tf.distribute.Server:
+    """Starts a server in this process and returns when it listens. It lives as long as the process."""
+    cluster.checked_task(job, index)
+    if job not in ("worker", "ps"):
+        raise ValueError(f"'{job}' is not a server; servers are the cluster's 'worker' and 'ps'.")
+    import tensorflow as tf
+
+    # Each worker may hold a thread of a parameter server while it waits there: with fewer, a small machine would hang.
+    threads = max(os.cpu_count() or 1, len(cluster.workers) + 1)
+    jobs = {name: list(at) for name, at in cluster.jobs.items() if name != "evaluator"}
+    try:
+        return tf.distribute.Server(
+            tf.train.ClusterSpec(jobs), job_name=job, task_index=index, protocol="grpc",
+            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads),
+        )  # fmt: skip
+    except tf.errors.OpError as problem:
+        raise OSError(
+            f"{job} {index} cannot listen at {cluster.jobs[job][index]}; is the port taken? ({problem.message})."
+        ) from None
+
+
+# TensorFlow's servers name their devices to any client that asks for their status, and with them their job and index.
+# An answer shows more than an open port: a frozen process' port stays open, and so does another service's.
+
+
+def server_at(address: str, seconds: float = 2.0) -> str:
+    """The server at `host:port`: "worker 0", "ps 1", …; or STRANGER, or SILENT."""
+    import grpc
+
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        call: Any = channel.unary_unary(_STATUS, request_serializer=None, response_deserializer=None)
+        try:
+            found = _DEVICE.search(call(b"", timeout=seconds))
+            return f"{found[1].decode()} {int(found[2])}" if found else STRANGER
+        except grpc.RpcError as problem:
+            mute = problem.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+            return SILENT if mute or not listens(address, seconds) else STRANGER
+
+
+def listens(address: str, seconds: float = 1.0) -> bool:
+    """Whether any process listens at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    except OSError:
+        return False
+    with connection:
+        connection.settimeout(min(seconds, 1.0))
+        try:
+            return connection.recv(1) != b""  # a proxy with nothing behind it opens, and hangs up at once
+        except TimeoutError:
+            return True
+        except OSError:
+            return False

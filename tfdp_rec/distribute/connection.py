@@ -15,20 +15,19 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.handshake import listens
+from tfdp_rec.distribute.cluster import Cluster, listens
 
 Answer = TypeVar("Answer")
 _ASK_EVERY = 5.0  # seconds
-_GONE = 5.0  # seconds that nobody is at a server's address: what it held is lost, and no patience brings it back
+_GONE = 5.0  # seconds that nothing is at a server's address: what it held is lost, and no patience brings it back
 
 
 class ServerLost(RuntimeError):
     """A parameter server died, and with it what it held.
 
     Args:
-        fact: what happened.
-        way_out: what a program can do.
+        fact: The event: which server, and since when.
+        way_out: Advice for the program.
     """
 
     def __init__(self, fact: str, way_out: str):
@@ -37,12 +36,7 @@ class ServerLost(RuntimeError):
 
 
 class Silence(TimeoutError):
-    """Somebody has said nothing for too long.
-
-    Args:
-        fact: who, and since when.
-        way_out: what a program can do.
-    """
+    """A process of the cluster has been silent for too long: the fact, and what a program can do."""
 
     def __init__(self, fact: str, way_out: str):
         super().__init__(f"{fact} {way_out}")
@@ -51,11 +45,7 @@ class Silence(TimeoutError):
 
 @contextlib.contextmanager
 def servers_alive() -> Iterator[None]:
-    """Says what to do if a server dies in the block.
-
-    Raises:
-        ServerLost: if one does.
-    """
+    """Raises `ServerLost`, with the way out, if a server dies in the block."""
     try:
         yield
     except tf.errors.OpError as problem:
@@ -65,11 +55,7 @@ def servers_alive() -> Iterator[None]:
 
 
 def lost(how: str) -> ServerLost:
-    """What to raise for a server that died.
-
-    Args:
-        how: that shows.
-    """
+    """The exception for a server that died."""
     _strategies.clear()  # the next trainer of this process connects anew
     return ServerLost(
         "A parameter server died, and with it its part of the model.",
@@ -81,33 +67,20 @@ def lost(how: str) -> ServerLost:
 def _is_loss_of_server(problem: tf.errors.OpError) -> bool:
     if "/job:ps" not in str(problem):
         return False
-    # A server that is back before anybody noticed answers, but knows nothing; another error is the step's own.
+    # A server that is back before the loss was noticed answers, but knows nothing; another error is the step's own.
     forgot = ("unknown device", "Unable to find the relevant tensor remote_handle", "context_id")
     gone = isinstance(problem, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError))
     return gone or any(words in str(problem) for words in forgot)
 
 
 class Watch:
-    """Waits for remote calls, as long as somebody is at the other end.
-
-    Args:
-        cluster: whose workers and servers are called.
-        patience: seconds that one of them may be silent.
-    """
+    """Waits for remote calls as long as the other end answers within `patience` seconds."""
 
     def __init__(self, cluster: Cluster, patience: float):
         self._cluster, self.patience = cluster, patience
 
     def during(self, call: Callable[[], Answer]) -> Answer:
-        """What `call` gives; it may be interrupted, and then ends in a thread that nobody waits for.
-
-        Args:
-            call: calls servers, and may wait for them.
-
-        Raises:
-            Silence: naming who has been silent for too long.
-            ServerLost: a server died.
-        """
+        """The result of `call`, which may be interrupted and then ends in a thread of its own."""
         answer: Future[Answer] = Future()
         threading.Thread(target=_settled, args=(call, answer), daemon=True).start()
         heard = time.monotonic()
@@ -119,19 +92,14 @@ class Watch:
         return answer.result()
 
     def greet(self) -> None:
-        """Returns when nobody would hold up what this process is about to trace: TensorFlow tells all of each graph.
-
-        Raises:
-            Silence: naming who has been silent for too long.
-            ServerLost: a server died.
-        """
+        """Returns when every process answers: TensorFlow sends each new graph to all of them."""
         began = time.monotonic()
         while holding := self._holding():
             self._refuse(holding, time.monotonic() - began)
             time.sleep(0.1)
 
     def _refuse(self, holding: dict[str, str], seconds: float) -> None:
-        """Raises for who has held others up for so long."""
+        """Raises for the process that has held others up for so long."""
         if seconds >= self.patience and holding:
             raise self._silence(holding)
         gone = {name: at for name, at in holding.items() if seconds >= _GONE and not listens(at)}
@@ -174,13 +142,8 @@ _strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow
 
 
 def connect(resolver: Any) -> tf.distribute.ParameterServerStrategy:
-    """The connection of this process to a cluster, made if it is not there.
-
-    TensorFlow then forgets what was traced before: a program that computes with it ahead of the trainer connects first.
-
-    Args:
-        resolver: which processes there are.
-    """
+    """The connection of this process to a cluster, made if there is none."""
+    # TensorFlow then forgets what was traced before: a program that computes ahead of the trainer connects first.
     key = str(sorted(resolver.cluster_spec().as_dict().items()))
     if key not in _strategies:
         _strategies.clear()

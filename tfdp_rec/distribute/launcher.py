@@ -25,17 +25,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tfdp_rec import interruption
-from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.server import serve
+from tfdp_rec.distribute.cluster import Cluster, serve
 
 
 class Nursery:
-    """Starts, watches and kills servers.
-
-    Args:
-        serve: runs a server and returns when it listens: serve(cluster, job, index).
-        private: descriptors that no server may keep open.
-    """
+    """Starts, watches and kills servers; `private` are descriptors that no server may keep open."""
 
     def __init__(self, serve: Callable[[dict[str, list[str]], str, int], None], private: list[int]):
         self._serve, self._private = serve, private
@@ -43,11 +37,7 @@ class Nursery:
         self._lifeline, self._alive = os.pipe()
 
     def start(self, name: str, log: str, seconds: float, **what: Any) -> int:
-        """Forks a server and waits until it listens.
-
-        Raises:
-            OSError: if it died or did not listen in time.
-        """
+        """Forks a server and waits until it listens."""
         listening, says_so = os.pipe()
         pid = os.fork()
         if pid == 0:

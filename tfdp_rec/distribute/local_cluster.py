@@ -7,7 +7,7 @@ closes, which the kernel sees to even if the parent is killed, and the servers w
 The ports are the cluster's for its whole life: a bound socket keeps each one from everybody else, also while the server
 that listens there is dead and not yet restarted.
 
-TensorFlow's servers listen on all interfaces, whatever address they are given, and ask nobody for a password. Where a
+TensorFlow's servers listen on all interfaces, whatever address they are given, and ask for no password. Where a
 machine has another interface than loopback, a warning says so. `tfdp-rec train --local` runs in a network of its own
 (`own_network`); a program gets one by
 
@@ -41,10 +41,10 @@ class LocalCluster:
     Warns on a machine with other interfaces, where strangers can reach the servers too.
 
     Args:
-        workers: how many workers.
-        servers: how many parameter servers.
-        folder: for the logs; a temporary one if left out.
-        start_seconds: how long a server may take until it answers.
+        workers: Number of workers.
+        servers: Number of parameter servers.
+        folder: Folder for the logs; a temporary one if left out.
+        start_seconds: Longest time until a server answers.
 
     Raises:
         ValueError: if there is not at least one of each.
@@ -102,7 +102,7 @@ class LocalCluster:
         """The process number of a server; None if it is dead.
 
         Args:
-            name: one of `names`.
+            name: One of `names`.
         """
         return self._ask("pid", name)
 
@@ -110,7 +110,7 @@ class LocalCluster:
         """Kills a server without warning (SIGKILL) and returns when it is gone; nothing if it was dead.
 
         Args:
-            name: one of `names`.
+            name: One of `names`.
         """
         self._ask("kill", name)
 
@@ -118,7 +118,7 @@ class LocalCluster:
         """Starts a dead server again, at its old address and empty, and returns when it answers.
 
         Args:
-            name: one of `names`.
+            name: One of `names`.
 
         Raises:
             ValueError: if it is alive.
@@ -132,7 +132,7 @@ class LocalCluster:
         """What a server has written, all its lives together.
 
         Args:
-            name: one of `names`, or `launcher`.
+            name: One of `names`, or `launcher`.
         """
         return self._log_path(name).read_text(encoding="utf-8", errors="replace")
 
@@ -170,8 +170,8 @@ def warn_of_others() -> None:
     if others:
         warnings.warn(
             f"The servers of a local cluster listen on all interfaces ({', '.join(others)} too), without password or "
-            "encryption: whoever reaches a port reads your data and runs code. Keep a firewall before this machine, or "
-            'give the program a network of its own: unshare -rn sh -c "ip link set lo up; exec COMMAND".',
+            "encryption: a client that reaches a port reads your data and runs code. Keep a firewall before this "
+            'machine, or give the program a network of its own: unshare -rn sh -c "ip link set lo up; exec COMMAND".',
             stacklevel=3,
         )
 
@@ -182,7 +182,7 @@ def other_interfaces() -> list[str]:
 
 
 class _Port:
-    """A port of 127.0.0.1 that stays ours: servers with TF_GRPC_REUSE_PORT may listen there, nobody else can."""
+    """A port of 127.0.0.1 that stays ours: servers with TF_GRPC_REUSE_PORT may listen there, no other process can."""
 
     def __enter__(self) -> _Port:
         self._socket = socket.socket()

@@ -23,17 +23,10 @@ _SET_FLAGS, _UP = 0x8914, 0x1  # of netdevice(7)
 
 
 def run(command: Sequence[str]) -> int | None:
-    """Runs a command in a network of its own; signals go on to it.
-
-    Args:
-        command: the program and its arguments.
-
-    Returns:
-        Its exit code; None if the system gives no such network.
-    """
+    """Runs a command in a network of its own and returns its exit code; None where the system gives no such network."""
     libc, own = ctypes.CDLL(None, use_errno=True), (os.getuid(), os.getgid())
     try:
-        # A session of its own: Ctrl-C reaches this process alone, which tells the other once.
+        # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
         child = subprocess.Popen(command, preexec_fn=lambda: _enter(libc, *own), start_new_session=True)
     except subprocess.SubprocessError:
         return None

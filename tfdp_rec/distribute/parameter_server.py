@@ -40,9 +40,9 @@ SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning
 
 
 class ServedHistory(History):
-    """A history that may be named in a call to another machine: TensorFlow cannot send the name of a variable of which
-    some dimensions are known and others not, so that here none is.
-    """
+    """A history whose variable can be named in a call to another machine."""
+
+    # TensorFlow cannot send the name of a variable of which some dimensions are known and others not: here none is.
 
     def __init__(self, columns: int):
         self.columns = columns
@@ -67,14 +67,7 @@ _ALL_SERVERS = "it decides about rows of all servers at once"
 
 
 def refuse_unserved(optimizer: PrivateOptimizer) -> None:
-    """Raises for a mechanism that parameter servers do not have.
-
-    Args:
-        optimizer: what the user trains with.
-
-    Raises:
-        NotPrivate: for it.
-    """
+    """Raises `NotPrivate` for a mechanism, rule or option that parameter servers do not have."""
     mechanism = mechanisms.of(optimizer)
     if mechanism is None or not mechanism.served:
         served = ", ".join(known.label for known in mechanisms.MECHANISMS if known.served)
@@ -83,11 +76,6 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
         raise NotPrivate(
             f"{type(optimizer).__name__} does not run on parameter servers: {reason}. Use {served}, or train on one "
             "machine."
-        )
-    if optimizer.row_scale:
-        raise NotPrivate(
-            f"{type(optimizer).__name__} with row_scale= does not run on parameter servers: leave it out, or train on "
-            "one machine."
         )
     if optimizer.table_rule is not None:
         raise NotPrivate(
@@ -98,11 +86,7 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
 
 
 class ParameterServer:
-    """One server's part of the model, and what may be done to it.
-
-    Args:
-        device: the server's.
-    """
+    """One server's part of the model, and what may be done to it."""
 
     def __init__(self, device: str):
         self.device = device
@@ -116,14 +100,7 @@ class ParameterServer:
         self._untrained.append(variable)
 
     def hold(self, variable: keras.Variable, table: bool, number: int, first_row: int = 0) -> None:
-        """Takes a variable that was made on this server.
-
-        Args:
-            variable: a dense one of the model, or a shard of a table under the table's path.
-            table: whether it is a table's.
-            number: of the variable in the model.
-            first_row: of the shard in the table.
-        """
+        """Takes a variable that was made on this server: a dense one, or a shard of a table."""
         self._variables.append((variable, table, (number, first_row)))
 
     def open(self, optimizer: PrivateOptimizer) -> None:
@@ -171,11 +148,7 @@ class ParameterServer:
         return {variable.path for variable, _, _ in self._variables}
 
     def read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Rows of shards, by table, with the noise of all steps that have landed; in one call.
-
-        Args:
-            rows: distinct, numbered within the shard, int64; by path of the table.
-        """
+        """Distinct rows of shards, by table, with the noise of all steps that have landed; in one call."""
         return self._rows_of(dict(rows))
 
     # What runs on the server, under its lock.

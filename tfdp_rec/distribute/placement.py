@@ -25,12 +25,7 @@ _BY_VALUE = (  # their values do not depend on the shape
 
 
 class Placement:
-    """Puts variables on servers.
-
-    Args:
-        servers: where to.
-        min_shard_bytes: no shard is smaller; a table of less than twice that is not divided.
-    """
+    """Puts variables on servers; no shard of a table is smaller than `min_shard_bytes`."""
 
     def __init__(self, servers: Sequence[ParameterServer], min_shard_bytes: int):
         self.servers = list(servers)

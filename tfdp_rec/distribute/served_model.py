@@ -1,6 +1,6 @@
 """A model whose variables live on parameter servers, and how it comes to be.
 
-build on servers (`Placement`) -> the model tells which variables are tables -> each server takes what is its own
+build on servers (`Placement`) -> the model says which variables are tables -> each server takes what is its own
 """
 
 from __future__ import annotations
@@ -22,15 +22,7 @@ _CHUNK_VALUES = 1 << 22
 
 
 class ServedModel:
-    """Builds a model on servers.
-
-    Args:
-        make: makes the model (with `PrivateTraining`), compiled.
-        optimizer: that it was compiled with.
-        spec: of a batch.
-        devices: of the servers.
-        min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
-    """
+    """Builds a compiled model, tables divided, on the servers."""
 
     def __init__(
         self,
@@ -69,7 +61,7 @@ class ServedModel:
             tf.function(loss, autograph=False).get_concrete_function(*flat)
 
     def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
-        """Gives each variable to the server it is on, now that the model tells which ones are tables."""
+        """Gives each variable to the server it is on, now that the model says which ones are tables."""
         model = self.model
         self.reader = model.table_reader(self._spec)
         paths = set(self.reader.tables)
@@ -96,11 +88,7 @@ class ServedModel:
         return next(server for server in self.servers if server.device == variable.device)
 
     def fetch(self, local: Any) -> None:
-        """Brings the weights here, settled; tables some rows at a time.
-
-        Args:
-            local: a model of this process with the same variables.
-        """
+        """Brings the settled weights into a local model, tables some rows at a time."""
         for server in self.servers:
             server.settle()  # a sweep on the server; a step that lands after it makes the reads below pay for itself
         for mine, variable in zip(local.weights, self.model.weights, strict=True):

@@ -38,12 +38,7 @@ class ServerEntropy(EntropyNoise):
 
 
 class ServedNoise(NoiseSource):
-    """A source for one server's variables.
-
-    Args:
-        source: numbers variables and rows as the whole model does.
-        places: for each of the server's variables its number in the model, and the row that its first row is there.
-    """
+    """A noise source for one server, which numbers variables and rows as the whole model does."""
 
     def __init__(self, source: NoiseSource, places: Sequence[tuple[int, int]]):
         self._source, self._places = source, tuple(places)
@@ -57,14 +52,7 @@ class ServedNoise(NoiseSource):
 
 
 def source_on_server(noise: NoiseSource) -> Callable[[], NoiseSource]:
-    """What makes a server's source, on its device, for an optimizer that was given `noise`.
-
-    Args:
-        noise: the optimizer's.
-
-    Raises:
-        NotPrivate: for a source that needs Python where it draws, or one that is unknown.
-    """
+    """What makes a server's source on its device; a source that needs Python to draw is refused."""
     if type(noise) is EntropyNoise:
         return lambda: ServerEntropy(noise.jit_compile)
     if type(noise) is KeyedNoise:

@@ -39,12 +39,7 @@ class Shard:
 
 
 class ServedTable:
-    """Stands for the variable of a table.
-
-    Args:
-        path: of the model's variable; set when it is known.
-        shards: in the order of their rows.
-    """
+    """Stands for the variable of a table whose shards lie on servers."""
 
     def __init__(self, shards: list[Shard]):
         self.shards, self.path = shards, "?"
@@ -81,10 +76,8 @@ class ServedTable:
         return rows_of(tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0)), indices)
 
     def split(self, ids: tf.Tensor, values: tf.Tensor | None = None) -> list[tuple[tf.Tensor, tf.Tensor, Any]]:
-        """For each shard: positions in `ids`, ids within the shard, and its part of `values`.
-
-        An id outside the table goes to the first or last shard, which refuses it.
-        """
+        """For each shard: positions in `ids`, ids within the shard, and its part of `values`."""
+        # An id outside the table goes to the first or last shard, which refuses it.
         if len(self.shards) == 1:
             return [(tf.range(tf.size(ids)), ids, values)]
         count = len(self.shards)
@@ -130,13 +123,7 @@ _UNTOLD = (
 def fetched(
     tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor], watch: Watch | None = None
 ) -> Iterator[None]:
-    """Within it, the tables can be read: at these ids, whose rows come from the servers now.
-
-    Args:
-        tables: by path.
-        ids: what will be read, by path, int64; an id may stand in several places.
-        watch: is shown path, distinct ids and rows of each table.
-    """
+    """Within it, the tables can be read at these ids; `watch` is shown path, distinct ids and rows."""
     distinct = {path: tf.sort(tf.unique(ids[path])[0]) for path in tables}
     for path, rows in _read_together(tables, distinct).items():
         if watch is not None:

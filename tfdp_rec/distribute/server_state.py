@@ -19,12 +19,7 @@ _PIECE_VALUES = 1 << 24
 
 
 class ServerState:
-    """Saves and restores variables of one server.
-
-    Args:
-        lock: the server's.
-        variables: by name; the same names, in the same order, as when they were saved.
-    """
+    """Saves and restores the variables of one server, by name."""
 
     def __init__(self, lock: Lock, variables: Mapping[str, tf.Variable]):
         self._variables = dict(variables)

@@ -43,25 +43,24 @@ class ParameterServerTrainer:
     """Trains a model whose tables are spread over parameter servers.
 
     Args:
-        model_fn: makes the model (with `PrivateTraining`), without arguments.
-        optimizer_fn: makes the mechanism: `DPSGD`, `EANA` or `LazyDPSGD`; or a plain `keras.optimizers.SGD`, without
+        model_fn: Maker of the model (with `PrivateTraining`), without arguments.
+        optimizer_fn: Maker of the mechanism: `DPSGD`, `EANA` or `LazyDPSGD`; or a plain `keras.optimizers.SGD`, without
             privacy, to compare with.
-        dataset_fn: makes a worker's batches, a `tf.data.Dataset` without end; it runs on the worker, so every part of
-            it must be a TensorFlow operation (`PoissonSampling.graph_batches`).
-        cluster_resolver: which processes there are.
-        loss: as for `compile`, for a model without a `per_example_loss` of its own.
-        loss_weights: as for `compile`.
-        microbatch_size: as for `compile`.
-        sampling: the Poisson sampling that `dataset_fn` draws with; needed for a private optimizer.
-        checkpoint_directory: where training checkpoints, and the ledger that attempts are paid in, are kept, on a file
+        dataset_fn: Maker of a worker's batches, a `tf.data.Dataset` without end; it runs on the worker, so every part
+            of it must be a TensorFlow operation (`PoissonSampling.graph_batches`).
+        cluster_resolver: Resolver that names the processes.
+        loss: Loss for `compile`, for a model without a `per_example_loss` of its own.
+        loss_weights: Weights of the losses for `compile`.
+        microbatch_size: Size of microbatches for `compile`.
+        sampling: The Poisson sampling that `dataset_fn` draws with; needed for a private optimizer.
+        checkpoint_directory: Directory of training checkpoints and of the ledger that attempts are paid in, on a file
             system that all processes share; one training, one directory, one trainer at a time. None for neither.
-        checkpoint_every: attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
-        data_changed: say so where a training goes on with other data than before, grown for instance. What was done
-            with the old stays at its price.
-        min_shard_bytes: a table is divided among servers where no shard gets smaller than this.
-        seconds_without_progress: how long to wait for any step to end, or for a server that says nothing, before
-            giving up.
-        seconds_to_connect: how long workers and servers may take until they answer.
+        checkpoint_every: Attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
+        data_changed: Whether the training continues on other data than before, grown for instance. Steps on the old
+            data keep their price.
+        min_shard_bytes: Least size of a shard: a table is divided among servers only where no shard gets smaller.
+        seconds_without_progress: Longest wait for any step to end, or for a silent server.
+        seconds_to_connect: Longest wait until workers and servers answer.
 
     Raises:
         ValueError: for what is no cluster, or an optimizer that does not run on one.
@@ -111,7 +110,7 @@ class ParameterServerTrainer:
         self._optimizer = optimizer_fn()
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
-        # Before all that takes long: who may not train here is told at once.
+        # Before all that takes long: what may not train here is refused at once.
         self._attempts = self._open_attempts(checkpoint_directory, data_changed)
         try:
             self._make(cluster, min_shard_bytes, checkpoint_directory)
@@ -142,7 +141,7 @@ class ParameterServerTrainer:
         return attempts
 
     def _refuse_shared_seeds(self) -> None:
-        """A worker that draws between another's new seed and its draw has the same masks: nobody's own."""
+        """A worker that draws between another's new seed and its draw has the same masks, of neither alone."""
         random = [layer.name for layer in layers_within(self._served.model) if random_states(layer)]
         if self._private and random:
             raise NotPrivate(
@@ -223,7 +222,7 @@ class ParameterServerTrainer:
         Steps between that checkpoint and the end of the program that wrote it are lost, and stay counted.
 
         Args:
-            accountant: a fresh `tfdp_rec.privacy.Accountant`, which is told of all attempts so far.
+            accountant: A fresh `tfdp_rec.privacy.Accountant`, which counts all attempts so far.
 
         Returns:
             The attempts so far.
@@ -268,14 +267,14 @@ class ParameterServerTrainer:
         """Makes `steps` attempts of a step, spread over the workers.
 
         Args:
-            steps: how many; a step that is made again because its worker died is one more of them.
-            callbacks: as for Keras' `fit`, called every `steps_per_report` steps as if these were one batch.
-            steps_per_report: steps between two calls of the callbacks. The workers wait for each other there.
+            steps: Number of steps; a step that is made again because its worker died is one more of them.
+            callbacks: Keras callbacks, called every `steps_per_report` steps as if these were one batch.
+            steps_per_report: Steps between two calls of the callbacks. The workers wait for each other there.
             verbose: 1 for a progress bar.
 
         Raises:
             ServerLost: a parameter server died; start again and `resume()`.
-            TimeoutError: no step ended for `seconds_without_progress`; naming who is silent.
+            TimeoutError: no step ended for `seconds_without_progress`; naming the silent process.
         """
         model = self.cluster_model
         if not self._resumed:
@@ -407,7 +406,7 @@ class ParameterServerTrainer:
         """Exports the model for serving, with all its noise; as Keras' `export`.
 
         Args:
-            path: of the SavedModel.
+            path: Path of the SavedModel.
         """
         self.model().export(path)
 

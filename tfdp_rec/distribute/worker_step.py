@@ -27,14 +27,7 @@ from tfdp_rec.training.table_reader import TableReader
 
 
 class WorkerStep:
-    """The step of a model whose variables live on servers.
-
-    Args:
-        step: of a model that was built under a `Placement`.
-        tables: by path.
-        servers: all of them.
-        reader: tells which rows a batch reads.
-    """
+    """The step of a model whose variables live on servers."""
 
     def __init__(
         self, step: PrivateStep, tables: Mapping[str, ServedTable], servers: list[ParameterServer], reader: TableReader
@@ -42,15 +35,7 @@ class WorkerStep:
         self._step, self._tables, self._servers, self._reader = step, tables, servers, reader
 
     def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
-        """Makes the step.
-
-        Args:
-            data: a batch.
-            settings: as `SETTINGS`, float64.
-
-        Returns:
-            What `Made.of` reads, int64: one message to the coordinator.
-        """
+        """Makes the step; returns what `Made.of` reads, int64, in one message to the coordinator."""
         shared = self._step.model.shared_inputs
         numbers, batch = draw_numbers(data), Batch.of(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
@@ -111,12 +96,9 @@ class PlainStep(WorkerStep):
 
 
 class Made(NamedTuple):
-    """What a worker tells of a step.
+    """What a worker reports of a step. The losses are private: nothing protects them."""
 
-    Attributes:
-        losses: the sum of the examples' finite losses, and how many these are. Private: nothing protects them.
-        draw: which one the batch was.
-    """
+    # `losses` is the sum of the examples' finite losses and their number.
 
     losses: np.ndarray
     draw: list[int]

@@ -5,13 +5,8 @@ imported by name, so that a client that only adds noise starts at once.
 """
 
 from tfdp_rec.federated.accounting import ClientAccountant
-from tfdp_rec.federated.calibration import (
-    AnalyticGaussian,
-    PublishedGaussian,
-    PublishedLaplace,
-    PureLaplace,
-)
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.calibration import AnalyticGaussian, PureLaplace
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 
 __all__ = [
@@ -19,8 +14,5 @@ __all__ = [
     "AttentionMechanism",
     "ClientAccountant",
     "LabelPermutation",
-    "PublishedGaussian",
-    "PublishedLabelPermutation",
-    "PublishedLaplace",
     "PureLaplace",
 ]

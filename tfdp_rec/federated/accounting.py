@@ -2,7 +2,7 @@
 
 A client releases attention vectors (about its history) and permuted labels (about its clicks on candidates), again
 and again. Each release is a dp_accounting event whose profile is known (`tfdp_rec.pricing.profiles`), and they are
-composed. A server that chooses the clients itself gets no amplification by sampling: it knows who answered.
+composed. A server that chooses the clients itself gets no amplification by sampling: it knows which clients answered.
 
 A click belongs to the history or to the candidates of a round. `epsilon(delta)` assumes that the same click may sit
 in both and composes everything; `epsilon(delta, disjoint=True)` takes the larger of the two books. That is right for
@@ -38,8 +38,8 @@ class ClientAccountant:
         """Record releases about the history.
 
         Args:
-            release: What was released.
-            count: How many times.
+            release: Mechanism that made the release.
+            count: Number of releases.
 
         Raises:
             ValueError: If the count is negative.
@@ -52,8 +52,8 @@ class ClientAccountant:
         Labels of different clicks compose in parallel: record the most that one click went through.
 
         Args:
-            release: What was released.
-            count: How many times for one click.
+            release: Mechanism that made the labels.
+            count: Number of labels for one click.
 
         Raises:
             ValueError: If the count is negative.

@@ -15,11 +15,10 @@ import numpy as np
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import local
 from tfdp_rec.federated import participant as participants
-from tfdp_rec.federated.calibration import AnalyticGaussian, PublishedGaussian
 from tfdp_rec.federated.cohort import Client, client_of
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
-from tfdp_rec.federated.settings import Settings, refuse_more_than
+from tfdp_rec.federated.settings import FederatedSettings, refuse_more_than
 from tfdp_rec.federated.vector import ClippedVector, VectorMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.models import news
@@ -28,16 +27,7 @@ from tfdp_rec.models import news
 def news_model(
     catalogue: mind.NewsCatalogue, encoder: str, dim: int, num_basis: int, temperature: float, seed: int
 ) -> news.NewsRecommender:
-    """An untrained recommender, built.
-
-    Args:
-        catalogue: of the news.
-        encoder: nrms, naml or plm.
-        dim: width of a news vector.
-        num_basis: B.
-        temperature: of the attention.
-        seed: of the weights.
-    """
+    """An untrained recommender, built."""
     keras.utils.set_random_seed(seed)
     model = news.NewsRecommender(
         _news_encoder(catalogue, encoder, dim), news.user_encoder(encoder, dim, 4, 16), num_basis,
@@ -70,25 +60,10 @@ def local_update(
     samples: int,
     noise: ClippedVector | None = None,
 ) -> local.LocalUpdate:
-    """What a client computes.
-
-    Args:
-        method: private, private+user, published, or gradient (DP-FedRec: neither attention nor labels are private).
-        model: what is trained.
-        catalogue: of today's news.
-        attention: the mechanism of a client's attention.
-        label_epsilon: of one label.
-        negatives: with each label.
-        history: clicks of history.
-        samples: training clicks used.
-        noise: of the gradient (gradient) or of the user encoder's (private+user).
-    """
+    """What a client computes by a method: private, private+user, or gradient (DP-FedRec)."""
     if method == "gradient":
         attention, label_epsilon = dataclasses.replace(attention, epsilon=math.inf, padding=0.0), math.inf
-    permute = PublishedLabelPermutation if method == "published" else LabelPermutation
-    common = (model, catalogue, attention, permute(label_epsilon, negatives), history, samples)
-    if method == "published":
-        return local.PublishedUpdate(*common)
+    common = (model, catalogue, attention, LabelPermutation(label_epsilon, negatives), history, samples)
     if method == "gradient":
         if noise is None:
             raise ValueError("method gradient needs noise: the mechanism of the gradient.")
@@ -97,7 +72,7 @@ def local_update(
 
 
 @functools.lru_cache(maxsize=2)  # the settings are a server's: no more models stay than two runs take
-def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
+def world(settings: FederatedSettings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
     """A run's model and data, once a process."""
     data = mind.read(settings.data, title_length=8, body_length=16)
     s = settings
@@ -105,30 +80,19 @@ def world(settings: Settings) -> tuple[news.NewsRecommender, mind.NewsDataset]:
 
 
 @functools.lru_cache(maxsize=2)
-def update(settings: Settings) -> local.LocalUpdate:
+def update(settings: FederatedSettings) -> local.LocalUpdate:
     """A run's local update, once a process."""
     s, (model, data) = settings, world(settings)
-    calibration = PublishedGaussian() if s.method == "published" else AnalyticGaussian()
-    attention = AttentionMechanism(
-        s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu", calibration=calibration
-    )
+    attention = AttentionMechanism(s.num_basis, s.epsilon, s.delta, padding=s.padding, activation="relu")
     return local_update(
         s.method, model, data.catalogue, attention, s.label_epsilon, negatives=s.negatives, history=s.history,
         samples=s.samples, noise=VectorMechanism(s.l2_norm_clip, s.epsilon, s.delta),
     )  # fmt: skip
 
 
-def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Participant:
-    """The client that a node is: its own data and terms, and what the run asks it to compute.
-
-    Args:
-        settings: of the run.
-        node: the node's own configuration: partition-id, data, and what `participant.Terms.of_node` reads.
-
-    Raises:
-        ValueError: If the data have no such user, or the node's configuration lacks its terms.
-    """
-    terms, partition = participants.Terms.of_node(node), int(node["partition-id"])
+def participant(settings: FederatedSettings, node: Mapping[str, Any]) -> participants.Participant:
+    """The participant of a node: the node's own data and terms, and the run's update."""
+    terms, partition = participants.DeviceTerms.of_node(node), int(node["partition-id"])
     if "data" not in node:
         raise ValueError("The node's configuration lacks data, the folder of its clicks: give --node-config it.")
     here = dataclasses.replace(settings, data=str(node["data"]))
@@ -138,17 +102,14 @@ def participant(settings: Settings, node: Mapping[str, Any]) -> participants.Par
 
 
 @functools.lru_cache(maxsize=2)
-def _users(settings: Settings) -> list[Client]:
+def _users(settings: FederatedSettings) -> list[Client]:
     users = sorted(world(settings)[1].by_user().items())
     return [client_of(impressions) for _, impressions in users]
 
 
-def with_initial(settings: Settings) -> Settings:
-    """The settings, with a file of initial weights written if none was given.
-
-    Keras draws initial weights from a state that all threads share, so a server app that drew its own would not
-    repeat them.
-    """
+def with_initial(settings: FederatedSettings) -> FederatedSettings:
+    """The settings, with a file of initial weights written if none was given."""
+    # Keras draws initial weights from a state that all threads share, so that a server app's own would not repeat them.
     if settings.initial:
         return settings
     path = str(Path(settings.output).with_suffix(".initial.npz"))

@@ -13,13 +13,13 @@ with
 
 so the noise is calibrated to ε0 = log(1 + (e^ε - 1)/(1-p)) and δ0 = δ/(1-p).
 
-Three calibrations share one interface:
+Two calibrations share one interface:
 
 * `AnalyticGaussian` (default): the smallest σ whose exact δ(ε0) is δ0, for every ε0 > 0.
 * `PureLaplace`: scale L1 / ε0, δ = 0.
-* `PublishedGaussian`, `PublishedLaplace`: the formulas of the paper, with sensitivity θ. They do NOT
-  give the privacy they are asked for. They are here to be compared with; `holds` is False, and `delta_at`
-  tells what they really give.
+
+The formulas of the paper take θ for the sensitivity and do not give the privacy that they are asked for; they are in
+`experiments.news.published`. A calibration of that kind says so: `holds` is False, and `delta_at` says what it gives.
 
 Reference:
     Liu et al., "PrivateRec", 2022; Balle & Wang, "Improving the Gaussian Mechanism", ICML 2018.
@@ -43,31 +43,12 @@ from tfdp_rec.pricing.profiles import Number, deamplify, gaussian_delta
 
 
 def l2_sensitivity(clip_norm: float) -> float:
-    """Largest L2 distance between two clipped attention vectors.
-
-    Args:
-        clip_norm: The clip θ.
-
-    Example:
-        >>> round(l2_sensitivity(0.5), 4)
-        0.7071
-    """
+    """Largest L2 distance between two clipped attention vectors."""
     return math.sqrt(2.0) * min(1.0, clip_norm)
 
 
 def l1_sensitivity(num_basis: int, clip_norm: float) -> float:
-    """Largest L1 distance between two clipped attention vectors.
-
-    Args:
-        num_basis: Length B of the attention vector.
-        clip_norm: The clip θ.
-
-    Example:
-        >>> l1_sensitivity(5, 1.0)
-        2.0
-        >>> round(l1_sensitivity(2, 0.25), 2)
-        0.5
-    """
+    """Largest L1 distance between two clipped attention vectors."""
     small, large = num_basis // 2, num_basis - num_basis // 2
     return min(1.0, clip_norm * math.sqrt(small)) + min(1.0, clip_norm * math.sqrt(large))
 
@@ -105,27 +86,7 @@ class Calibration(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Gaussian(Calibration):
-    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        return words.gaussian(source, shape)
-
-    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
-        return GaussianDpEvent(scale / l2_sensitivity(clip_norm))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Laplace(Calibration):
-    needs_delta = False
-
-    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        return words.laplace(source, shape)
-
-    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
-        return PureDpEvent(l1_sensitivity(num_basis, clip_norm) / scale)
-
-
-@dataclasses.dataclass(frozen=True)
-class AnalyticGaussian(_Gaussian):
+class AnalyticGaussian(Calibration):
     """The smallest Gaussian noise that is (ε, δ)-private, for every ε.
 
     Reference:
@@ -136,13 +97,19 @@ class AnalyticGaussian(_Gaussian):
         0.7069
     """
 
+    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return words.gaussian(source, shape)
+
+    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+        return GaussianDpEvent(scale / l2_sensitivity(clip_norm))
+
     def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
         sensitivity = l2_sensitivity(clip_norm)
         return sensitivity * unit_sigma(deamplify(epsilon, padding), delta / (1.0 - padding))
 
 
 @dataclasses.dataclass(frozen=True)
-class PureLaplace(_Laplace):
+class PureLaplace(Calibration):
     """Laplace noise on every coordinate: pure ε, δ = 0.
 
     Example:
@@ -150,39 +117,16 @@ class PureLaplace(_Laplace):
         0.2
     """
 
+    needs_delta = False
+
+    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return words.laplace(source, shape)
+
+    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+        return PureDpEvent(l1_sensitivity(num_basis, clip_norm) / scale)
+
     def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
         return l1_sensitivity(num_basis, clip_norm) / deamplify(epsilon, padding)
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedGaussian(_Gaussian):
-    """The paper's formula (Algorithm 2, line 9), for comparison: it is not (ε, δ)-private.
-
-    Example:
-        >>> round(PublishedGaussian().scale(10.0, 1e-5, 0.0, 5, 1.0), 4)
-        0.4845
-    """
-
-    holds = False
-
-    def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
-        width = math.sqrt(2.0 * math.log(1.25 * (1.0 - padding) / delta))
-        return clip_norm * width / deamplify(epsilon, padding)
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedLaplace(_Laplace):
-    """The paper's sensitivity θ with Laplace noise, for comparison: it is not ε-private.
-
-    Example:
-        >>> PublishedLaplace().scale(10.0, 0.0, 0.0, 5, 1.0)
-        0.1
-    """
-
-    holds = False
-
-    def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
-        return clip_norm / deamplify(epsilon, padding)
 
 
 def unit_sigma(epsilon: float, delta: float) -> float:

@@ -50,18 +50,13 @@ MOST_HISTORY = 1_000
 
 
 def pack_query(attention: ArrayLike) -> bytes:
-    """A serving query on the wire: the number of weights (2 bytes), then 4 bytes each.
-
-    Example:
-        >>> len(pack_query([0.2, 0.3, 0.5]))
-        14
-    """
+    """A serving query on the wire: the number of weights (2 bytes), then 4 bytes each."""
     values = np.asarray(attention, dtype="<f4")
     return struct.pack("<H", len(values)) + values.tobytes()
 
 
 def unpack_query(message: bytes) -> NDArray[np.float32]:
-    """The attention vector of a query.
+    """The attention vector of a query, from its `message` on the wire.
 
     Raises:
         ValueError: If the message is not a query.
@@ -77,14 +72,7 @@ def unpack_query(message: bytes) -> NDArray[np.float32]:
 
 @dataclasses.dataclass
 class State:
-    """What the phone remembers besides its ledger.
-
-    Args:
-        clicks: (news id, category that it was shown in), oldest first.
-        draw_key: What the stored draw belongs to.
-        draw: The released attention vector.
-        mark: Where the ledger stood when this was written.
-    """
+    """What the phone remembers besides its ledger: its clicks, the last draw, and the ledger's mark."""
 
     clicks: list[list[str]] = dataclasses.field(default_factory=list)
     draw_key: str = ""
@@ -93,11 +81,7 @@ class State:
 
     @classmethod
     def read(cls, path: str) -> State:
-        """From a file; an empty one if there is none.
-
-        Raises:
-            ValueError: If the file is not one of these, or of an older version.
-        """
+        """The state in a file; an empty one if there is none."""
         if not os.path.exists(path):
             return cls()
         try:
@@ -120,11 +104,11 @@ class PrivateClient:
         bundle: Folder written by `serving.export_client`.
         ledger: Path of this user's ledger; the clicks are beside it, in a file of the same name with `.clicks`.
             One that is gone while the clicks are there is refused.
-        budget_epsilon: The most that answers may tell of one click, over all the answers that it is in.
+        budget_epsilon: Largest ε of one click, over all the answers that it is in.
         budget_delta: Failure probability at which the budget is measured.
         non_sensitive: Categories whose clicks, as the phone showed them, need no protection.
-        runtime: Which of the bundle's graphs to run: "graph" or "tflite".
-        source: Where the randomness comes from.
+        runtime: Name of the bundle's graph to run: "graph" or "tflite".
+        source: Source of the random words.
 
     Raises:
         ValueError: On a budget that is out of range or less than one answer costs, a published calibration, an unknown
@@ -168,7 +152,7 @@ class PrivateClient:
         """Remember a click, also on news that the bundle does not have.
 
         Args:
-            news_id: What was clicked.
+            news_id: Id of the clicked news.
             category: Category that it was shown in; a click without one is always protected.
 
         Raises:
@@ -181,7 +165,7 @@ class PrivateClient:
         self._save(state)
 
     def spent(self) -> float:
-        """ε spent so far, at the budget's δ, on the click that most was told of, without those that are declared."""
+        """ε spent so far, at the budget's δ, of the undeclared click with the largest sum of payments."""
         clicks = State.read(self._state_path).clicks
         declared = {str(number) for number, click in enumerate(clicks) if not self._protects(click)}
         return device.epsilon(self._ledger.paid, self.budget_delta, declared)
@@ -243,7 +227,7 @@ class PrivateClient:
         return sorted(click for click in by_load if self._affords(spent[click]))
 
     def _affords(self, spent: dict[DpEvent, int]) -> bool:
-        """Whether one answer more fits after these; who has spent less than one that fits, fits too."""
+        """Whether one answer more fits after these; a click that has spent less than one that fits, fits too."""
         more = {**spent, self.mechanism.event: spent.get(self.mechanism.event, 0) + 1}
         for known, fits in self._known:
             cheaper, dearer = (more, known) if fits else (known, more)

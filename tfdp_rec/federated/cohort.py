@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.mind.files import Impression
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.noise import words
 
@@ -33,16 +33,11 @@ Rows = Callable[[Sequence[str]], list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """One user's private data, on the user's device.
+    """One user's private data, on the user's device."""
 
-    Args:
-        history: Ids of the news clicked before, oldest first.
-        clicks: Training clicks: (ids of the news shown, position of the clicked one).
-        declared: Ids of the news whose every click was seen, at the click, in a category that the person declared
-            non-sensitive.
-        label_epsilon: Set by `with_private_labels`: the positions in `clicks` are private labels already, drawn
-            once with this ε (0 if no click needed it).
-    """
+    # `clicks` are (ids of the news shown, position of the clicked one), oldest first, as is `history`. `declared` are
+    # news whose every click was in a category that the person declared non-sensitive. `label_epsilon` is set by
+    # `with_private_labels`: the positions are private labels already, drawn once with this ε (0 if no click needed it).
 
     history: tuple[str, ...]
     clicks: tuple[tuple[tuple[str, ...], int], ...]
@@ -73,15 +68,10 @@ class Client:
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Everything random in one local update, and the public shapes around it.
+    """Everything random in one local update, and the public shapes around it."""
 
-    Args:
-        history: Today's rows [m, H]; 0 is an empty position.
-        padded: Which positions are replaced [m, H].
-        noise: Noise of the attention vectors [m, B].
-        samples: Today's rows [m, S, 1 + k], the (private) label's first.
-        counted: 1.0 where a sample exists [m, S].
-    """
+    # Rows are today's: `history` [m, H] with 0 for an empty position, `padded` [m, H], `noise` [m, B], `samples` [m, S,
+    # 1 + k] with the label's row first, `counted` [m, S] with 1.0 for a sample that exists.
 
     history: NDArray[np.int32]
     padded: NDArray[np.bool_]
@@ -95,7 +85,7 @@ def client_of(impressions: Sequence[Impression], declared: frozenset[str] = froz
 
     Args:
         impressions: One user's impressions in time order, at least one.
-        declared: Ids of news whose clicks need no protection, as of `Client`.
+        declared: Ids of news whose clicks need no protection.
 
     Raises:
         ValueError: If there is no impression.
@@ -115,9 +105,9 @@ def with_private_labels(
     each time; they depend on the private label alone.
 
     Args:
-        client: With its true clicks.
-        labels: How labels are permuted.
-        source: Where the randomness comes from.
+        client: Client with its true clicks.
+        labels: Permutation of the labels.
+        source: Source of the random words.
 
     Raises:
         ValueError: If the client has private labels already.
@@ -138,7 +128,7 @@ def with_private_labels(
 
 
 def histories(clicked: Sequence[Sequence[str]], length: int, rows: Rows) -> NDArray[np.int32]:
-    """Rows of the latest `length` news of each history [m, length], zeros behind the last."""
+    """`rows` of the latest `length` news of each history in `clicked` [m, length], zeros behind the last."""
     table = np.zeros((len(clicked), length), dtype=np.int32)
     for index, news in enumerate(clicked):
         table[index, : len(news)] = rows(news[-length:])
@@ -149,22 +139,12 @@ def draw(
     clients: Sequence[Client],
     rows: Rows,
     mechanism: AttentionMechanism,
-    labels: LabelPermutation | PublishedLabelPermutation,
+    labels: LabelPermutation,
     history_length: int,
     samples_per_client: int,
     source: words.WordSource = words.os_entropy,
 ) -> Draws:
-    """Draw everything random for one local update of each client.
-
-    Args:
-        clients: The cohort.
-        rows: Today's rows of news, none of them 0.
-        mechanism: Pads histories and sizes the noise.
-        labels: Permutes labels and samples negatives.
-        history_length: Positions H that every history is brought to.
-        samples_per_client: Training clicks S used of each client, the latest ones.
-        source: Where the randomness comes from.
-    """
+    """Draws everything random for one local update of each client."""
     history = histories([client.history for client in clients], history_length, rows)
     protected = np.zeros(history.shape, dtype=bool)
     for index, client in enumerate(clients):
@@ -178,7 +158,7 @@ def draw(
     for index, client in enumerate(clients):
         for slot, (shown, clicked) in enumerate(client.clicks[-samples_per_client:]):
             if len(shown) < 2:
-                continue  # one news alone tells nothing
+                continue  # one news alone is no choice
             fresh = client.label_epsilon is None and client.is_secret(shown, clicked)
             positions = (labels if fresh else _exact(labels)).sample(len(shown), clicked, source)
             samples[index, slot] = np.asarray(rows(shown), dtype=np.int32)[positions]
@@ -186,5 +166,5 @@ def draw(
     return Draws(history, padded, noise, samples, counted)
 
 
-def _exact(labels: LabelPermutation | PublishedLabelPermutation) -> LabelPermutation:
+def _exact(labels: LabelPermutation) -> LabelPermutation:
     return LabelPermutation(math.inf, labels.num_negatives)

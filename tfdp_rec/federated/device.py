@@ -25,14 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
-    """The device's ledger; a new one, with a warning in the device's log, where the device remembers none.
-
-    Raises:
-        BrokenLedger: If it is gone or older than the mark.
-    """
+    """The device's ledger; a new one, with a warning in the device's log, where the device remembers none."""
     if mark is not None and not os.path.exists(path):
         raise BrokenLedger(
-            f"{path} is gone, and this device has paid in it: without it nobody knows what was spent. Put the newest "
+            f"{path} is gone, and this device has paid in it: without it what was spent is not known. Put the newest "
             "copy of it back."
         )
     if not os.path.exists(path):
@@ -55,13 +51,7 @@ def exact_payments(ledger: Ledger, clicks: Collection[str]) -> list[Payment]:
 
 
 def epsilon(payments: Sequence[Payment], delta: float, declared: Collection[str]) -> float:
-    """ε of the click that most was told of, without those that are declared today.
-
-    Args:
-        payments: All of a ledger, and those that are planned.
-        delta: δ.
-        declared: Items that need no protection. What was sent of one that is declared no more counts in full.
-    """
+    """ε of the click with the largest sum of payments, without those that are declared today."""
     left = [
         payment if payment.about is None else dataclasses.replace(payment, about=_without(payment.about, declared))
         for payment in payments

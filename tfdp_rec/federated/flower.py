@@ -46,12 +46,7 @@ Join: TypeAlias = "Callable[[Context], Participant]"
 
 
 def client_app(join: Join, secure: Callable[[Context], bool] = lambda context: False) -> ClientApp:
-    """The client app.
-
-    Args:
-        join: From a node's context to its participant.
-        secure: From a node's context to whether SecAgg+ masks what the client sends.
-    """
+    """The client app; `join` and `secure` read a node's context."""
     from flwr.client import NumPyClient
     from flwr.clientapp import ClientApp
 
@@ -84,11 +79,7 @@ def silence(message: Message, context: Context, call_next: Callable[[Message, Co
 
 
 def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Callable], Message]:
-    """SecAgg+'s client mod in the runs that ask for it: only a run's own configuration says so.
-
-    Args:
-        secure: From a node's context to whether its run does.
-    """
+    """SecAgg+'s client mod in the runs that ask for it: only a run's own configuration says so."""
     from flwr.client.mod import secaggplus_mod
 
     def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -126,18 +117,7 @@ def strip(reply: Message) -> Message:
 
 @dataclasses.dataclass
 class Training:
-    """What the server app needs to know.
-
-    Args:
-        weights: The model's initial trainable weights.
-        rounds: How many rounds.
-        clients: How many clients must be there before a round starts.
-        fraction: Share of the clients that is asked in a round.
-        eta: Server learning rate.
-        tau: Added to the root of the square.
-        secure: Whether clients mask what they send (SecAgg+).
-        finish: Called with the trained weights.
-    """
+    """The settings of the server app."""
 
     weights: list[NDArray[Any]]
     rounds: int
@@ -150,11 +130,7 @@ class Training:
 
 
 def server_app(train: Callable[[Context], Training]) -> ServerApp:
-    """The server app: Flower's FedAdam, under SecAgg+ if asked for.
-
-    Args:
-        train: From the run's context to what is to be trained.
-    """
+    """The server app: Flower's FedAdam, under SecAgg+ if asked for."""
     from flwr.server import LegacyContext, ServerApp, ServerConfig
     from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 

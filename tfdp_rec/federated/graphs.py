@@ -3,7 +3,7 @@
 A bundle is the word of a server. A graph with a variable, a file, a random state or a Python function could carry one
 answer's clicks into a later answer, which pays for other clicks. So there is a list of what a graph may be made of, the
 operations of our exported user encoders, and all else is refused: no functions, no loops, no resources. What is left is
-a function of the window alone. Its sizes are known before it runs, so the memory that it takes tells nothing either.
+a function of the window alone. Its sizes are known before it runs, so the memory that it takes reveals nothing either.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ MOST_NUMBERS = 100_000_000
 
 
 def encoder(content: bytes, length: int, width: int, num_basis: int) -> Encoder:
-    """The attention of a TensorFlow graph: placeholders vectors [1, H, d] and mask [1, H], operation attention [1, B].
-
-    Raises:
-        ValueError: If it is made of anything that is not on the list, or of other or unknown sizes.
-    """
+    """The attention of a TensorFlow graph: vectors [1, H, d] and mask [1, H] in, attention [1, B] out."""
     import tensorflow as tf
 
     graph = tf.compat.v1.GraphDef()

@@ -8,7 +8,7 @@ Each form gives the gradients of a cohort's mean loss (a cohort of one is a clie
   samples. With `user_gradient` the user encoder gets a clipped and noised gradient of its own, whose budget is
   added.
 * `PublishedUpdate`, as published: the gradient goes on through the noise into both encoders. No ε bounds
-  what it tells about the history; it is here to be compared with.
+  what it reveals of the history. It is for readers whose clicks are public, on whom the encoders are prepared.
 * `GradientUpdate`, DP-FedRec: the whole local gradient, clipped, plus noise; with infinite ε, plain
   federated learning.
 
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client, Draws, draw
-from tfdp_rec.federated.labels import LabelPermutation, PublishedLabelPermutation
+from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.federated.vector import ClippedVector
 from tfdp_rec.noise import words
@@ -53,8 +53,8 @@ class LocalUpdate(abc.ABC):
         catalogue: Today's news. Clicked news that it lacks count as the anonymous news.
         mechanism: Padding and noise of the attention vector.
         labels: Permutation of labels.
-        history_length: Positions every history is brought to.
-        samples_per_client: Training clicks used of each client.
+        history_length: Number of positions that every history is brought to.
+        samples_per_client: Number of training clicks used of each client.
 
     Raises:
         ValueError: If the mechanism is not of the model's sizes, features hold ids that the model cannot read, or a
@@ -62,14 +62,14 @@ class LocalUpdate(abc.ABC):
     """
 
     holds = True
-    """Whether an epsilon bounds what the update tells."""
+    """Whether an epsilon bounds what the update reveals."""
 
     def __init__(
         self,
         model: Any,
         catalogue: NewsCatalogue,
         mechanism: AttentionMechanism,
-        labels: LabelPermutation | PublishedLabelPermutation,
+        labels: LabelPermutation,
         history_length: int = 20,
         samples_per_client: int = 4,
     ) -> None:
@@ -103,11 +103,11 @@ class LocalUpdate(abc.ABC):
 
     @abc.abstractmethod
     def round_events(self, client: Client) -> tuple[DpEvent, ...]:
-        """What one round tells of any click, but for the labels."""
+        """The cost of one round for any click, but for the labels."""
 
     @property
     def label_event(self) -> DpEvent | None:
-        """What one label's draw tells of its click; None where the round's own events cover the labels."""
+        """The cost of one label's draw for its click; None where the round's own events cover the labels."""
         return self.labels.event
 
     def settings(self) -> dict[str, Any]:
@@ -132,11 +132,9 @@ class LocalUpdate(abc.ABC):
             accountant.spend_labels(self.label_event)
 
     def _news_of(self, *rows: Any) -> tuple[tf.Tensor, tuple[Any, ...]]:
-        """Vectors of the anonymous news and of those in the rows, and the rows' places among them; 0 stays 0.
-
-        Nothing that occurs twice is left out: shapes and time must not depend on what was clicked. Where the whole
-        catalogue is smaller, which the sizes alone decide, it is encoded whole.
-        """
+        """Vectors of the anonymous news and of those in the rows, and the rows' places among them; 0 stays 0."""
+        # Nothing that occurs twice is left out: shapes and time must not depend on what was clicked. A smaller
+        # catalogue, which the sizes alone decide, is encoded whole.
         wanted = tf.concat([[0], *(tf.reshape(each, (-1,)) for each in rows)], axis=0)
         if _count(self.features) <= wanted.shape[0]:
             return self.model.news_vectors(self.features), rows
@@ -165,8 +163,8 @@ class PrivateUpdate(LocalUpdate):
     """PrivateRec's local update, corrected: the gradient stops at the noise.
 
     Args:
-        *args, **kwargs: As of `LocalUpdate`.
-        user_gradient: How the user encoder's own gradient is protected; None trains no user encoder.
+        *args, **kwargs: Arguments of `LocalUpdate`.
+        user_gradient: Mechanism of the user encoder's own gradient; None trains no user encoder.
     """
 
     def __init__(self, *args: Any, user_gradient: ClippedVector | None = None, **kwargs: Any) -> None:
@@ -232,7 +230,7 @@ class PrivateUpdate(LocalUpdate):
 
 
 class PublishedUpdate(LocalUpdate):
-    """PrivateRec's local update as published: for comparison, protects nothing it claims to."""
+    """PrivateRec's local update as published: it protects no history, and is for readers whose clicks are public."""
 
     holds = False
 
@@ -267,8 +265,8 @@ class GradientUpdate(LocalUpdate):
     """DP-FedRec: the whole local gradient of the undecomposed model, clipped and noised.
 
     Args:
-        *args, **kwargs: As of `LocalUpdate`.
-        noise: How the gradient is protected; infinite ε is plain federated learning.
+        *args, **kwargs: Arguments of `LocalUpdate`.
+        noise: Mechanism of the gradient; infinite ε is plain federated learning.
     """
 
     def __init__(self, *args: Any, noise: ClippedVector, **kwargs: Any) -> None:
@@ -318,10 +316,8 @@ class GradientUpdate(LocalUpdate):
 
 
 def finite_news(vectors: tf.Tensor) -> tf.Tensor:
-    """News vectors, with those that are not finite as the anonymous news (row 0), and that as zeros if it is none.
-
-    What a model makes of one news must not decide whether those who clicked it answer.
-    """
+    """News vectors, with those that are not finite as the anonymous news (row 0), and that as zeros if it is none."""
+    # What a model makes of one news must not decide whether the clients that clicked it answer.
     whole = tf.reduce_all(tf.math.is_finite(vectors), axis=-1, keepdims=True)
     anonymous = tf.where(whole[:1], vectors[:1], tf.zeros_like(vectors[:1]))
     return tf.where(whole, vectors, anonymous)
@@ -333,16 +329,7 @@ def clipped_sum(
     shapes: list[Any],
     noise: ClippedVector,
 ) -> tuple[list[Any], Any]:
-    """Sum over clients of each one's gradient scaled to norm at most C, one client after the other.
-
-    A gradient that is not finite counts as zero.
-
-    Args:
-        gradients_of: From one client's data to its gradients (dense) and loss.
-        clients: The clients' data, each with a leading axis for the client.
-        shapes: One tensor of each gradient's shape.
-        noise: Says which norm is clipped to what.
-    """
+    """Sum over clients of each one's gradient scaled to norm at most C; one that is not finite counts as zero."""
     totals, loss = [tf.zeros_like(shape) for shape in shapes], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
         found, client_loss = gradients_of(*[value[index] for value in clients])
@@ -357,14 +344,7 @@ def clipped_sum(
 def noised_mean(
     noise: ClippedVector, sums: list[Any], count: int, source: words.WordSource = words.os_entropy
 ) -> Gradients:
-    """The mean of `count` clients' clipped gradients, each with its own noise.
-
-    Args:
-        noise: Clip and noise of one client's whole gradient.
-        sums: `clipped_sum`, one tensor per variable.
-        count: How many clients.
-        source: Where the randomness comes from.
-    """
+    """The mean of `count` clients' clipped gradients, each with its own noise."""
     return [(np.asarray(g) / count + noise.mean_noise(count, tuple(g.shape), source)).astype(np.float32) for g in sums]
 
 
@@ -385,7 +365,7 @@ def _refuse_large(history: int, samples: int, negatives: int) -> None:
 
 
 def _refuse_unreadable(model: Any, features: dict[str, NDArray[np.int32]]) -> None:
-    """Clients read only the news they need: what the model cannot read would fail for those alone who clicked it."""
+    """Refuses news that the model cannot read: only the clients that clicked them would fail."""
     if len({len(value) for value in features.values()}) > 1:
         raise ValueError("The features must have one row for each news, all of them as many.")
     extremes = {

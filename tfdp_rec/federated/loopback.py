@@ -27,17 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Loopback:
-    """Flower's processes for one run; a context manager that ends them all.
-
-    Args:
-        folder: For logs and Flower's files; made if missing.
-
-    Example:
-        >>> import tempfile
-        >>> with Loopback(tempfile.mkdtemp()) as net:
-        ...     net.processes
-        []
-    """
+    """Flower's processes for one run; a context manager that ends them all."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -59,11 +49,7 @@ class Loopback:
         }
 
     def superlink(self) -> subprocess.Popen[bytes]:
-        """Start the SuperLink and wait until it answers.
-
-        Raises:
-            TimeoutError: If it does not within a minute.
-        """
+        """Starts the SuperLink and waits until it answers."""
         command, services = "flower-superlink", {"serverappio": self._server, "fleet": self.fleet}
         if "--host" in self._help(command):
             self.fleet = self.control
@@ -75,12 +61,7 @@ class Loopback:
         return process
 
     def supernode(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        """Start a SuperNode.
-
-        Args:
-            name: Of its log.
-            config: The node's own: whose clicks it holds, and on what terms.
-        """
+        """Starts a SuperNode with its own configuration."""
         where = self._listening("flower-supernode", {"clientappio": free_port()})
         values = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         link = ("--superlink", f"127.0.0.1:{self.fleet}")
@@ -150,22 +131,13 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A free port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, explain: Callable[[], str]) -> None:
-    """Wait until a condition holds.
-
-    Args:
-        condition: Asked twice a second.
-        seconds: How long at most.
-        explain: What the error says.
-
-    Raises:
-        TimeoutError: If the time is over.
-    """
+    """Waits until a condition, asked twice a second, is true; raises `TimeoutError` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -29,20 +29,10 @@ Activation = Literal["softplus", "relu"]
 
 
 def clip(attention: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
-    """Scale attention vectors (last axis) down to sum at most 1 and L2 norm at most `clip_norm`.
-
-    A softmax sums to 1 already; that it does is not left to the model, for the sensitivity rests on it. Nor is it
-    left to the model that there are numbers at all: a vector that is not finite, or negative somewhere, counts as
-    uniform, so that no click can decide whether there is an answer.
-
-    Args:
-        attention: Shape [..., B].
-        clip_norm: The clip θ.
-
-    Example:
-        >>> clip([[0.6, 0.8]], 0.5).round(2).tolist()
-        [[0.3, 0.4]]
-    """
+    """Scales attention vectors (last axis) down to sum at most 1 and L2 norm at most `clip_norm`."""
+    # The sensitivity rests on a sum of at most 1, so it is not left to the model's softmax. Nor is finiteness: a vector
+    # that is not finite, or negative somewhere, counts as uniform, so that no click can decide whether there is an
+    # answer.
     values = np.asarray(attention, dtype=np.float64)
     sound = (np.isfinite(values) & (values >= 0)).all(axis=-1, keepdims=True)
     values = np.where(sound, values, 1.0 / values.shape[-1])
@@ -52,16 +42,7 @@ def clip(attention: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
 
 
 def normalise(noisy: ArrayLike, activation: Activation) -> NDArray[np.float64]:
-    """Make noisy attention non-negative with sum 1 (post-processing; uniform when ReLU leaves nothing).
-
-    Args:
-        noisy: Shape [..., B].
-        activation: "softplus" or "relu".
-
-    Example:
-        >>> normalise([-1.0, 1.0, 3.0], "relu").tolist()
-        [0.0, 0.25, 0.75]
-    """
+    """Makes noisy attention non-negative with sum 1 (post-processing; uniform when ReLU leaves nothing)."""
     values = np.asarray(noisy, dtype=np.float64)
     positive = np.maximum(values, 0.0) if activation == "relu" else np.logaddexp(0.0, values)
     total = positive.sum(axis=-1, keepdims=True)
@@ -80,7 +61,7 @@ class AttentionMechanism:
         clip_norm: The clip θ. At 1 (default) nothing is cut, as attention sums to 1.
         padding: Probability p with which each click is replaced by the anonymous news.
         activation: "softplus" (serving) or "relu" (training).
-        calibration: How noise is sized and drawn.
+        calibration: Kind and size of the noise.
 
     Raises:
         ValueError: On a value out of range, or a δ that the calibration cannot use.
@@ -137,7 +118,7 @@ class AttentionMechanism:
 
         Args:
             length: Number of history positions, or a shape.
-            source: Where the randomness comes from.
+            source: Source of the random words.
         """
         shape = (length,) if isinstance(length, int) else length
         return words.bernoulli(source, self.padding, shape)
@@ -151,8 +132,8 @@ class AttentionMechanism:
         """Clip, add noise, normalise.
 
         Args:
-            attention: What the model made of the *padded* history, shape [..., num_basis].
-            source: Where the randomness comes from.
+            attention: Attention vector of the *padded* history, shape [..., num_basis].
+            source: Source of the random words.
 
         Raises:
             ValueError: If the attention has another width.
@@ -164,8 +145,8 @@ class AttentionMechanism:
         """`release` with noise already drawn by `noise`.
 
         Args:
-            attention: Shape [..., num_basis].
-            noise: The same shape, of the mechanism's scale.
+            attention: Attention vectors, shape [..., num_basis].
+            noise: Noise of the mechanism's scale, in the same shape.
 
         Raises:
             ValueError: If the attention has another width.
@@ -187,8 +168,7 @@ class AttentionMechanism:
         """The true δ(`epsilon`) of one release, whatever the calibration claims.
 
         Example:
-            >>> published = calibrations.PublishedGaussian()
-            >>> AttentionMechanism(3, 10.0, 1e-5, calibration=published).delta_at(10.0) > 1e-3
+            >>> AttentionMechanism(3, 10.0, 1e-5).delta_at(10.0) <= 1e-5
             True
         """
         scale = self.noise_scale
@@ -231,6 +211,4 @@ class AttentionMechanism:
 CALIBRATIONS: tuple[type[calibrations.Calibration], ...] = (
     calibrations.AnalyticGaussian,
     calibrations.PureLaplace,
-    calibrations.PublishedGaussian,
-    calibrations.PublishedLaplace,
 )

@@ -4,7 +4,7 @@
 
 What the server wishes (mechanism, noise) is checked against the node's own configuration, and every wish that is
 granted is written into the ledger with the settings that it was granted with: a later round at other settings changes
-nothing of what was spent. Every release of the history is taken to tell of every click, and a label's draw of every
+nothing of what was spent. Every release of the history counts for every click, and a label's draw of every
 click on a news among its candidates: by the ids that the device keeps, whatever rows they have in today's catalogue. So
 a click that is a label today and history tomorrow pays for both, and candidates that overlap pay together.
 
@@ -50,23 +50,8 @@ class BudgetSpent(Refused):
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
-    """What one device allows, whatever a server asks for.
-
-    Args:
-        ledger: Path of its training ledger, in a folder that exists.
-        budget_epsilon: The most that training may cost in all, per click.
-        budget_delta: δ at which that is measured.
-        methods: Local updates that it computes.
-        round_epsilon: The most that one round may cost by itself: the least noise.
-
-    Raises:
-        ValueError: On a value out of range.
-
-    Example:
-        >>> Terms.of_node({"ledger": "mine.jsonl", "budget-epsilon": 8, "methods": "private private+user"}).methods
-        ('private', 'private+user')
-    """
+class DeviceTerms:
+    """What one device allows, whatever a server asks for."""
 
     ledger: Path
     budget_epsilon: float
@@ -84,12 +69,8 @@ class Terms:
             raise ValueError(f"budget-delta must be in [0, 1), got {self.budget_delta}.")
 
     @classmethod
-    def of_node(cls, config: Mapping[str, Any]) -> Terms:
-        """The terms in a node's own configuration.
-
-        Raises:
-            ValueError: If it names no ledger or no budget: such a node takes part in nothing.
-        """
+    def of_node(cls, config: Mapping[str, Any]) -> DeviceTerms:
+        """The terms in a node's own configuration; a node without ledger or budget is refused."""
         missing = [key for key in ("ledger", "budget-epsilon") if key not in config]
         if missing:
             raise ValueError(
@@ -107,30 +88,17 @@ _NUMBERS = {"budget_epsilon": "budget-epsilon", "budget_delta": "budget-delta", 
 
 @dataclasses.dataclass
 class Participant:
-    """One client as the apps see it.
-
-    Args:
-        update: What it computes.
-        data: Its private data.
-        terms: What it allows.
-        method: What the server calls the update.
-        client_rate: Client learning rate.
-        source: Randomness of the labels.
-    """
+    """One client as the apps see it."""
 
     update: LocalUpdate
     data: Client
-    terms: Terms
+    terms: DeviceTerms
     method: str = "private"
     client_rate: float = 1.0
     source: words.WordSource = words.os_entropy
 
     def answer(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """One round, paid for first: the server's weights in, this client's out. What is no number is no change.
-
-        Raises:
-            Refused: The terms do not allow the round, or the weights are of another model; nothing is paid then.
-        """
+        """One round, paid for first: the server's weights in, this client's out. What is no number is no change."""
         variables = self.update.model.trainable_variables
         numbers = all(np.issubdtype(np.asarray(value).dtype, np.floating) for value in weights)
         if not numbers or [np.shape(value) for value in weights] != [tuple(variable.shape) for variable in variables]:
@@ -144,12 +112,7 @@ class Participant:
         ]
 
     def pay_round(self) -> None:
-        """Writes one more round down, and the labels that it needs and that were never drawn.
-
-        Raises:
-            Refused: The terms do not allow it; nothing is written then.
-            BrokenLedger: The ledger is no evidence of what this device has spent.
-        """
+        """Writes one more round down, and the labels that it needs and that were never drawn."""
         if self.method not in self.terms.methods:
             raise Refused(
                 f"The server asks for method {self.method}, and this node computes {', '.join(self.terms.methods)} "
@@ -214,7 +177,7 @@ class Participant:
     # What it costs.
 
     def _payment_for_labels(self, needed: list[int]) -> list[Payment]:
-        """One payment: it draws no click twice. It may tell of any click on a candidate of one of its draws."""
+        """One payment: it draws no click twice. It counts for any click on a candidate of one of its draws."""
         if not needed or self.update.label_event is None:
             return []
         items = sorted({news for index in needed for news in self.data.clicks[index][0]})
@@ -258,30 +221,22 @@ def _question(shown: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _kept_labels(ledger: Ledger) -> Labels:
-    """The private labels that were ever drawn.
-
-    Raises:
-        BrokenLedger: For a ledger that names news by rows.
-    """
+    """The private labels that were ever drawn."""
     kept: Labels = {}
     for paid in ledger.paid:
         for drawn in paid.settings.get("labels", ()):
             if "label" not in drawn:
                 raise BrokenLedger(
-                    f"{ledger.path} names news by their rows in a catalogue, as versions before 0.2 did: nobody can "
-                    "tell which clicks its labels were about. Begin another ledger, and take what this one has spent "
-                    "off its budget."
+                    f"{ledger.path} names news by their rows in a catalogue, as versions before 0.2 did: it cannot "
+                    "be known which clicks its labels were about. Begin another ledger, and take what this one has "
+                    "spent off its budget."
                 )
             kept.setdefault(_question(tuple(drawn["candidates"])), []).append(drawn["label"])
     return kept
 
 
 def _mark(path: str) -> Mark | None:
-    """What the device remembers of its ledger; None if it never paid.
-
-    Raises:
-        BrokenLedger: If the file does not say it.
-    """
+    """What the device remembers of its ledger; None if it never paid."""
     if not os.path.exists(path):
         return None
     try:

@@ -26,11 +26,11 @@ def pseudo_readers(
 
     Args:
         catalogue: The public news.
-        count: How many readers.
-        history_length: Clicks in each history.
-        clicks: Training clicks of each reader.
-        candidates: News shown with each training click.
-        seed: What everything is drawn from.
+        count: Number of readers.
+        history_length: Number of clicks in each history.
+        clicks: Number of training clicks of each reader.
+        candidates: Number of news shown with each training click.
+        seed: Seed of everything that is random.
 
     Raises:
         ValueError: If the catalogue is smaller than an impression.

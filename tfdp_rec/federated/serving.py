@@ -37,7 +37,7 @@ def export_server(model: Any, catalogue: NewsCatalogue, folder: str | Path) -> N
     Args:
         model: A trained `NewsRecommender`.
         catalogue: The news to rank; their vectors are computed once, here.
-        folder: Where to.
+        folder: Folder to write.
 
     Raises:
         FileExistsError: If the folder is there already.
@@ -63,9 +63,9 @@ def export_client(
     Args:
         model: A trained `NewsRecommender`.
         catalogue: The news a client may click.
-        folder: Where to.
-        mechanism: What every client runs; its guarantee must hold.
-        history_length: Clicks a client looks back.
+        folder: Folder to write.
+        mechanism: Mechanism of every client; its guarantee must hold.
+        history_length: Number of clicks that a client looks back.
         tflite: Whether to make client.tflite too.
 
     Raises:

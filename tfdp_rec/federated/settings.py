@@ -16,7 +16,7 @@ from typing import Any
 
 from tfdp_rec.settings import BETWEEN_0_AND_1, Check, option, refuse_wrong
 
-METHODS = ("private", "private+user", "published", "gradient")
+METHODS = ("private", "private+user", "gradient")
 ENCODERS = ("nrms", "naml", "plm")
 ABOVE_0 = Check("must be positive", lambda value: value > 0)
 
@@ -27,17 +27,13 @@ def _size(most: int, least: int = 1) -> Check:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """A federated run.
-
-    Raises:
-        ValueError: For an unknown method or encoder, or a size out of range.
-    """
+class FederatedSettings:
+    """A federated run."""
 
     data: str = option("", "folder with news.tsv and behaviors.tsv; every user of it is a client")
     output: str = option("federated.npz", "where the trained weights go")
     initial: str = option("", "weights to start from, as such a run writes them; left out, new ones, kept beside")
-    method: str = option("private", "private, private+user, published or gradient (DP-FedRec)", choices=METHODS)
+    method: str = option("private", "private, private+user or gradient (DP-FedRec)", choices=METHODS)
     encoder: str = option("nrms", "nrms, naml or plm (a small transformer)", choices=ENCODERS)
     dim: int = option(32, "width of a news vector", _size(1_024))
     num_basis: int = option(5, "basis vectors B", _size(1_024, 2))
@@ -67,7 +63,7 @@ class Settings:
         return "".join(f"{name} = {_toml(value)}\n" for name, value in dataclasses.asdict(self).items())
 
     @classmethod
-    def of_run(cls, config: Mapping[str, Any]) -> Settings:
+    def of_run(cls, config: Mapping[str, Any]) -> FederatedSettings:
         """The settings that Flower carried, its run configuration."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in config.items() if name in known})
@@ -86,14 +82,14 @@ class Nodes:
     )  # fmt: skip
     ledgers: str = option("", "folder of the clients' training ledgers; left out, beside --output")
 
-    def of_run(self, settings: Settings) -> Nodes:
+    def of_run(self, settings: FederatedSettings) -> Nodes:
         """With what was left out taken from the run that the same person starts."""
         beside = str(Path(settings.output).with_suffix(".ledgers"))
         return dataclasses.replace(
             self, methods=self.methods or (settings.method,), ledgers=str(Path(self.ledgers or beside).resolve())
         )
 
-    def config(self, settings: Settings, partition: int) -> dict[str, Any]:
+    def config(self, settings: FederatedSettings, partition: int) -> dict[str, Any]:
         """One node's configuration, as Flower's --node-config takes it."""
         return {
             "partition-id": partition,
@@ -107,11 +103,7 @@ class Nodes:
 
 
 def refuse_more_than(users: int, clients: int) -> None:
-    """One user behind two clients would have two budgets.
-
-    Raises:
-        ValueError: If there are more clients than users.
-    """
+    """Refuses more clients than users: one user behind two clients would have two budgets."""
     if clients > users:
         raise ValueError(
             f"The data have {users} users, and {clients} clients were asked for: a user behind two of them would spend "

@@ -37,7 +37,7 @@ class FedAdam:
         eta_l: Client learning rate.
         beta_1: Decay of the mean.
         beta_2: Decay of the square.
-        tau: Added to the root of the square.
+        tau: Number added to the root of the square.
 
     Example:
         >>> import numpy as np
@@ -62,9 +62,9 @@ class FedAdam:
         """The server's weights after a round.
 
         Args:
-            weights: Before the round.
+            weights: Weights before the round.
             gradients: The cohort's mean gradients.
-            server_round: Counted from 1.
+            server_round: Number of the round, counted from 1.
         """
         moves = [-self.eta_l * gradient for gradient in gradients]
         if not self._mean:
@@ -83,12 +83,12 @@ class Simulation:
     """Rounds of local updates and FedAdam over a set of clients.
 
     Args:
-        update: What a client computes.
+        update: Local update of a client.
         clients: All clients.
-        cohort_size: How many answer in a round.
-        optimizer: The server's.
+        cohort_size: Number of clients that answer in a round.
+        optimizer: Optimizer of the server.
         source: Randomness of the clients' mechanisms.
-        seed: Seed of the server's choice of clients (public: it protects nobody).
+        seed: Seed of the server's choice of clients (public: it protects no client).
 
     Raises:
         ValueError: If there are fewer clients than a cohort needs.
@@ -113,8 +113,8 @@ class Simulation:
         """Train for some rounds; may be called again to go on.
 
         Args:
-            rounds: How many.
-            after_round: Called with the round's number and loss.
+            rounds: Number of rounds.
+            after_round: Function called with the round's number and loss.
         """
         for _ in range(rounds):
             loss = self.round()
@@ -139,9 +139,10 @@ class Simulation:
         """What one client has spent so far.
 
         Args:
-            index: Which client.
+            index: Position of the client.
             delta: Failure probability of the whole.
-            disjoint: Histories are fixed before the training clicks here, so no click counts twice.
+            disjoint: Whether no click is both in a history and a label, as here, where histories are fixed before the
+                training clicks.
         """
         accountant = accounting.ClientAccountant()
         if self.answers[index]:

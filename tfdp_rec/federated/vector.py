@@ -51,13 +51,7 @@ class ClippedVector(abc.ABC):
 
     @abc.abstractmethod
     def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
-        """The noise in the mean of `count` releases: each has noise of its own.
-
-        Args:
-            count: How many releases.
-            shape: Of one release.
-            source: Where the randomness comes from.
-        """
+        """The noise in the mean of `count` releases: each has noise of its own."""
 
     @property
     def noiseless(self) -> bool:
@@ -65,12 +59,7 @@ class ClippedVector(abc.ABC):
         return math.isinf(self.epsilon)
 
     def release(self, vectors: ArrayLike, source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
-        """Clip and noise vectors (last axis). One that is not finite sends noise alone.
-
-        Args:
-            vectors: Shape [..., d].
-            source: Where the randomness comes from.
-        """
+        """Clips and noises vectors (last axis). One that is not finite sends noise alone."""
         values = np.asarray(vectors, dtype=np.float64)
         if self.noiseless:
             return values

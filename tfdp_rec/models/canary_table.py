@@ -1,6 +1,6 @@
 """A model made of canaries, and the one-run audit of a mechanism through the real training path.
 
-m canaries, each one example that reads one row of a table that nobody else reads. The loss of canary i is
+m canaries, each one example that reads one row of a table that no other example reads. The loss of canary i is
 
     −G ⟨E_i, u⟩,    u = (1, ..., 1) / √width,    G = 4 C,
 
@@ -35,18 +35,9 @@ _GAIN = 4.0  # how far a canary's gradient is beyond the clipping norm
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What is fixed before an audit looks at anything.
+    """What is fixed before an audit looks at anything: m canaries, r guesses, T steps, δ, confidence, width."""
 
-    The defaults tell half the noise from the whole at T = 2, σ = 4 (claim ε = 1.54 at δ = 1e-6).
-
-    Attributes:
-        num_canaries: m.
-        num_guesses: r.
-        steps: T, the steps each included canary takes part in.
-        delta: δ of the claim.
-        confidence: of the lower bound.
-        width: of a row.
-    """
+    # The defaults tell half the noise from the whole at T = 2, σ = 4 (claim ε = 1.54 at δ = 1e-6).
 
     num_canaries: int = 100_000
     num_guesses: int = 800
@@ -66,24 +57,13 @@ class AuditPlan:
             raise ValueError(f"num_guesses must be at most {self.num_canaries}, got {self.num_guesses}.")
 
     def claimed_epsilon(self, event: dp_accounting.DpEvent) -> float:
-        """ε that the mechanism's event promises for a canary in all steps; infinite without a guarantee.
-
-        Example:
-            >>> round(AuditPlan().claimed_epsilon(dp_accounting.GaussianDpEvent(4.0)), 2)
-            1.54
-        """
+        """ε that the mechanism's event promises for a canary in all steps; infinite without a guarantee."""
         return epsilon_of(dp_accounting.SelfComposedDpEvent(event, self.steps), self.delta)
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class CanaryTable(PrivateTraining, keras.Model):
-    """One row for each canary, and a loss whose gradient is the same vector for all of them.
-
-    Args:
-        num_canaries: rows.
-        width: of a row.
-        gradient_norm: G.
-    """
+    """One row for each canary, and a loss whose gradient is the same vector, of norm G, for all of them."""
 
     def __init__(self, num_canaries: int, width: int = 2, gradient_norm: float = 4.0, **kwargs: Any):
         super().__init__(**kwargs)
@@ -116,28 +96,9 @@ def audit_runs(
     seed: int | None = None,
     batch_of: Callable[[np.ndarray], np.ndarray] = lambda included: included,
 ) -> Iterator[OneRunAudit]:
-    """Audits without end, each a training of `plan.steps` steps with coins of its own.
-
-    The canaries' gradients do not depend on the weights, so one model serves all runs: a run's scores are what
-    its own steps moved.
-
-    Args:
-        optimizer: the mechanism; one that was not used before.
-        plan: sizes; the defaults when left out.
-        seed: of the coins, for tests.
-        batch_of: from the numbers of the included canaries to the batch; for planting faults.
-
-    Yields:
-        One audit a run.
-
-    Example:
-        >>> from tfdp_rec.optimizers import LazyDPSGD
-        >>> plan = AuditPlan(num_canaries=2000, num_guesses=100)
-        >>> optimizer = LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=4.0, expected_batch_size=1000)
-        >>> audit = next(audit_runs(optimizer, plan, seed=0))
-        >>> audit.refutes(plan.claimed_epsilon(optimizer.dp_event()))
-        False
-    """
+    """Audits without end, each a training of `plan.steps` steps with coins of its own."""
+    # The canaries' gradients do not depend on the weights, so that one model serves all runs: a run's scores are what
+    # its own steps moved.
     plan = plan or AuditPlan()
     model = CanaryTable(plan.num_canaries, plan.width, gradient_norm=_GAIN * optimizer.l2_norm_clip)
     model.compile(optimizer=optimizer)

@@ -31,13 +31,7 @@ RMC_WIDTH = 32
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class DotInteraction(keras.layers.Layer):
-    """The inner products of all pairs among several vectors of each example, `[batch, n (n - 1) / 2]`.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> DotInteraction()([tf.constant([[1.0, 2.0]]), tf.constant([[3.0, 1.0]]), tf.constant([[0.0, 1.0]])]).numpy()
-        array([[5., 2., 1.]], dtype=float32)
-    """
+    """The inner products of all pairs among several vectors of each example, `[batch, n (n - 1) / 2]`."""
 
     def call(self, vectors: Sequence[tf.Tensor]) -> tf.Tensor:
         stacked = tf.stack(vectors, axis=1)
@@ -48,13 +42,7 @@ class DotInteraction(keras.layers.Layer):
 
 
 class DLRMLayers:
-    """The layers and the forward pass of DLRM; `DLRM` adds a Keras model that can train privately.
-
-    Arguments as `DLRM`.
-
-    Attributes:
-        embedding_layer: the class of the tables' layers.
-    """
+    """The layers and the forward pass of DLRM; `DLRM` adds a Keras model that can train privately."""
 
     embedding_layer: type[keras.layers.Embedding] = keras.layers.Embedding
 
@@ -111,18 +99,18 @@ class DLRMLayers:
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class DLRM(DLRMLayers, PrivateTraining, keras.Model):
-    """DLRM; MLPerf's configuration unless told otherwise.
+    """DLRM; MLPerf's configuration by default.
 
     A batch's inputs are a dict of `dense` `[batch, dense_features]` and `ids` `[batch, tables]`, or
     `[batch, tables, pooling]` for bags. Compile with `loss="binary_crossentropy"`.
 
     Args:
-        table_sizes: rows of each table.
-        width: of the tables' rows.
-        dense_features: how many.
-        bottom: units of the bottom tower's layers before the last, which has `width`.
-        top: units of the top tower's layers before the last, which has one.
-        pooling: ids in each bag, whose rows are summed.
+        table_sizes: Number of rows of each table.
+        width: Width of the tables' rows.
+        dense_features: Number of dense features.
+        bottom: Units of the bottom tower's layers before the last, which has `width`.
+        top: Units of the top tower's layers before the last, which has one.
+        pooling: Number of ids in each bag, whose rows are summed.
 
     Raises:
         ValueError: for sizes that are not positive.
@@ -153,12 +141,7 @@ class DLRM(DLRMLayers, PrivateTraining, keras.Model):
 
 
 def rmc_arguments(number: int) -> dict[str, Any]:
-    """The towers of RMC1, RMC2 or RMC3.
-
-    Example:
-        >>> rmc_arguments(1)["top"]
-        (256, 64)
-    """
+    """The towers of RMC1, RMC2 or RMC3."""
     towers: dict[int, dict[str, Any]] = {
         1: {"bottom": (256, 128), "top": (256, 64)},
         2: {"bottom": (256, 128), "top": (512, 128)},

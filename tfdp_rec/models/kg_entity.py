@@ -30,13 +30,7 @@ from tfdp_rec.training.model import PrivateTraining
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class EncoderBlock(keras.layers.Layer):
-    """One pre-normalised transformer block: attention among the present activities, then a hidden layer.
-
-    Args:
-        width: of the activity vectors.
-        num_heads: attention heads; must divide `width`.
-        hidden: units of the hidden layer.
-    """
+    """One pre-normalised transformer block: attention among the present activities, then a hidden layer."""
 
     def __init__(self, width: int, num_heads: int, hidden: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -77,13 +71,13 @@ class KGEntity(PrivateTraining, tfrs.Model):
     `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.data.SyntheticKG` and `TimelineStore`.
 
     Args:
-        vocabulary_sizes: rows of each feature's table, padding included, by feature name.
-        num_labels: rows of the label table, padding included.
-        width: of every embedding and of the query.
-        context_length: T.
-        num_blocks: transformer blocks.
-        num_heads: attention heads of each; must divide `width`.
-        hidden: units of each block's hidden layer; four times `width` when left out.
+        vocabulary_sizes: Feature name -> rows of its table, padding included.
+        num_labels: Number of rows of the label table, padding included.
+        width: Width of every embedding and of the query.
+        context_length: Number T of activities in a context.
+        num_blocks: Number of transformer blocks.
+        num_heads: Number of attention heads of each block; must divide `width`.
+        hidden: Units of each block's hidden layer; four times `width` if left out.
 
     Raises:
         ValueError: a feature has no vocabulary size, or `num_heads` does not divide `width`.
@@ -157,8 +151,8 @@ class KGEntity(PrivateTraining, tfrs.Model):
         """Sampled softmax over the label and the shared negatives, `[batch]`.
 
         Args:
-            data: a batch with `label` and `negatives`.
-            training: as for Keras.
+            data: A batch with `label` and `negatives`.
+            training: Whether the model trains, as in Keras.
         """
         query = self.call(data, training=training)
         logits = self.labels(query, data["label"], data["negatives"])
@@ -175,8 +169,8 @@ class KGEntity(PrivateTraining, tfrs.Model):
 
         Args:
             batch: contexts.
-            k: how many.
-            chunk: labels scored at a time, which bounds the memory.
+            k: Number of labels in an answer.
+            chunk: Number of labels scored at a time, which bounds the memory.
 
         Returns:
             Scores and ids, both `[batch, k]`, best first.

@@ -30,10 +30,10 @@ class PCTR(PrivateTraining, keras.Model):
     Compile with a loss on logits: `keras.losses.BinaryCrossentropy(from_logits=True)`.
 
     Args:
-        buckets: how many buckets each categorical feature has.
-        hidden: widths of the hidden layers.
-        embedding_scale: c in width = floor(c V^(1/4)).
-        num_numeric: how many numbers an example has.
+        buckets: Number of buckets of each categorical feature.
+        hidden: Widths of the hidden layers.
+        embedding_scale: Factor c in width = floor(c V^(1/4)).
+        num_numeric: Number of numeric features.
 
     Raises:
         ValueError: for bucket counts or widths that are not positive.

@@ -24,12 +24,12 @@ class TextClassifier(PrivateTraining, keras.Model):
     Compile with `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`.
 
     Args:
-        vocabulary_size: how many token ids there are, padding included.
-        max_length: longest sentence, in tokens.
-        width: of the token vectors; a multiple of `heads`.
-        heads: attention heads.
-        blocks: transformer blocks.
-        num_classes: of the answer.
+        vocabulary_size: Number of token ids, padding included.
+        max_length: Length of the longest sentence, in tokens.
+        width: Width of the token vectors; a multiple of `heads`.
+        heads: Number of attention heads.
+        blocks: Number of transformer blocks.
+        num_classes: Number of classes.
 
     Raises:
         ValueError: for a width that the heads do not divide.

@@ -62,12 +62,12 @@ class TwoTower(PrivateTraining, tfrs.Model):
     A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none), `negatives` `[S]`.
 
     Args:
-        vocabulary: the raw ids of the public catalogue; movie number i is `vocabulary[i - 1]`, number 0 is padding.
-        width: of both tables.
-        hidden: units of the hidden layer, 0 for none.
-        prior: popularity of each movie, up to scale, public or counted under differential privacy; None for uniform.
-        history_length: how many of the last movies watched count.
-        ks: the cut-offs of recall@k and precision@k over the whole catalogue.
+        vocabulary: The raw ids of the public catalogue; movie number i is `vocabulary[i - 1]`, number 0 is padding.
+        width: Width of both tables.
+        hidden: Units of the hidden layer, 0 for none.
+        prior: Popularity of each movie, up to scale, public or counted under differential privacy; None for uniform.
+        history_length: Number of the last movies watched that count.
+        ks: The cut-offs of recall@k and precision@k over the whole catalogue.
 
     Raises:
         ValueError: for an empty catalogue, repeated or non-positive ids, or a prior that does not fit.
@@ -174,8 +174,8 @@ class TwoTower(PrivateTraining, tfrs.Model):
         precision@k is that divided by k.
 
         Args:
-            dataset: batches as for training.
-            **kwargs: for `evaluate`.
+            dataset: Batches as for training.
+            **kwargs: Arguments of `evaluate`.
         """
         logs = self.evaluate(dataset, return_dict=True, verbose=0, **kwargs)
         found = {k: float(logs[f"factorized_top_k/top_{k}_categorical_accuracy"]) for k in self.ks}
@@ -192,9 +192,9 @@ class TwoTower(PrivateTraining, tfrs.Model):
         `[batch, k]`, best first. An empty history is answered by popularity.
 
         Args:
-            filepath: a folder that is made.
-            k: movies an answer.
-            **kwargs: not taken.
+            filepath: Folder that is made.
+            k: Number of movies in an answer.
+            **kwargs: Refused, if any.
 
         Raises:
             ValueError: if k is not between 1 and the size of the catalogue.

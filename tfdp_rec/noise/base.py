@@ -26,10 +26,10 @@ class Request:
     """Gaussians for some rows of one variable.
 
     Args:
-        variable: its number within its optimizer.
-        rows: int64 row numbers `[n]`, distinct; n may be unknown and may be 0.
-        width: how many values a row has.
-        scale: `[n, draws]`, the standard deviation of each draw of each row; None for one draw of 1.
+        variable: Number of the variable within its optimizer.
+        rows: Row numbers, int64 `[n]`, distinct; n may be unknown and may be 0.
+        width: Number of values of a row.
+        scale: Standard deviation of each draw of each row, `[n, draws]`; None for one draw of 1.
     """
 
     variable: int
@@ -56,7 +56,7 @@ class NoiseSource(abc.ABC):
     """
 
     secret = False
-    """Whether nobody can compute the noise again; without that, ε is infinite. Every class says it for itself."""
+    """Whether the noise cannot be computed again; without that, ε is infinite. Every class says it for itself."""
 
     @abc.abstractmethod
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
@@ -65,8 +65,8 @@ class NoiseSource(abc.ABC):
         May be called eagerly, inside a tf.function and inside its loops.
 
         Args:
-            requests: what is needed, of as many variables as there are.
-            step: int64 scalar, the step whose noise is drawn.
+            requests: One request for each variable.
+            step: Step whose noise is drawn, an int64 scalar.
 
         Returns:
             float32 tensors `[n, draws, width]`, in the order of the requests.
@@ -76,9 +76,9 @@ class NoiseSource(abc.ABC):
         """64 independent fair coin tosses for each row, for choices finer than a float32 Gaussian.
 
         Args:
-            variable: a number that no variable of the optimizer has (selection uses negative ones).
-            rows: int64 numbers, shape [n]; n may be unknown and may be 0.
-            step: int64 scalar, the step whose tosses are drawn.
+            variable: Number that no variable of the optimizer has (selection uses negative ones).
+            rows: Numbers of the words, int64 `[n]`; n may be unknown and may be 0.
+            step: Step whose tosses are drawn, an int64 scalar.
 
         Returns:
             uint64 tensor of shape [n].

@@ -68,15 +68,7 @@ _FORMATS = {
 
 
 def gaussian_pairs(words: Words, dtype: tf.DType = tf.float32) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two Gaussians from every four words of random bits.
-
-    Args:
-        words: Four uint32 tensors of one shape: radius (high, low) and angle (high, low).
-        dtype: float32 or float64, the format computed in.
-
-    Returns:
-        Two tensors of that shape and dtype, independent of one another.
-    """
+    """Two independent Gaussians from four uint32 words: radius (high, low) and angle (high, low)."""
     form = _FORMATS[dtype]
     radius = tf.sqrt(-2.0 * _log_uniform(words[0], words[1], form))
     cosine, sine, swap, turn = _direction(words[2], words[3], form)

@@ -40,8 +40,8 @@ class EntropyNoise(NoiseSource):
     - Its state is a variable that nothing tracks: no checkpoint, weights file or SavedModel holds it.
 
     Args:
-        jit_compile: Compile the sampler with XLA. False gives numbers of the same distribution about twenty
-            times slower, for platforms whose TensorFlow has no XLA.
+        jit_compile: Whether XLA compiles the sampler. False gives numbers of the same distribution about twenty times
+            slower, for platforms whose TensorFlow has no XLA.
 
     Example:
         >>> import tensorflow as tf
@@ -107,11 +107,9 @@ class EntropyNoise(NoiseSource):
 
 
 def _new_generator() -> tf.random.Generator:
-    """A Philox generator whose counter and key are the operating system's entropy.
-
-    (TensorFlow's own from_non_deterministic_state has a seed of 32 bits.) It is made when the source is, not when
-    it is first used: a tf.function in whose first call a variable is born is traced twice.
-    """
+    """A Philox generator whose counter and key are the operating system's entropy."""
+    # TensorFlow's own from_non_deterministic_state has a seed of 32 bits. The generator is made with the source, not at
+    # its first use: a tf.function in whose first call a variable is born is traced twice.
     with tf.init_scope():
         return tf.random.Generator.from_state(np.frombuffer(os.urandom(24), dtype=np.int64), alg="philox")
 

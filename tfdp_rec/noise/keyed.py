@@ -36,7 +36,7 @@ _RADIUS_BITS = 64 - _ANGLE_BITS
 
 
 class KeyedNoise(NoiseSource):
-    """Unit Gaussians that can be repeated, for tests only: whoever knows the seed can subtract the noise.
+    """Unit Gaussians that can be repeated, for tests only: the seed suffices to subtract the noise.
 
     Args:
         seed: Any integer; it is taken modulo 2^64.

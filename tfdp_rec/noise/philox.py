@@ -25,15 +25,7 @@ Words = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 def philox(counter: Words, key: tuple[tf.Tensor, tf.Tensor]) -> Words:
-    """Four uint32 words of random bits for every counter.
-
-    Args:
-        counter: Four uint32 tensors of shapes that broadcast together.
-        key: Two uint32 tensors.
-
-    Returns:
-        Four uint32 tensors of the common shape.
-    """
+    """Four uint32 words of random bits for every counter (four words) under a key (two words)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     xor = tf.bitwise.bitwise_xor

@@ -1,11 +1,11 @@
-"""Gaussians for those who fear attacks on floating-point samplers: AES bits, float64, a sum of four.
+"""Gaussians against attacks on floating-point samplers: AES bits, float64, a sum of four.
 
 Two attacks on textbook samplers, two answers.
 
-- A statistical generator can be predicted by who sees enough of its output. Bits here are the key stream of
+- A statistical generator can be predicted from enough of its output. Bits here are the key stream of
   AES-256 in counter mode; key and counter come from the operating system: to predict it is to break AES.
 - A float sampler reaches few of the values near a given one, and not the same few when the true value
-  moves: who sees a noisy number can test which true value could have made it (Mironov 2012 for Laplace; Jin
+  moves: an observer of a noisy number can test which true value could have made it (Mironov 2012 for Laplace; Jin
   et al. 2022 for Gaussians and DP-SGD). The test inverts the sampler, one guess of its uniforms at a time.
   Here a value is
 
@@ -54,7 +54,7 @@ class SecureNoise(NoiseSource):
       it cannot be exported. Noise never is.
 
     Args:
-        jit_compile: Compile the arithmetic with XLA. False is for platforms whose TensorFlow has no XLA.
+        jit_compile: Whether XLA compiles the arithmetic. False is for platforms whose TensorFlow has no XLA.
 
     Example:
         >>> import tensorflow as tf

@@ -17,19 +17,7 @@ _HASH_KEY = [0x746664705F726563, 0x656E74726F7079]  # any; the secret is in what
 
 
 def system_words(count: int) -> tf.Tensor:
-    """Random bits that nobody can repeat, drawn anew at every execution.
-
-    Args:
-        count: how many words.
-
-    Returns:
-        uint32 tensor of shape [count].
-
-    Example:
-        >>> words = system_words(4)
-        >>> words.shape.as_list(), bool(tf.reduce_all(words == system_words(4)))
-        ([4], False)
-    """
+    """`count` uint32 words that cannot be repeated, drawn anew at every execution."""
     lines = count * _LINES_A_WORD
     source = tf.data.TextLineDataset(_SOURCE, buffer_size=_BUFFER_BYTES)
     read = source.batch(lines, drop_remainder=True).take(1).get_single_element()

@@ -1,6 +1,6 @@
 """Randomness for plain arrays: a federated client's, and that of counts which are released once.
 
-Every draw is made from 64-bit words, and whoever supplies the words decides whether the draw is private:
+Every draw is made from 64-bit words, and the source of the words decides whether the draw is private:
 
 * `os_entropy` asks the operating system's cryptographic generator. It is the default everywhere.
 * `seeded(seed)` repeats itself. It is for studies and tests; noise made from it can be subtracted again by
@@ -28,20 +28,12 @@ WordSource: TypeAlias = Callable[[int], NDArray[np.uint64]]
 
 
 def os_entropy(count: int) -> NDArray[np.uint64]:
-    """Words from the operating system's cryptographic generator.
-
-    Args:
-        count: How many words.
-
-    Example:
-        >>> os_entropy(3).dtype
-        dtype('uint64')
-    """
+    """Words (uint64) from the operating system's cryptographic generator."""
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
 def seeded(seed: int) -> WordSource:
-    """Words that repeat for the same seed: for studies and tests, never to protect anybody.
+    """Words that repeat for the same seed: for studies and tests, never for protection.
 
     Args:
         seed: Any non-negative integer.
@@ -55,29 +47,19 @@ def seeded(seed: int) -> WordSource:
 
 
 def uniform(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Uniforms on the midpoints of 2^52 equal cells of (0, 1).
-
-    Example:
-        >>> bool(0 < uniform(os_entropy, (1,))[0] < 1)
-        True
-    """
+    """Uniforms on the midpoints of 2^52 equal cells of (0, 1)."""
     words = source(int(np.prod(shape)))
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5).reshape(shape) * 2.0**-52
 
 
 def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Unit Gaussians by the inverse distribution function.
-
-    Example:
-        >>> gaussian(seeded(1), (2, 3)).shape
-        (2, 3)
-    """
+    """Unit Gaussians by the inverse distribution function."""
     tail, sign = _tail_and_sign(source, shape)
     return -sign * special.ndtri(tail)
 
 
 def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Unit Gaussians of the operating system's, for an array that is released once: counts, a vocabulary.
+    """Unit Gaussians of the operating system's in `shape`, for an array that is released once: counts, a vocabulary.
 
     Example:
         >>> counts = np.array([120.0, 3.0, 48.0])
@@ -88,23 +70,13 @@ def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def laplace(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Laplace variables of scale 1 (variance 2).
-
-    Example:
-        >>> laplace(seeded(1), (4,)).shape
-        (4,)
-    """
+    """Laplace variables of scale 1 (variance 2)."""
     tail, sign = _tail_and_sign(source, shape)
     return -sign * np.log(2.0 * tail)
 
 
 def bernoulli(source: WordSource, probability: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """True with the given probability, independently.
-
-    Example:
-        >>> bernoulli(os_entropy, 1.0, (2,)).tolist()
-        [True, True]
-    """
+    """True with the given probability, independently."""
     return uniform(source, shape) < probability
 
 

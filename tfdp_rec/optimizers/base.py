@@ -6,15 +6,17 @@ the realised size is private), C the sum's sensitivity and σ the noise multipli
     ĝ = clipped sum / B,    noise of standard deviation s = σ C / B on every coordinate.
 
 Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²), then a step of SGD or of
-`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file; `rules.py` and
-`delayed.py` are to their rows what `dense_optimizer` is to dense variables.
+`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file; `rules.py` is to
+their rows what `dense_optimizer` is to dense variables.
 """
 
 from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dp_accounting
@@ -27,38 +29,60 @@ from tfdp_rec.clipping.influence import ours
 from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
-from tfdp_rec.optimizers.delayed import DelayedRMSprop, Phase
-from tfdp_rec.optimizers.dense import step_dense
-from tfdp_rec.optimizers.planned import signature_of, takes_plan
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.row_scale import RowScale
-from tfdp_rec.optimizers.rules import RowRule, TableRule
-from tfdp_rec.optimizers.step import Dense, Step
+from tfdp_rec.optimizers.rules import TableRule
+from tfdp_rec.optimizers.step import Dense, Step, step_dense
 from tfdp_rec.optimizers.tables import Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, StepLimit
 
+# Each mechanism's constructor names what it adds and passes `**settings` on to the one that it stands on; `plan=` gives
+# what is not given, from a `tfdp_rec.PrivatePlan`.
+
+
+def takes_plan(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose missing settings come from `plan`, which then sees the optimizer."""
+
+    @functools.wraps(init)
+    def __init__(self: Any, learning_rate: Any, *positional: Any, plan: Any = None, **settings: Any) -> None:
+        init(self, learning_rate, *positional, **(settings if plan is None else plan.complete(settings)))
+        if plan is not None:
+            plan.accept(self)
+
+    own = list(inspect.signature(init).parameters.values())
+    plan = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
+    __init__.__signature__ = inspect.Signature([*own[:-1], plan, own[-1]])  # type: ignore[attr-defined]
+    return __init__
+
+
+def signature_of(kind: type, base: type) -> inspect.Signature:
+    """All settings by name: the mechanism's own, and those of its bases down to `base`."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in reversed(kind.__mro__[: kind.__mro__.index(base) + 1]):
+        own = inspect.signature(each.__init__).parameters  # type: ignore[misc]
+        found |= {name: parameter for name, parameter in own.items() if name != "settings"}
+    del found["self"]
+    return inspect.Signature(sorted(found.values(), key=lambda p: (p.kind, p.default is not p.empty)))
+
 
 class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     """Base of the mechanisms. Not for use by itself.
 
     Args:
-        learning_rate: float or Keras schedule.
+        learning_rate: Learning rate: a number or a Keras schedule.
         l2_norm_clip: C, the bound on each example's gradient norm.
         noise_multiplier: σ, the noise's standard deviation in units of the sensitivity.
-        expected_batch_size: B, what every step divides by, whatever the batch's size.
-        momentum: of SGD.
-        nesterov: of SGD.
-        weight_decay: decoupled, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
-        dense_optimizer: any Keras optimizer for the variables that are not tables; SGD as above if None.
-        table_rule: Adagrad, Adam or a delayed rule (docs/adaptive.md) for the tables; SGD as above if None.
-        row_scale: table path or layer's name -> s, a positive number for each row, which gradients are multiplied by
-            before the clip (`row_scale.py`): public, or released and paid for. Never saved: a loaded optimizer asks.
-        noise: a `tfdp_rec.noise.NoiseSource`; for tests. Never saved: a loaded optimizer draws anew.
-        secure: draw noise from `SecureNoise`.
-        name: of the optimizer.
+        expected_batch_size: B, the constant that every step divides by, whatever the batch's size.
+        momentum: Momentum of SGD.
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: Decoupled weight decay, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
+        dense_optimizer: Any Keras optimizer for the variables that are not tables; SGD as above if None.
+        table_rule: Adagrad or Adam (docs/adaptive.md) for the tables; SGD as above if None.
+        noise: A `tfdp_rec.noise.NoiseSource`, for tests. Never saved: a loaded optimizer draws anew.
+        secure: Whether noise is drawn from `SecureNoise`.
+        name: Name of the optimizer.
 
     Raises:
         ValueError: for values out of range, or options that would break the guarantee.
@@ -69,15 +93,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     plan: Any = None  # the `PrivatePlan` that the optimizer was made with
     step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
-    counts_steps = True  # or whoever makes them on a cluster does
-    table_rules: tuple[type[TableRule], ...] = (RowRule,)  # those that the mechanism can have
-    why_not_this_rule = "its rows take Adagrad() or Adam(), which are up to date at every step"
+    counts_steps = True  # False where the coordinator of a cluster counts them
+    why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
-    phase: Phase | None = None
 
     def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
-        # A clip that lands where the batch size belongs still trains, and protects nobody.
+        # A clip that lands where the batch size belongs still trains, without protection.
         if len(positional) > 1:
             raise TypeError(
                 f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
@@ -102,7 +124,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         weight_decay: float | None = None,
         dense_optimizer: keras.optimizers.Optimizer | str | None = None,
         table_rule: TableRule | None = None,
-        row_scale: Mapping[str, Any] | Sequence[str] | None = None,
         noise: noise_sources.NoiseSource | None = None,
         secure: bool = False,
         name: str | None = None,
@@ -121,7 +142,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.noise = noise or (noise_sources.SecureNoise() if secure else noise_sources.EntropyNoise())
         self.dense_optimizer = checks.checked_dense(dense_optimizer)
         self.table_rule = checks.checked_rule(self, table_rule)
-        self._row_scale = RowScale(row_scale)
         self.constructed_with: dict[str, float] = {}
         self._priced: tuple[str, ...] = ()
         self._l2_norm_clip = self._setting("l2_norm_clip", checks.checked_clip(l2_norm_clip))
@@ -181,11 +201,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return tf.identity(resource(self._l2_norm_clip))
 
     def take(self, settings: Mapping[str, tf.Tensor]) -> None:
-        """Sets settings from tensors, in the graph of a step that was told them.
-
-        Args:
-            settings: float64 scalars, of `learning_rate` too; a schedule stays what it is.
-        """
+        """Sets settings from float64 scalars, in the graph of a step; a learning rate that is a schedule stays."""
         settings = dict(settings)
         rate = settings.pop("learning_rate", None)
         held = learning_rate_of(self)
@@ -193,20 +209,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             resource(held).assign(tf.cast(rate, tf.float32))
         for name, value in settings.items():
             resource(getattr(self, f"_{name}")).assign(value)
-
-    @property
-    def row_scales(self) -> dict[str, tf.Tensor]:
-        """Table path -> s, for the step that clips."""
-        return self._row_scale.by_path
-
-    @property
-    def row_scale(self) -> list[str]:
-        """The tables that have scales; a loaded optimizer, which lacks the numbers, may be given them once."""
-        return self._row_scale.names
-
-    @row_scale.setter
-    def row_scale(self, given: Mapping[str, Any]) -> None:
-        self._row_scale = self._row_scale.given_again(given, self.tables.values() if self.built else None)
 
     def dp_event(self) -> dp_accounting.DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
@@ -220,8 +222,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Makes the mechanism's state.
 
         Args:
-            variables: the model's trainable variables.
-            tables: paths of those that are read by row only; the model's layers tell (`PrivateTraining`).
+            variables: The model's trainable variables.
+            tables: Paths of the variables that are read by row only, as `PrivateTraining` finds them.
 
         Raises:
             ValueError: if `tables` is missing, or the optimizer was built for another model.
@@ -244,18 +246,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
                 velocity = self._kept("velocity", number, variable.shape) if has_velocity else None
                 self.dense[variable.path] = Dense(number, variable, velocity)
-        if isinstance(self.table_rule, DelayedRMSprop):
-            self.phase = Phase(self.table_rule, self.momentum, self.tables.values(), self.add_variable)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
-        self._row_scale.find(self.tables.values())
         self.build_tables()
         self.privacy_history.trains(variables)
         super().build(list(variables))
 
     def _table(self, number: int, variable: keras.Variable) -> Table:
         recursion = checks.recursion_of_table(self, variable)
-        rule = self.table_rule if isinstance(self.table_rule, RowRule) else recursion
+        rule = self.table_rule or recursion
         name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
         state = self._kept(name, number, (variable.shape[0], width)) if width else None
         return Table(number, variable, state, rule)
@@ -274,11 +273,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """One private step.
 
         Args:
-            clipped: the `ClippedSum` of this step's batch.
-            trainable_variables: not taken.
-            source: where that batch came from, as far as it is proved.
-            upcoming: table path -> ids that the next batch will read, if known.
-            regularization: variable path -> gradient of the regularisation losses, which no example decides.
+            clipped: The `ClippedSum` of this step's batch.
+            trainable_variables: Refused, if not None.
+            source: Proof of the draw that gave the batch.
+            upcoming: Table path -> ids that the next batch will read, if known.
+            regularization: Variable path -> gradient of the regularisation losses, which no example decides.
 
         Raises:
             NotPrivate: for anything but a `ClippedSum`.
@@ -286,8 +285,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if not isinstance(clipped, ClippedSum) or trainable_variables is not None:
             raise NotPrivate(
                 f"{type(self).__name__} takes no raw gradients: they are not clipped by example, so noise would "
-                "protect nobody. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or pass "
-                "the result of tfdp_rec.clipping.clipped_sum to apply()."
+                "protect no example. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or "
+                "pass the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = self.admission(clipped, source)
@@ -329,23 +328,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         batch = given(tf.identity(resource(self._expected_batch_size)), admitted)
         stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        pace = tf.ones_like(learning_rate) if isinstance(self.table_rule, RowRule) else learning_rate
+        pace = tf.ones_like(learning_rate) if self.table_rule else learning_rate
         step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source, pace)
         with after([check for check in self.refusals(step) if check is not None]):
             self.write(step, regularization or {})
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        """All that a step writes, once nothing refuses it.
-
-        Args:
-            step: the step.
-            regularization: see `apply`.
-        """
+        """All that a step writes, once nothing refuses it; `regularization` as in `apply`."""
         for table in self.tables.values():
             table.withhold()
         step_dense(self, step, regularization, self.dense_noise())
-        with after([] if self.phase is None else self.phase.count(step, self.settle_all)):
-            self.step_tables(step)
+        self.step_tables(step)
         self.iterations.assign_add(1)
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
@@ -382,7 +375,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
 
     def settle_all(self) -> None:
-        """What `settle` does, as operations, for somebody who is in a graph already."""
+        """What `settle` does, as operations, for code that is in a graph already."""
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
@@ -433,7 +426,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "weight_decay": self.decoupled_weight_decay,
             "dense_optimizer": None if dense is None else keras.optimizers.serialize(dense),
             "table_rule": None if self.table_rule is None else keras.saving.serialize_keras_object(self.table_rule),
-            "row_scale": self._row_scale.names or None,  # whose they are; not the numbers
             "noise": None,
             "secure": self.secure,
             "plan": None,  # its settings are those above

@@ -11,7 +11,7 @@ import keras
 from tfdp_rec.clipping import LEAST_CLIP
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.rules import RowRule, TableRule
+from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.refused import NotPrivate
 
 _REFUSED_OPTIONS = {
@@ -22,20 +22,13 @@ _REFUSED_OPTIONS = {
     "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
     "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
+    "row_scale": "it brought no gain and was removed (docs/adaptive.md); load such a model with compile=False",
     "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
 }
 
 
 def admitted(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of Keras' optimizers that are handed on.
-
-    Args:
-        name: of the mechanism.
-        options: that were given.
-
-    Raises:
-        ValueError: for one that would break the guarantee.
-    """
+    """The options that Keras' optimizers take; one that would break the guarantee is refused."""
     for option, value in options.items():
         if option in _REFUSED_OPTIONS and (value or option == "ema_momentum"):
             raise ValueError(f"{name} does not take {option}: {_REFUSED_OPTIONS[option]}.")
@@ -43,11 +36,7 @@ def admitted(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
-    """An optimizer for the dense variables, by name or config too.
-
-    Raises:
-        ValueError: it expects gradients as they are before the clip.
-    """
+    """An optimizer for the dense variables, also from a name or config; one that needs raw gradients is refused."""
     if optimizer is None:
         return None
     optimizer = keras.optimizers.get(optimizer)
@@ -60,15 +49,7 @@ def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
 
 
 def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
-    """A rule for the tables, if the mechanism can have it.
-
-    Args:
-        optimizer: the mechanism, its momentum and weight decay known.
-        rule: what was given.
-
-    Raises:
-        ValueError: it is no rule, or not for this mechanism or its momentum and weight decay.
-    """
+    """A rule for the tables, refused where the mechanism, its momentum or its decay cannot have it."""
     if rule is None:
         return None
     name, recursion = type(optimizer).__name__, optimizer.recursion
@@ -77,9 +58,9 @@ def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
             f"table_rule must be one of tfdp_rec.optimizers, such as Adagrad(), got {rule!r}: others would work on "
             "whole tables at every step. dense_optimizer takes any of Keras."
         )
-    if not isinstance(rule, optimizer.table_rules):
-        raise ValueError(f"{name} does not take table_rule={rule!r}: {optimizer.why_not_this_rule}.")
-    if isinstance(rule, RowRule) and (recursion.has_velocity or recursion.weight_decay):
+    if optimizer.why_no_table_rule:
+        raise ValueError(f"{name} takes no table_rule: {optimizer.why_no_table_rule}. Leave it out, or use DPSGD.")
+    if recursion.has_velocity or recursion.weight_decay:
         raise ValueError(
             f"{name} with table_rule={rule!r} takes no momentum and no weight_decay, which are of plain SGD: leave "
             "them out, or give the dense variables a dense_optimizer that has them."
@@ -88,15 +69,7 @@ def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
 
 
 def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> None:
-    """Raises unless an optimizer was built for these very variables.
-
-    Args:
-        optimizer: built.
-        variables: trainable ones.
-
-    Raises:
-        ValueError: it was not.
-    """
+    """Raises unless the optimizer was built for these very variables."""
     name = type(optimizer).__name__
     known = {id(dense.variable): path for path, dense in optimizer.dense.items()}
     known |= {id(table.variable): path for path, table in optimizer.tables.items()}
@@ -114,12 +87,7 @@ def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> N
 
 
 def refuse_on_table(variable: keras.Variable) -> None:
-    """Raises for a table that a mechanism cannot update by row.
-
-    Raises:
-        ValueError: it is no matrix.
-        NotPrivate: something would touch every row at every step, and is no decay.
-    """
+    """Raises for a table that a mechanism cannot update by row."""
     if len(variable.shape) != 2:
         raise ValueError(f"Table '{variable.path}' must have shape [rows, width], got {tuple(variable.shape)}.")
     if variable.constraint is not None:
@@ -131,22 +99,8 @@ def refuse_on_table(variable: keras.Variable) -> None:
 
 
 def regularizer_decay(variable: keras.Variable) -> float:
-    """The weight decay that a table's own regularizer is.
-
-    The gradient of l2 ‖θ‖² is 2 l2 θ, on every row, whatever the examples are: under plain SGD a decay λ = 2 l2.
-
-    Args:
-        variable: the table.
-
-    Raises:
-        NotPrivate: for any other regularizer than L2, which is no decay.
-
-    Example:
-        >>> table = keras.Variable([[1.0]])
-        >>> table.regularizer = keras.regularizers.L2(0.5)
-        >>> regularizer_decay(table)
-        1.0
-    """
+    """The weight decay that a table's own regularizer is; other regularizers than L2 are refused."""
+    # The gradient of l2 ‖θ‖² is 2 l2 θ, on every row, whatever the examples are: under plain SGD a decay λ = 2 l2.
     regularizer = variable.regularizer
     if regularizer is None:
         return 0.0
@@ -161,15 +115,7 @@ def regularizer_decay(variable: keras.Variable) -> float:
 
 
 def recursion_of_table(optimizer: Any, variable: keras.Variable) -> Recursion:
-    """The step that a table's rows make: the optimizer's, with the decay of the table's own regularizer.
-
-    Args:
-        optimizer: the mechanism.
-        variable: the table, which `refuse_on_table` let pass.
-
-    Raises:
-        NotPrivate: if the mechanism cannot honour the regularizer.
-    """
+    """The step of a table's rows: the optimizer's, with the decay of the table's own regularizer."""
     own, recursion = regularizer_decay(variable), optimizer.recursion
     if not own:
         return recursion
@@ -201,11 +147,7 @@ def serialized_rate(optimizer: Any) -> Any:
 
 
 def positive(name: str, value: float, zero: bool = False) -> float:
-    """A setting as a number.
-
-    Raises:
-        ValueError: it is negative, infinite or, unless `zero`, zero.
-    """
+    """A setting as a positive, finite number, or zero where `zero` allows it."""
     number = float(value)
     if not (number > 0 or (zero and number == 0)) or number == float("inf"):
         raise ValueError(f"{name} must be a {'number of at least 0' if zero else 'positive number'}, got {value}.")
@@ -213,11 +155,7 @@ def positive(name: str, value: float, zero: bool = False) -> float:
 
 
 def checked_clip(value: float) -> float:
-    """C as a number.
-
-    Raises:
-        ValueError: it is not positive, or below what float32 can keep to.
-    """
+    """C as a number that float32 can keep to."""
     number = positive("l2_norm_clip", value)
     if number < LEAST_CLIP:
         raise ValueError(f"l2_norm_clip must be at least {LEAST_CLIP}, got {value}: float32 cannot keep to less.")

@@ -31,9 +31,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import demand
-from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.planned import takes_plan
-from tfdp_rec.optimizers.rules import TableRule
+from tfdp_rec.optimizers.base import PrivateOptimizer, takes_plan
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
 from tfdp_rec.pricing.correlated_noise import BufferedToeplitz, Correlation
@@ -43,19 +41,9 @@ from tfdp_rec.sampling.sampling_proof import Source
 
 
 class CorrelatedOptimizer(PrivateOptimizer):
-    """Base of the mechanisms with correlated noise. Not for use by itself.
+    """Base of the mechanisms with correlated noise. Not for use by itself."""
 
-    Args:
-        learning_rate: float or Keras schedule.
-        correlation: the plan: a `tfdp_rec.privacy.Correlation`.
-        **settings: as `PrivateOptimizer`.
-
-    Raises:
-        ValueError: without a correlation.
-    """
-
-    table_rules: tuple[type[TableRule], ...] = ()
-    why_not_this_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
+    why_no_table_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
 
     @takes_plan
     def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):
@@ -122,13 +110,9 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
 
 class Buffers:
-    """T_1 … T_d of every weight; a plain object, which neither Keras nor TensorFlow tracks, so that no release has
-    them.
+    """T_1 … T_d of every weight."""
 
-    Args:
-        strategy: whose buffers.
-        shapes: of the variables, by path.
-    """
+    # A plain object, which neither Keras nor TensorFlow tracks, so that no release holds them.
 
     def __init__(self, strategy: BufferedToeplitz, shapes: Mapping[str, Any]):
         self._strategy = strategy
@@ -169,26 +153,10 @@ class Buffers:
 
 
 class Course:
-    """Which plan is under way, in which order, how many of its steps were begun, and whether one was cut short.
+    """The plan under way: its order, how many of its steps were begun, and whether one was cut short."""
 
-    Who goes on from a training checkpoint begins a *part* of the plan: two that go on from one checkpoint share the
-    noise of the steps before it and no other, which an accountant must be able to see.
-
-    Args:
-        steps: of the plan.
-
-    Example:
-        >>> course = Course(steps=10)
-        >>> with course.whole():
-        ...     course.count(Source())
-        []
-        >>> int(course.made), course.name == Course(steps=10).name
-        (1, False)
-        >>> before = course.whereabouts
-        >>> course.go_on()
-        >>> course.whereabouts[:1] == before[:1], course.whereabouts[2] == before[1], course.whereabouts[3]
-        (True, True, 1)
-    """
+    # Training that continues from a checkpoint begins a *part* of the plan: two parts that continue from one checkpoint
+    # share the noise of the steps before it and no other, which an accountant must be able to see.
 
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
@@ -227,11 +195,7 @@ class Course:
         return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished, **parts}
 
     def checks(self, source: Source) -> list[Any]:
-        """That a step may be made on a batch.
-
-        Args:
-            source: where the batch came from.
-        """
+        """Conditions for a step on a batch of this source."""
         known = (self._order == _NO_ORDER_YET) | (self._order == _number_of(source))
         left = demand(self.made < self._steps, _PLAN_IS_OVER)
         return [*self._nothing_unfinished(), *left, *demand(known, _OTHER_ORDER), *self._turn(source)]

@@ -19,8 +19,6 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.delayed import DelayedRMSprop
-from tfdp_rec.optimizers.rules import RowRule, TableRule
 from tfdp_rec.optimizers.tables import Table
 
 
@@ -35,7 +33,6 @@ class DPSGD(PrivateOptimizer):
         GaussianDpEvent(noise_multiplier=1.1)
     """
 
-    table_rules: tuple[type[TableRule], ...] = (RowRule, DelayedRMSprop)
     moves_every_row = True
 
     def step_tables(self, step: Step) -> None:

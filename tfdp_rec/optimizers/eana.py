@@ -3,12 +3,12 @@
     θ_i ← (1 − ηλ) θ_i − η (ĝ_i + n_i),    n_i ~ N(0, s² I),    for rows i that are read; other rows stay bit for bit
 
 Guarantees:
-- none that is formal: which rows moved tells what was in the batch. ε is reported as infinite.
+- none that is formal: which rows moved shows what was in the batch. ε is reported as infinite.
 - a data-dependent bound for one pass over the data with known counts: `tfdp_rec.privacy.eana_rdp`.
 - what it hides in practice is measured, not proved: `tfdp_rec.audit`.
 
 Which rows get noise goes by what was read and never by a value: a row whose gradients add up to exactly 0 (they cancel,
-or their activations are dead) gets its noise as any other, since a row that stays as it was would tell that sum. So
+or their activations are dead) gets its noise as any other, since a row that stays as it was would show that sum. So
 does a padding or masked id that is looked up. Momentum and weight decay act on the rows that were read only.
 
 Reference:

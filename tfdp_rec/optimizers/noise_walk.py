@@ -33,18 +33,7 @@ FIRST = 0.5
 def noise_walk(
     recursion: Recursion, rates: np.ndarray, stddev: float, strategy: BufferedToeplitz = INDEPENDENT
 ) -> float:
-    """The standard deviation of a weight that was moved by noise alone.
-
-    Args:
-        recursion: of the steps.
-        rates: η of each step.
-        stddev: s = σ C / B, of the noise in the mean gradient.
-        strategy: of noise that is correlated.
-
-    Example:
-        >>> round(noise_walk(Recursion(), np.full(100, 0.5), stddev=0.02), 6)
-        0.1
-    """
+    """The standard deviation of a weight that was moved by noise alone, at these rates."""
     rates = np.asarray(rates, np.float64)
     if recursion.has_velocity:
         carried = recursion.momentum if recursion.nesterov else 1.0
@@ -57,22 +46,7 @@ def noise_walk(
 
 
 def noise_in_rows(optimizer: PrivateOptimizer, steps: int, rate: float | None = None) -> dict[str, float]:
-    """The length of the noise in a row of each table after so many more steps, as the optimizer is set now.
-
-    Args:
-        optimizer: built.
-        steps: that it will make.
-        rate: instead of its own.
-
-    Example:
-        >>> table = keras.Variable(np.zeros([7, 4]), name="items")
-        >>> settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 10}
-        >>> from tfdp_rec.optimizers import DPSGD
-        >>> optimizer = DPSGD(0.5, **settings)
-        >>> optimizer.build([table], {"items": None})
-        >>> round(noise_in_rows(optimizer, steps=100)["items"], 6)
-        1.0
-    """
+    """The length of the noise in a row of each table after `steps` more steps, with the present settings."""
     strategy = getattr(getattr(optimizer, "correlation", None), "strategy", INDEPENDENT)
     stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / optimizer.expected_batch_size
     rates = _rates(optimizer, steps) if rate is None else np.full(steps, float(rate))
@@ -93,15 +67,9 @@ def _rates(optimizer: PrivateOptimizer, steps: int) -> np.ndarray:
 
 
 def first_rate(optimizer: PrivateOptimizer, steps: int) -> float:
-    """A learning rate to begin with where none is known: by the noise of so many steps, and by the clip.
-
-    Noise in a row is to have the length `FIRST`; and a step, whose clipped mean gradient has at most the length C, is
-    to go no further than that either.
-
-    Args:
-        optimizer: built, for SGD of tables.
-        steps: that it will make.
-    """
+    """A first learning rate: the largest that noise and clip keep within `FIRST`."""
+    # The noise in a row is to have the length `FIRST`; a step, whose clipped mean gradient has at most the length C, is
+    # to go no further than that either.
     at_rate_1 = max([0.0, *noise_in_rows(optimizer, steps, rate=1.0).values()])
     by_the_clip = FIRST * (1 - optimizer.recursion.momentum) / optimizer.l2_norm_clip
     return min(by_the_clip, FIRST / at_rate_1) if at_rate_1 else by_the_clip

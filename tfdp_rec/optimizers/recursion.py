@@ -20,20 +20,7 @@ Scalar = Any  # a scalar tensor or a float
 
 @dataclasses.dataclass(frozen=True)
 class Recursion:
-    """One step of SGD on rows of weights and velocities.
-
-    Args:
-        momentum: μ in [0, 1).
-        nesterov: look ahead along the velocity.
-        weight_decay: λ, decoupled: η λ θ is subtracted a step.
-
-    Raises:
-        ValueError: for values out of range, or momentum and weight decay together, which has no exact lazy form.
-
-    Example:
-        >>> Recursion(momentum=0.9).has_velocity
-        True
-    """
+    """One step of SGD on rows of weights and velocities; momentum with decay is refused."""
 
     momentum: float = 0.0
     nesterov: bool = False

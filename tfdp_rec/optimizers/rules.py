@@ -12,7 +12,7 @@ Guarantees:
   nothing else, so that weights and state are post-processing of what the mechanism gives;
 - a row without an update keeps weight and state bit for bit: k counts a row's own updates, not the steps.
 
-A rule is not linear in u: noise that comes late cannot be added up, so that lazy mechanisms have `delayed.py` instead.
+A rule is not linear in u: noise that comes late cannot be added up, so that lazy mechanisms take none.
 
 Reference:
     Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
@@ -33,8 +33,8 @@ from tfdp_rec.optimizers.recursion import Scalar
 _WEIGHT_AND_STATE = tuple[tf.Tensor, tf.Tensor]
 
 
-class TableRule:
-    """What becomes of the tables' gradients beside a plain step. `Adagrad` and `Adam`, or `delayed.DelayedRMSprop`."""
+class TableRule(abc.ABC):
+    """A step of rows from their noisy gradients and their own state, `[n, state_width]`, zero at first."""
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument."""
@@ -45,22 +45,13 @@ class TableRule:
         """Makes the same again."""
         return cls(**config)
 
-
-class RowRule(TableRule, abc.ABC):
-    """A step of rows from their noisy gradients and their own state, `[n, state_width]`, zero at first."""
-
     @abc.abstractmethod
     def state_width(self, width: int) -> int:
         """How many numbers a row of that width keeps."""
 
     @abc.abstractmethod
     def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
-        """What η multiplies, and the state after.
-
-        Args:
-            gradient: u, `[n, width]`.
-            state: before, `[n, state_width]`.
-        """
+        """What η multiplies, and the state after, from u `[n, width]` and the state before."""
 
     def step(
         self, weight: tf.Tensor, state: tf.Tensor, move: tf.Tensor, learning_rate: Scalar
@@ -72,13 +63,13 @@ class RowRule(TableRule, abc.ABC):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 @dataclasses.dataclass(frozen=True)
-class Adagrad(RowRule):
+class Adagrad(TableRule):
     """Divides a row's step by the root of what its squared gradients add up to.
 
     Args:
-        rowwise: one number a row, as large tables are trained elsewhere; False for one a coordinate.
-        initial: what the sum begins with, in squares of u = (clipped sum + noise) / B.
-        epsilon: added to the root.
+        rowwise: Whether a row has one sum, as large tables are trained elsewhere; False for one sum a coordinate.
+        initial: Start of the sum, in squares of u = (clipped sum + noise) / B.
+        epsilon: Number added to the root.
 
     Raises:
         ValueError: `initial` is negative or `epsilon` is not positive.
@@ -108,13 +99,13 @@ class Adagrad(RowRule):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 @dataclasses.dataclass(frozen=True)
-class Adam(RowRule):
+class Adam(TableRule):
     """Running means of a row's gradients and of their squares, both freed of their start at 0.
 
     Args:
-        beta_1: β₁, of the mean.
-        beta_2: β₂, of the squares.
-        epsilon: added to the root.
+        beta_1: Decay β₁ of the mean.
+        beta_2: Decay β₂ of the mean square.
+        epsilon: Number added to the root.
 
     Raises:
         ValueError: for values out of range.

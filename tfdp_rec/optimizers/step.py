@@ -1,31 +1,26 @@
-"""What a mechanism is told of one step."""
+"""What a mechanism may know of one step, and the step of dense variables: the same under every mechanism."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.tables import Table
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a mechanism may know of a step when it updates its tables.
+    """What a mechanism may know of a step when it updates its tables."""
 
-    Attributes:
-        clipped: the clipped sum of the batch.
-        batch_size: B, float64.
-        stddev: s = σ C / B, float64.
-        learning_rate: η, float32.
-        upcoming: table path -> ids that the next batch will read, if known.
-        source: where the batch came from.
-        pace: what moves are multiples of: η, or 1 where a rule takes gradients themselves; η if left out.
-    """
+    # `batch_size` is B and `stddev` s = σ C / B, both float64; moves are multiples of `pace`: η, or 1 where a rule
+    # takes gradients themselves.
 
     clipped: ClippedSum
     batch_size: tf.Tensor
@@ -67,3 +62,32 @@ class Dense:
     number: int
     variable: keras.Variable
     velocity: keras.Variable | None
+
+
+def step_dense(
+    optimizer: Any, step: Step, regularization: Mapping[str, tf.Tensor], noise: Mapping[str, tf.Tensor]
+) -> None:
+    """Makes the step of all variables that are no tables; `noise` holds unit Gaussians by path."""
+    noisy: list[tuple[tf.Tensor, keras.Variable]] = []
+    for path, dense in optimizer.dense.items():
+        variable, velocity = dense.variable, dense.velocity
+        gradient = tf.cast(step.stddev, tf.float32) * noise[path]
+        if path in step.clipped.gradients:
+            gradient += tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
+        if path in regularization:
+            gradient += tf.cast(regularization[path], tf.float32)
+        if optimizer.dense_optimizer is not None:
+            noisy.append((tf.cast(gradient, variable.dtype), variable))
+            continue
+        before = tf.cast(resource(variable), tf.float32)
+        state = None if velocity is None else tf.convert_to_tensor(resource(velocity))
+        weight, moved = optimizer.recursion.step(before, state, -step.learning_rate * gradient, step.learning_rate)
+        resource(variable).assign(tf.cast(weight, variable.dtype))
+        if velocity is not None:
+            resource(velocity).assign(moved)
+    if optimizer.dense_optimizer is not None and noisy:
+        optimizer.dense_optimizer.apply_gradients(noisy)
+    elif optimizer.dense_optimizer is None:
+        for dense in optimizer.dense.values():
+            if dense.variable.constraint is not None:
+                dense.variable.assign(dense.variable.constraint(dense.variable))

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.optimizers.recursion import Recursion, Scalar
-from tfdp_rec.optimizers.rules import RowRule
+from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.withheld import held_rows, withheld
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
@@ -43,25 +43,16 @@ def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor)
 
 
 def distinct_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distinct ids of some slices and the sum of the slices of each."""
+    """The distinct ids of `slices` and the sum of the slices of each."""
     ids, segment = tf.unique(tf.cast(slices.indices, tf.int64))
     return ids, tf.math.unsorted_segment_sum(slices.values, segment, tf.size(ids))
 
 
 class Table:
-    """A variable that is read by row, what its rows keep for their step, and its number among the tables.
-
-    Args:
-        number: of the variable in the model.
-        variable: the table.
-        state: the rows' velocity under a recursion that has one, what they keep under a rule; or None.
-        rule: what makes a step.
-    """
-
-    scales: Any = None  # of steps, a row its own: see `delayed.py`
+    """A variable that is read by row, its rows' velocity or rule state, and its number in the model."""
 
     def __init__(
-        self, number: int, variable: keras.Variable, state: keras.Variable | None, rule: Recursion | RowRule
+        self, number: int, variable: keras.Variable, state: keras.Variable | None, rule: Recursion | TableRule
     ):
         self.number, self.variable, self.state, self.rule = number, variable, state, rule
         self.rows, self.width = variable.shape[0], int(tf.TensorShape(variable.shape[1:]).num_elements())
@@ -89,8 +80,7 @@ class Table:
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""
-        moved = move if self.scales is None else self.scales.of(ids) * move
-        return self.write(ids, *self.rule.step(*self.read(ids), moved, learning_rate))
+        return self.write(ids, *self.rule.step(*self.read(ids), move, learning_rate))
 
     def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
         """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""

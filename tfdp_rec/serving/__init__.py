@@ -1,4 +1,4 @@
-"""A released recommender for whoever asks: a SavedModel that knows your ids, and HTTP: docs/serving.md."""
+"""A released recommender in service: a SavedModel that knows your ids, and HTTP. See docs/serving.md."""
 
 from tfdp_rec.lazily import imported_when_asked
 

@@ -8,7 +8,7 @@
 
     outputs of each   ids [batch, k], titles [batch, k], scores [batch, k], known [batch]
 
-A history is told oldest first. What it holds is left out of the answer. What the model does not know counts for
+A history is given oldest first. What it holds is left out of the answer. What the model does not know counts for
 nothing, wherever it stands, so that it serves for padding: "" for text, and for whole numbers 0, or the first of −1,
 −2, ... if 0 is an item. `known` is how many entries counted; at 0 the answer is the most popular items. Where fewer
 than k items are left, that same padding fills up, its score being the least float32 there is.
@@ -38,11 +38,7 @@ VOCABULARY = "items.txt"
 
 
 def line_breaks(items: Items) -> pa.Array:
-    """Which ids a vocabulary with a line for each cannot hold.
-
-    Args:
-        items: the items to serve.
-    """
+    """Which ids a vocabulary with a line for each cannot hold."""
     if pa.types.is_integer(items.ids.type):
         return pa.array(np.zeros(len(items), bool))
     return pc.match_substring_regex(items.ids, "[\r\n]")
@@ -50,14 +46,7 @@ def line_breaks(items: Items) -> pa.Array:
 
 @contextlib.contextmanager
 def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Says in a sentence that a SavedModel could not be written, which TensorFlow says in pages.
-
-    Args:
-        path: where it was to be.
-
-    Raises:
-        OSError: naming the path.
-    """
+    """One `OSError` that names the path where TensorFlow cannot write a SavedModel."""
     try:
         yield
     except tf.errors.OpError as problem:
@@ -71,11 +60,11 @@ def export(
     """Writes the SavedModel.
 
     Args:
-        filepath: a folder that is made.
-        recommender: fitted on the log by number: its catalogue is 1..M.
-        items: the ids of these numbers.
-        titles: of ids, public; an item without one has the title "".
-        k: items of an answer where the caller does not say.
+        filepath: Folder that is made.
+        recommender: Recommender fitted on the log by number: its catalogue is 1..M.
+        items: Ids of these numbers.
+        titles: Public titles by id; an item without one has the title "".
+        k: Number of items in an answer where the caller does not say.
 
     Raises:
         RuntimeError: there was no `fit`.
@@ -128,15 +117,7 @@ def _padding(ids: Sequence[Any]) -> Any:
 
 
 class OwnIds(tf.Module):
-    """What `export` writes.
-
-    Args:
-        vocabulary: a file with a line for each id, in the order of slots.
-        ids: the same, in memory.
-        titles: of these.
-        answers: for slots.
-        k: items of an answer where the caller does not say.
-    """
+    """The exported module: answers by slot, with the caller's own ids and titles."""
 
     def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: Answers, k: int):
         super().__init__()

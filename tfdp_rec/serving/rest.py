@@ -38,9 +38,9 @@ class Served:
     """A SavedModel that is asked in JSON.
 
     Args:
-        folder: of the SavedModel.
-        most_rows: histories in one question.
-        most_answers: items an answer, where the caller says how many.
+        folder: Folder of the SavedModel.
+        most_rows: Largest number of histories in one question.
+        most_answers: Largest number of items in an answer, where the caller says how many.
 
     Raises:
         FileNotFoundError: there is none.

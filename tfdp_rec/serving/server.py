@@ -36,7 +36,7 @@ _AT_ONCE = 8  # predictions; others wait
 MOST_CONNECTIONS = 256
 PATIENCE = 30.0  # seconds for a caller to send a whole question, and to take a whole answer
 _MOST_DEPTH = 32  # of lists in lists
-_DRAINED = 1 << 26  # a question that is refused is read if it is no longer: who still sends would not read why
+_DRAINED = 1 << 26  # a refused question is read if it is no longer: a caller that still sends would not read why
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>[^/:]+))?(?P<what>/metadata|:[a-z]+)?")
 
 
@@ -44,17 +44,17 @@ class Server(ThreadingHTTPServer):
     """Answers until `shutdown`.
 
     Args:
-        served: the model.
-        name: that it is asked by.
-        host: the address to listen at.
-        port: 0 for any that is free; see `server_port`.
-        open_to_the_network: listen at an address that others can reach.
-        most_bytes: the longest question.
-        most_connections: connections at once.
-        patience: seconds for a caller to send a question, and to take an answer.
+        served: The model.
+        name: Name that the model is asked by.
+        host: The address to listen at.
+        port: Port; 0 for any that is free, see `server_port`.
+        open_to_the_network: Whether the address may be one that other machines can reach.
+        most_bytes: Size of the longest question.
+        most_connections: Largest number of connections at once.
+        patience: Seconds for a caller to send a question, and to take an answer.
 
     Raises:
-        ValueError: others could reach the address, and nobody said that they may; or the name fits in no path.
+        ValueError: other machines could reach the address without `open_to_the_network`; or the name fits in no path.
         OSError: the address cannot be had.
     """
 
@@ -260,11 +260,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.server.served.predict(_parsed(text))
 
     def _path(self) -> str:
-        """What is asked of this model.
-
-        Raises:
-            _Refused: it is asked of another, or by who should not ask.
-        """
+        """What is asked of this model; a question to another model, or by a stranger, is refused."""
         if self.server.alone and not _is_this_machine(self.headers.get("Host", "")):
             raise _Refused(HTTPStatus.FORBIDDEN, "Call this machine by its own name: localhost, or 127.0.0.1.")
         found = _PATH.fullmatch(self.path.split("?")[0])
@@ -322,15 +318,11 @@ class Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus(code), {"error": f"{message or HTTPStatus(code).phrase}."})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is written down of who asks what."""
+        """No log is kept of the questions."""
 
 
 def _parsed(text: bytes) -> Any:
-    """A question of lists that are not too deep for what follows, which goes down into them.
-
-    Raises:
-        WrongQuestion: it is none.
-    """
+    """A question of lists that are not too deep for what follows, which goes down into them."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as problem:

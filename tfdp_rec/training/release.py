@@ -35,7 +35,6 @@ from tfdp_rec.keras_internals import (
     set_resource,
 )
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld import Withheld, demand_rows, withheld
 
@@ -215,18 +214,17 @@ class Debts:
         demand_rows(self._variable, _UNSETTLED.format(self._variable.path))
 
     def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: Release) -> None:
-        """Decay acts on the noise of others as well, in another order when lazy; a delayed rule looks at all of it.
+        """Decay acts on the noise of others as well, in another order when lazy.
 
         A model that got another optimizer settled the one before: that one owes nothing any more.
         """
-        minds = lambda o: o.recursion.weight_decay or isinstance(o.table_rule, DelayedRMSprop)  # noqa: E731
         others = any(release is not known for known in self._releases)
         regularized = self._variable.regularizer is not None
-        if others and (regularized or any(map(minds, (optimizer, *self._optimizers)))):
+        if others and (regularized or any(o.recursion.weight_decay for o in (optimizer, *self._optimizers))):
             raise NotPrivate(
                 f"Table '{self._variable.path}' is trained by several optimizers, and has a regularizer or one of them "
-                "has weight_decay or a delayed table_rule, for which the late noise of others is not that of DP-SGD: "
-                "leave them out, or give each model a table of its own."
+                "has weight_decay, for which the late noise of others is not that of DP-SGD: leave them out, or give "
+                "each model a table of its own."
             )
 
 

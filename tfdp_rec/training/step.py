@@ -92,8 +92,8 @@ class PrivateStep:
 
     def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
-        scales, size = getattr(self.model.optimizer, "row_scales", {}), self.microbatch_size
-        clipping = Clipping(self.model, loss, clip, self.model.release.before_read, scales)
+        size = self.microbatch_size
+        clipping = Clipping(self.model, loss, clip, self.model.release.before_read)
         if size is not None:
             return in_parts(clipping, examples, size), None
         clipped = clipping.sum(examples)

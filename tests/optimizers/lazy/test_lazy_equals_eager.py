@@ -1,8 +1,7 @@
 """With noise that is a pure function of (table, row, step) and no aggregation, lazy is eager, number for number.
 
 Random histories run through three implementations: lazy, eager, and a loop in numpy that is obviously right. With
-correlated noise that loop has the matrix C⁻¹ written out, and no buffers; with delayed scales it keeps what each row
-was when the phase began.
+correlated noise that loop has the matrix C⁻¹ written out, and no buffers.
 """
 
 import keras
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.optimizers import DelayedRMSprop
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import LookAhead, lookahead
 
@@ -102,7 +100,7 @@ class Training:
 class ByHand:
     """Eager DP-SGD as the papers write it, in numpy and float64."""
 
-    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,), rule=None, penalties=()):
+    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,), penalties=()):
         weights = Weights()
         names = {**weights.tables, "dense": weights.dense}
         self.value = {name: np.asarray(v._value, np.float64) for name, v in names.items()}
@@ -110,10 +108,7 @@ class ByHand:
         self.momentum, self.nesterov, self.decay, self.rate, self.time = momentum, nesterov, decay, rate, 0
         self.settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
         self.noise, self.inverse, self.drawn = KeyedNoise(7), inverse, []
-        self.rule, self.left, self.variance = rule, 0, 0.0
         self.penalties = dict(penalties)
-        self.level = {name: np.ones([SHAPES[name][0], 1]) for name in SHAPES}
-        self.start = {name: self.value[name] for name in SHAPES}
 
     def begin_plan(self):
         self.drawn = []
@@ -129,32 +124,13 @@ class ByHand:
         update["dense"] = np.full(3, np.tanh(total))
         size, rate = self.settings["expected_batch_size"], self.rate(self.time)
         scale = self.settings["noise_multiplier"] * self.settings["l2_norm_clip"] / size
-        self._begin_phase(rate * scale)
         self.drawn.append([self._noise(number, update[name].shape) for number, name in enumerate(update)])
         for number, name in enumerate(update):
             several = zip(self.inverse, reversed(self.drawn))  # (C⁻¹ z)_t = Σ_i (C⁻¹)_i z_{t−i}
             noisy = update[name] / size + scale * sum(entry * z[number] for entry, z in several)
             noisy += 2 * self.penalties.get(name, 0.0) * self.value[name]  # what no example decides
-            self._move(name, self._scale(name) * noisy, rate)
+            self._move(name, noisy, rate)
         self.time += 1
-
-    def _scale(self, name):
-        if self.rule is None or name == "dense":
-            return 1.0
-        return np.maximum(self.level[name], 1.0) ** -0.5
-
-    def _begin_phase(self, noise):
-        if self.rule is None:
-            return
-        if self.left == 0:
-            for name in SHAPES:
-                way = np.mean((self.value[name] - self.start[name]) ** 2, axis=1, keepdims=True)
-                if self.variance > 0:
-                    alone = self._scale(name) ** 2 * self.variance / (1 - self.momentum) ** 2
-                    self.level[name] = self.rule.decay * self.level[name] + (1 - self.rule.decay) * way / alone
-                self.start[name] = self.value[name]
-            self.left, self.variance = self.rule.refresh_every, 0.0
-        self.left, self.variance = self.left - 1, self.variance + noise**2
 
     def _noise(self, number, shape):
         rows, width = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
@@ -227,14 +203,14 @@ CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(
 @settings(max_examples=12, **CHECKED)
 @HISTORIES
 def test_any_history(strategy, recursion, rate, events, announce, lies, penalties):
-    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, None, {} if recursion[0] else penalties)
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, {} if recursion[0] else penalties)
 
 
 @pytest.mark.slow
 @settings(max_examples=75, **CHECKED)
 @HISTORIES
 def test_many_histories(strategy, recursion, rate, events, announce, lies, penalties):
-    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, None, {} if recursion[0] else penalties)
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, {} if recursion[0] else penalties)
 
 
 def pair_of(strategy):
@@ -247,18 +223,18 @@ def pair_of(strategy):
     return tfdp_rec.LazyDPFTRL, tfdp_rec.DPFTRL, plan, np.linalg.inv(whole)[:, 0]
 
 
-def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, rule=None, penalties=()):
+def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, penalties=()):
     momentum, nesterov, decay = recursion
     lazily, eagerly, plan, inverse = pair_of(strategy)
     given_rate, rate_at = rate_of(rate)
-    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay, "table_rule": rule, **plan}
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay, **plan}
 
     def mechanism(kind, **more):
         return lambda: kind(given_rate, **BASICS, noise=KeyedNoise(7), **options, **more)
 
     lazy = Training(mechanism(lazily, aggregate_noise=False), penalties)
     eager = Training(mechanism(eagerly), penalties)
-    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse, rule, penalties)
+    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse, penalties)
     batches = [what for event, what in events if event == "step"]
     done = 0
     for event, what in events:
@@ -302,7 +278,7 @@ def test_every_kind_of_noise(strategy):
 @pytest.mark.parametrize("decay", [None, 0.3])
 @pytest.mark.parametrize("strategy", ["independent", "three"])
 def test_a_regularizer_is_the_gradient_of_its_penalty(strategy, decay):
-    assert_lazy_is_eager(strategy, (0.0, False, decay), "halving", ONE_OF_EACH, "right", {}, None, PENALTIES)
+    assert_lazy_is_eager(strategy, (0.0, False, decay), "halving", ONE_OF_EACH, "right", {}, PENALTIES)
 
 
 @pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL], ids=lambda kind: kind.__name__)
@@ -328,26 +304,6 @@ def test_noise_drawn_at_once_decays_as_its_table_does(kind):
             spread = noise * rate * np.sqrt(np.sum(keep ** (2 * np.arange(steps))))
             assert abs(off.std() - spread) <= 6 * spread / np.sqrt(2 * off.size) + 1e-6, name
             assert abs(off.mean()) <= 6 * spread / np.sqrt(off.size) + 1e-6, name
-
-
-@pytest.mark.parametrize("recursion", [(0.0, False, None), (0.0, False, 0.3), (0.6, True, None)])
-@pytest.mark.parametrize("rule", [DelayedRMSprop(3, decay=0.3), DelayedRMSprop(2)], ids=repr)
-def test_delayed_rules(rule, recursion):
-    assert_lazy_is_eager("independent", recursion, "halving", ONE_OF_EACH, "nothing", {}, rule)
-
-
-@pytest.mark.slow
-@settings(max_examples=75, **CHECKED)
-@given(
-    rule=st.builds(DelayedRMSprop, st.integers(1, 5)),
-    recursion=RECURSIONS,
-    rate=RATES,
-    events=st.lists(EVENTS, min_size=6, max_size=16),
-    announce=st.sampled_from(["right", "nothing", "wrong"]),
-    lies=FAR,
-)
-def test_delayed_rules_in_many_histories(rule, recursion, rate, events, announce, lies):
-    assert_lazy_is_eager("independent", recursion, rate, events, announce, lies, rule)
 
 
 def test_learning_rate_set_in_mid_training():
@@ -460,7 +416,6 @@ def eager_weights():
         ("on", {"momentum": 0.8}, {}),
         ("off", {}, {}),
         ("wrong", {"weight_decay": 0.2}, {}),
-        ("on", {"table_rule": DelayedRMSprop(3)}, {}),
         pytest.param("on", {}, {"steps_per_execution": 3}, marks=pytest.mark.slow),
         pytest.param("off", {}, {"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param("off", {}, {"microbatch_size": 2}, marks=pytest.mark.slow),

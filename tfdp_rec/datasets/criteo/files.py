@@ -45,9 +45,9 @@ class CriteoExamples:
     """Examples in memory.
 
     Attributes:
-        labels: float32 [n], 1 for a click.
-        numeric: float32 [n, 13], logarithms.
-        categorical: int32 [n, 26], buckets.
+        labels: Clicks, float32 [n]: 1 for a click.
+        numeric: Logarithms of the numeric features, float32 [n, 13].
+        categorical: Buckets of the categorical features, int32 [n, 26].
 
     Example:
         >>> examples = CriteoExamples(np.zeros(3), np.zeros([3, 13]), np.zeros([3, 26], np.int32))
@@ -99,7 +99,7 @@ def read(paths: str | pathlib.Path | Sequence[str | pathlib.Path], buckets: Sequ
 
 
 def read_chunks(path: str | pathlib.Path, buckets: Sequence[int]) -> Iterator[CriteoExamples]:
-    """The examples of one file, some ten thousand at a time. See `read`."""
+    """The examples of the file `path`, some ten thousand at a time; `buckets` as in `read`."""
     check_buckets(buckets)
     path = pathlib.Path(path)
     with _open(path) as file:
@@ -110,7 +110,7 @@ def read_chunks(path: str | pathlib.Path, buckets: Sequence[int]) -> Iterator[Cr
 
 
 def day_files(folder: str | pathlib.Path) -> list[pathlib.Path]:
-    """The files `day_0`, `day_1`, ... of a folder in the order of the days, each compressed or not.
+    """The files `day_0`, `day_1`, ... of `folder` in the order of the days, each compressed or not.
 
     Raises:
         FileNotFoundError: There is no such file in the folder.
@@ -132,7 +132,7 @@ def day_files(folder: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 def bucket_frequencies(examples: CriteoExamples, buckets: Sequence[int]) -> list[np.ndarray]:
-    """How often each bucket of each feature occurs: 26 int64 arrays. Private: add noise."""
+    """How often each of the `buckets` of each feature occurs in `examples`: 26 int64 arrays. Private: add noise."""
     check_buckets(buckets)
     columns = examples.categorical.T
     return [np.bincount(column, minlength=size) for column, size in zip(columns, buckets)]
@@ -144,10 +144,10 @@ def hash_to_buckets(
     """Buckets of one feature: 0 for what is missing, 1 .. num_buckets - 1 for the rest.
 
     Args:
-        categories: uint64 [n].
-        present: bool [n], False where the field was empty.
+        categories: Values, uint64 [n].
+        present: Presence of the field, bool [n].
         feature: The feature's number, so that one value in two features gives unrelated buckets.
-        num_buckets: At least 2.
+        num_buckets: Number of buckets, at least 2.
     """
     mixed = categories + np.uint64((feature + 1) * 0x9E3779B97F4A7C15 % 2**64)
     for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -157,7 +157,7 @@ def hash_to_buckets(
 
 
 def check_buckets(buckets: Sequence[int]) -> None:
-    """Raises ValueError unless these are 26 bucket counts between 2 and 2^31."""
+    """Raises ValueError unless `buckets` are 26 counts between 2 and 2^31."""
     if len(buckets) != NUM_CATEGORICAL:
         raise ValueError(f"buckets must have {NUM_CATEGORICAL} counts, got {len(buckets)}.")
     for feature, size in enumerate(buckets):

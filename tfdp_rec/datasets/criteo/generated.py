@@ -44,13 +44,13 @@ class SyntheticCriteo:
 
     Args:
         buckets: 26 bucket counts, each at least 2. Bucket 0 stands for a missing category.
-        seed: Of everything that is random.
-        zipf_exponent: a, other than 1; larger is more skewed.
-        head_shares: share of each feature's most popular bucket among examples that have the feature.
+        seed: Seed of everything that is random.
+        zipf_exponent: Exponent a, other than 1; a larger one is more skewed.
+        head_shares: Share of each feature's most popular bucket among examples that have the feature.
         signal: Standard deviation of the planted logit; it sets the best possible AUC.
         numeric_share: Share of the logit's variance that comes from the numbers.
         click_bias: Logit of an average example; -1.2 gives about a quarter clicks.
-        drift: d, radians by which the effects turn every day.
+        drift: Angle d, in radians, by which the effects turn every day.
         churn: Share of a feature's buckets that the popularity order moves by every day.
         missing: Probability that a field is missing.
 
@@ -92,9 +92,9 @@ class SyntheticCriteo:
         """The planted logits, float64 [n]: what a model that knows the truth would answer.
 
         Args:
-            examples: features.
-            day: whose truth.
-            known: bool [n, 26], the buckets whose effect counts; the others' is 0. None for all.
+            examples: Examples whose features count.
+            day: Day whose effects hold.
+            known: Buckets whose effect counts, bool [n, 26]; the others' is 0. None for all.
         """
         angle = self.drift * day
         total = np.full(len(examples), self.click_bias)
@@ -168,12 +168,7 @@ class SyntheticCriteo:
 
 @functools.cache
 def zipf_offset(size: int, exponent: float, head_share: float) -> float:
-    """The shift c that gives the first of `size` ranks its share; very large where the share is that of chance.
-
-    Example:
-        >>> round(zipf_offset(1000, exponent=1.2, head_share=0.5), 4)
-        0.0658
-    """
+    """The shift c that gives the first of `size` ranks its share; very large where the share is that of chance."""
 
     def share(log_offset: float) -> float:
         c, power = math.exp(log_offset), 1.0 - exponent
@@ -199,7 +194,7 @@ def _coprime(start: int, size: int) -> int:
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: how often a click scores above a non-click, ties counting half.
+    """Area under the ROC curve: how often `scores` of clicks (`labels` of 1) exceed others, ties counting half.
 
     Raises:
         ValueError: There are no clicks, or nothing but clicks.

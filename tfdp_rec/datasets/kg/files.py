@@ -10,7 +10,7 @@ Two file formats with one schema, one individual a record:
 A feature that is left out is empty. Activities may come in any order; they are sorted by time. An example is
 one individual's: a random activity's entity as label, the activities before it, newest first, as context.
 
-**A vocabulary read off private data is itself a release**: a term in it tells that somebody used it. So it comes from
+**A vocabulary read off private data is itself a release**: a term in it shows that it was used. So it comes from
 a file (a public list), or from `tfdp_rec.privacy.private_terms`, which counts under differential privacy:
 
     held = distinct_terms(timelines, "entities")
@@ -54,7 +54,7 @@ def read_timelines(path: str | Path) -> Iterator[Timeline]:
     """Timelines of a .jsonl or .parquet file, one at a time: memory stays bounded.
 
     Args:
-        path: the file; the suffix decides the format.
+        path: The file; the suffix decides the format.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -74,8 +74,8 @@ def write_timelines(timelines: Iterable[Timeline], path: str | Path, chunk: int 
     """Write timelines to a .jsonl or .parquet file, `chunk` at a time.
 
     Args:
-        timelines: what to write.
-        path: the file; the suffix decides the format.
+        timelines: Timelines to write.
+        path: The file; the suffix decides the format.
         chunk: Parquet row group size.
 
     Returns:
@@ -104,8 +104,8 @@ class Vocabulary:
     """Terms of one feature with ids 1, 2, ...; 0 is padding and stands for every other term.
 
     Attributes:
-        terms: in the order of their ids.
-        event: what reading it off private data cost; None for a public list.
+        terms: Terms in the order of their ids.
+        event: Cost of reading it off private data; None for a public list.
 
     Example:
         >>> Vocabulary(("Q1", "Q42")).ids(["Q42", "Q7", "Q1"]).tolist()
@@ -144,7 +144,7 @@ class Vocabulary:
 
 
 def distinct_terms(timelines: Iterable[Timeline], feature: str) -> Iterator[list[str]]:
-    """Each individual's distinct terms of a feature: what `tfdp_rec.privacy.private_terms` counts.
+    """Each individual's distinct terms of `feature` in `timelines`: what `tfdp_rec.privacy.private_terms` counts.
 
     Raises:
         ValueError: there is no such feature.
@@ -161,11 +161,11 @@ class TimelineStore:
     `num_individuals` counts those kept.
 
     Args:
-        timelines: read once, one at a time.
-        vocabularies: one `Vocabulary` for each of `FEATURES`.
-        labels: vocabulary of the labels; the entities' when left out.
-        context_length: activities in a context.
-        values_per_activity: the most values kept of one activity, for each feature.
+        timelines: Timelines, read once, one at a time.
+        vocabularies: One `Vocabulary` for each of `FEATURES`.
+        labels: Vocabulary of the labels; that of the entities if left out.
+        context_length: Number of activities in a context.
+        values_per_activity: Largest number of values kept of one activity, by feature.
 
     Raises:
         ValueError: a feature has no vocabulary, or no individual has an example.
@@ -214,8 +214,8 @@ class TimelineStore:
         """One example for each individual: see `SyntheticKG.fetch`.
 
         Args:
-            individuals: [batch] indices below `num_individuals`; may be empty.
-            seed: makes the choice of the label repeatable; without it the system's entropy decides.
+            individuals: Indices [batch] below `num_individuals`; may be empty.
+            seed: Seed of the choice of labels; without it the system's entropy decides.
         """
         chosen = np.asarray(individuals, dtype=np.int64)
         if chosen.ndim != 1 or np.any((chosen < 0) | (chosen >= self.num_individuals)):
@@ -242,9 +242,9 @@ def pad_window(
     """Positions [batch, length] of what came before `ends`, newest first, and which of them exist.
 
     Args:
-        starts: [batch] first position of each timeline.
-        ends: [batch] position of the label.
-        length: of the window.
+        starts: First position of each timeline, [batch].
+        ends: Position of each label, [batch].
+        length: Length of the window.
 
     Example:
         >>> window, present = pad_window(np.array([10]), np.array([12]), 3)
@@ -262,9 +262,9 @@ def split_individuals(
     """Indices of the training and of the test individuals, each in random order.
 
     Args:
-        num_individuals: how many there are.
-        train_share: share that trains, between 0 and 1.
-        seed: decides the split.
+        num_individuals: Number of individuals.
+        train_share: Share that trains, between 0 and 1.
+        seed: Seed of the split.
 
     Raises:
         ValueError: one side would be empty.

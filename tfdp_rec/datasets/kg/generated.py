@@ -13,7 +13,7 @@ time, it moves
     to a popular entity of any topic                 with probability 0.1.
 
 An activity shows its entity and sometimes one neighbour; unigrams are words of the topic and of the entity,
-bigrams hash pairs of them. So a context tells the topics (learned quickly, from all three features) and the
+bigrams hash pairs of them. So a context shows the topics (learned quickly, from all three features) and the
 last entity (learned where it was seen often).
 """
 
@@ -40,12 +40,12 @@ class SyntheticKG:
     """A population of individuals whose timelines are made on demand.
 
     Attributes:
-        num_individuals: how many there are.
-        vocabulary_size: entities, and as many unigrams and bigrams; ids run from 1, 0 is padding.
-        num_topics: K.
-        context_length: activities in a context.
-        max_activities: longest timeline; lengths are between 2 and this.
-        seed: decides the graph and the population.
+        num_individuals: Number of individuals.
+        vocabulary_size: Number of entities, and of unigrams and bigrams; ids run from 1, 0 is padding.
+        num_topics: Number of topics K.
+        context_length: Number of activities in a context.
+        max_activities: Length of the longest timeline; lengths are between 2 and this.
+        seed: Seed of the graph and the population.
 
     Example:
         >>> kg = SyntheticKG(num_individuals=1000, vocabulary_size=5_000_000)
@@ -86,8 +86,8 @@ class SyntheticKG:
         """One example for each individual: a random activity's entity as label, what came before as context.
 
         Args:
-            individuals: [batch] indices below `num_individuals`; may be empty.
-            seed: makes the choice of label positions repeatable; without it the system's entropy decides.
+            individuals: Indices [batch] below `num_individuals`; may be empty.
+            seed: Seed of the choice of label positions; without it the system's entropy decides.
 
         Returns:
             `entities`, `unigrams`, `bigrams` [batch, context_length, values], newest first, padded with 0;
@@ -111,8 +111,8 @@ class SyntheticKG:
         """The same individuals as named terms, oldest activity first, made `chunk` at a time.
 
         Args:
-            start, stop: range of individuals; all when left out.
-            chunk: how many are in memory at once.
+            start, stop: Range of individuals; all if left out.
+            chunk: Number of individuals in memory at once.
         """
         stop = self.num_individuals if stop is None else stop
         for first in range(start, stop, chunk):

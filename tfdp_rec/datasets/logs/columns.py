@@ -27,11 +27,7 @@ _TEXTS = {"whole numbers": pa.int64(), "numbers": pa.float64(), **_ISO}
 
 
 class Column:
-    """A named column, and the kind that its first value had.
-
-    Args:
-        name: of the column.
-    """
+    """A named column, and the kind of its first value."""
 
     def __init__(self, name: str):
         self.name, self.kind, self.first = name, "", ""
@@ -42,11 +38,7 @@ class Column:
         return pa.concat_arrays(plain) if plain else pa.array([], column.type)
 
     def _settle(self, kind: str, stretch: Stretch, place: int, value: Any) -> None:
-        """The first kind found is the column's.
-
-        Raises:
-            ValueError: it was another before.
-        """
+        """Records the column's kind; another kind than the first is refused."""
         if not self.kind:
             self.kind, self.first = kind, f"{_short(value)} at {stretch.row(place)}"
         if self.kind != kind:
@@ -70,11 +62,7 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def words(array: pa.Array) -> pa.Array:
-    """Values as text, as Arrow writes them: Python has no word for a nanosecond.
-
-    Raises:
-        ArrowNotImplementedError: they are lists, or something else that is no one word.
-    """
+    """Values as text, by Arrow, since Python has no word for a nanosecond."""
     return array if _is_text(array.type) else array.cast(pa.string())
 
 
@@ -106,17 +94,13 @@ def _casts(array: pa.Array, kind: pa.DataType) -> bool:
     return True
 
 
-class Ids(Column):
+class IdColumn(Column):
     """Ids of users or items."""
 
     _way_out = "Make all ids text, or all whole numbers"
 
     def read(self, stretch: Stretch) -> pa.Array:
-        """The ids as string or int64; missing ones are null.
-
-        Raises:
-            ValueError: they are of no such kind, or not of the one before.
-        """
+        """The ids as string or int64; missing ones are null."""
         array = self._array(stretch)
         place = _first_place(array)
         if place < 0:
@@ -141,7 +125,7 @@ class Ids(Column):
         return array.cast(pa.int64())
 
 
-class Times(Column):
+class TimeColumn(Column):
     """Times, for order."""
 
     _way_out = "Write all times alike: numbers of one unit, or ISO 8601, all with a zone or all without"
@@ -152,11 +136,7 @@ class Times(Column):
         self._unit._way_out = self._way_out
 
     def read(self, stretch: Stretch) -> pa.Array:
-        """The times as int64 (dates and moments: microseconds) or float64; missing ones are null.
-
-        Raises:
-            ValueError: they are no times, or not written as those before.
-        """
+        """The times as int64 (dates and moments: microseconds) or float64; missing ones are null."""
         array = self._array(stretch)
         place = _first_place(array)
         if place < 0:
@@ -215,17 +195,13 @@ class Times(Column):
                     self._unit._settle(f"{unit} since 1970", stretch, place, times[place])
 
 
-class Numbers(Column):
+class NumberColumn(Column):
     """A feature."""
 
     _way_out = "A feature is a number; number categories by a public list first"
 
     def read(self, stretch: Stretch) -> NDArray[np.float32]:
-        """The numbers; missing ones are NaN.
-
-        Raises:
-            ValueError: there is something else.
-        """
+        """The numbers; missing ones are NaN."""
         array = self._array(stretch)
         if not _casts(array, pa.float64()):
             bad = _first_bad(array, pa.float64()) if _is_text(array.type) else 0

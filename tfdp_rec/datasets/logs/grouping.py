@@ -5,7 +5,7 @@
               -> user u's rows are rows[offsets[u] : offsets[u + 1]]
 
 What takes memory besides is the list of the different items, some 200 bytes each, and the largest user, whose rows
-stand in one part. The folder appears whole under its name or not at all; who finds it whole, of the same sources and
+stand in one part. The folder appears whole under its name or not at all; a whole one, of the same sources and
 settings, uses it as it is. It holds users' data, and is readable by its owner alone.
 
     rows.bin      int32   items, numbered from 1 in the order in which they were found
@@ -31,7 +31,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs import sources
-from tfdp_rec.datasets.logs.columns import Ids, Numbers, Times
+from tfdp_rec.datasets.logs.columns import IdColumn, NumberColumn, TimeColumn
 from tfdp_rec.datasets.logs.sources import Stretch
 from tfdp_rec.files import alone, replacing
 
@@ -43,16 +43,8 @@ _PRIME = np.uint64(0x100000001B3)
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
-    """Which columns of a log say what.
-
-    Attributes:
-        user: whose row it is.
-        item: of what.
-        time: when; empty if the rows have no order.
-        features: other numbers to keep.
-        duplicates: "drop" for rows that repeat user, item and time of another to count once, "keep" for each to count.
-    """
+class LogColumns:
+    """The names of a log's columns: user, item, time (or empty), other numbers; and what becomes of duplicates."""
 
     user: str
     item: str
@@ -72,18 +64,8 @@ class Columns:
         return [name for name in (self.user, self.item, self.time, *self.features) if name]
 
 
-def group(source: Any, columns: Columns, folder: Path) -> None:
-    """Makes the folder, unless it is there, made from the same.
-
-    Args:
-        source: see `sources.stretches`.
-        columns: of the log.
-        folder: to be made; made anew if it was made from something else.
-
-    Raises:
-        ValueError: the log cannot be read as one, or the folder holds something else.
-        OSError: the disk is full, or whatever else it says.
-    """
+def group(source: Any, columns: LogColumns, folder: Path) -> None:
+    """Makes the folder of a grouped log, unless it was made from the same files."""
     print_of_source = _print_of(source, columns)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with alone(folder):
@@ -97,8 +79,8 @@ def group(source: Any, columns: Columns, folder: Path) -> None:
             _Grouping(columns, Path(temporary)).run(source, print_of_source)
 
 
-def _print_of(source: Any, columns: Columns) -> Any:
-    """What tells whether a folder was made from this; None for what is in memory, which cannot be told."""
+def _print_of(source: Any, columns: LogColumns) -> Any:
+    """The identity of the sources a folder was made from; None for data in memory, which have none."""
     files = sources.files_of(source)
     if files is None:
         return None
@@ -117,11 +99,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
-    """Says in a sentence that the disk is full.
-
-    Args:
-        folder: that is being made.
-    """
+    """One sentence instead of a traceback where the disk is full."""
     try:
         yield
     except OSError as problem:
@@ -137,11 +115,11 @@ def full_disk(folder: Path) -> Iterator[None]:
 class _Grouping:
     """One conversion."""
 
-    def __init__(self, columns: Columns, folder: Path):
+    def __init__(self, columns: LogColumns, folder: Path):
         self.columns, self.folder = columns, folder
-        self.user, self.item = Ids(columns.user), Ids(columns.item)
-        self.time = Times(columns.time) if columns.time else None
-        self.features = [Numbers(name) for name in columns.features]
+        self.user, self.item = IdColumn(columns.user), IdColumn(columns.item)
+        self.time = TimeColumn(columns.time) if columns.time else None
+        self.features = [NumberColumn(name) for name in columns.features]
         self.items: dict[Any, int] = {}
         self.left_out = dict.fromkeys(("without user", "without item", "without time", "duplicate"), 0)
         self.rows_read = 0
@@ -153,7 +131,7 @@ class _Grouping:
             for stretch in sources.stretches(source, self.columns.names):
                 split.write(self._rows(stretch))
         if self.rows_read == self.left_out["without user"]:
-            raise ValueError(f"The log has {self.rows_read} rows and no user: there is nobody to train on.")
+            raise ValueError(f"The log has {self.rows_read} rows and no user: there is no one to train on.")
         self._join(split.files.values())
         _write_ids(self.folder / "found.arrow", self.item.kind, list(self.items))
         about = {
@@ -236,9 +214,7 @@ class _Grouping:
 
 
 def _in_order(rows: NDArray[Any], keys: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Rows by the last key, then the one before it, else as they were: what `numpy.lexsort` does in three times as
-    long.
-    """
+    """The order that sorts rows by the last key, then the one before it; a third of `numpy.lexsort`'s time."""
     for key in keys:
         rows = rows[np.argsort(key[rows], kind="stable")]
     return rows
@@ -251,11 +227,9 @@ def _as_before(rows: NDArray[Any], keys: Sequence[NDArray[Any]]) -> NDArray[np.b
 
 
 class _Parts:
-    """Writes each row to the part of its user.
+    """Writes each row to the part of its user."""
 
-    Attributes:
-        files: of each part that has rows; two where the first times were missing, and nobody knew of what kind.
-    """
+    # A part has two files where the first times were missing and their kind was not yet known.
 
     def __init__(self, folder: Path, count: int, stack: contextlib.ExitStack):
         self.folder, self.count, self.stack = folder, count, stack
@@ -285,13 +259,7 @@ class _Parts:
 
 
 def hashed(ids: pa.Array) -> NDArray[np.uint64]:
-    """A number for each id, the same wherever it stands: to spread rows, not to hide anything.
-
-    Example:
-        >>> one, two, three = hashed(pa.array(["a", "b", "a"])).tolist()
-        >>> one == three != two
-        True
-    """
+    """A number for each id, the same wherever it stands: to spread rows, not to hide anything."""
     coded = ids.dictionary_encode()
     different = coded.dictionary
     if pa.types.is_integer(different.type):
@@ -323,9 +291,7 @@ def _read(places: Sequence[Path]) -> pa.Table:
 
 
 def _different(ids: pa.ChunkedArray) -> tuple[pa.Array, NDArray[Any]]:
-    """The different values of a column, and which of them each row has, in as few bytes as will do: sorting is quicker
-    by that.
-    """
+    """The different values of a column, and each row's among them in the narrowest integers, which sort fastest."""
     wide = pa.large_string() if pa.types.is_string(ids.type) else ids.type
     coded = ids.cast(wide).combine_chunks().dictionary_encode()  # in one piece: each piece would bring its own list
     return coded.dictionary, coded.indices.to_numpy().astype(np.min_scalar_type(len(coded.dictionary)))

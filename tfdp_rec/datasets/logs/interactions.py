@@ -4,7 +4,7 @@
                             folder="prepared")
     user u's items, by number, oldest first:   log.numbers[log.offsets[u] : log.offsets[u + 1]]
 
-Every user of the log is a unit, also one without a row that counts: whether somebody has rows left is private, and how
+Every user of the log is a unit, also one without a row that counts: whether a user has rows left is private, and how
 many users there are is what everything here treats as public. Rows of items that the model does not know are left out.
 """
 
@@ -36,9 +36,9 @@ class Interactions:
     """A log, grouped by user. `read` makes one.
 
     Attributes:
-        ordered: whether each user's rows are in the order of their times.
-        items: the items that rows are numbered by; None before `with_items`.
-        rows_per_unit: the most rows that a user has here; None for no bound.
+        ordered: Whether each user's rows are in the order of their times.
+        items: The items that rows are numbered by; None before `with_items`.
+        rows_per_unit: The most rows that a user has here; None for no bound.
 
     Example:
         >>> log = {"who": ["ann", "bob", "ann", "cy"], "what": ["tea", "tea", "jam", "odd"], "when": [2, 1, 1, 5]}
@@ -73,19 +73,19 @@ class Interactions:
         """Reads a log, once: what is made of it stays in a folder, and is used again while the files are the same.
 
         Args:
-            source: a file, a folder, a pattern or a list of these (Parquet, CSV, JSON lines, Arrow or Feather); or an
+            source: A file, a folder, a pattern or a list of these (Parquet, CSV, JSON lines, Arrow or Feather); or an
                 Arrow table, a pandas or polars frame, a dict of arrays.
-            user: the column of users' ids, text or whole numbers.
-            item: that of items' ids.
-            time: that of times: numbers, dates or moments, or text that says them (ISO 8601). Left out, a user's rows
-                have no order.
-            features: columns of numbers to keep beside each row.
-            items: what a model is to know: a public list of ids, a file of such a list, or `Items`. Left out, only
-                `tfdp_rec.privacy.private_items` can be asked of the log; see `with_items`.
-            rows_per_unit: keep the last so many rows of a user, of known items; see `row_sensitivity`.
-            duplicates: "drop" for rows that repeat a row's user, item and time to count once, "keep" for each to count.
-            folder: where to put what is made, some 20 bytes a row; it holds users' data. Left out, a folder that lasts
-                as long as this object.
+            user: Column of the users' ids, text or whole numbers.
+            item: Column of the items' ids.
+            time: Column of times: numbers, dates or moments, or text in ISO 8601. Left out, a user's rows have no
+                order.
+            features: Columns of numbers to keep beside each row.
+            items: Items that a model is to know: a public list of ids, a file of such a list, or `Items`. Left out,
+                only `tfdp_rec.privacy.private_items` can be asked of the log; see `with_items`.
+            rows_per_unit: Number of a user's last rows, of known items, that are kept; see `row_sensitivity`.
+            duplicates: "drop" counts rows of equal user, item and time once, "keep" counts each.
+            folder: Folder for what is made, some 20 bytes a row; it holds users' data. Left out, a folder that lasts as
+                long as this object.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -96,7 +96,7 @@ class Interactions:
             raise ValueError("rows_per_unit counts rows of known items: give it with items=, or to with_items.")
         holder = Temporary("tfdp-rec-interactions-") if folder is None else None
         path = Path(holder.name) / "log" if holder else Path(folder or "")
-        columns = grouping.Columns(user, item, time, tuple(features), duplicates)
+        columns = grouping.LogColumns(user, item, time, tuple(features), duplicates)
         grouping.group(source, columns, path.absolute())
         found = cls(path.absolute(), holder)
         return found if items is None else found.with_items(items, rows_per_unit)
@@ -105,8 +105,8 @@ class Interactions:
         """The same users, with the rows of these items alone, by number.
 
         Args:
-            items: a list of ids, public or from a private release; a file of a public list; or `Items`.
-            rows_per_unit: keep the last so many of a user's rows.
+            items: A list of ids, public or from a private release; a file of a public list; or `Items`.
+            rows_per_unit: Number of a user's last rows that are kept.
 
         Raises:
             ValueError: an id is missing or there twice, or rows_per_unit is not positive.
@@ -208,7 +208,7 @@ class Interactions:
     # Which users.
 
     def units(self, ids: Any) -> NDArray[np.int64]:
-        """Numbers of units, from 0, of users by their own ids: a split that somebody gave.
+        """Numbers of units, from 0, of users by their own ids: a split that is given.
 
         Raises:
             ValueError: one is not in the log.
@@ -223,12 +223,12 @@ class Interactions:
     def split(self, train: float = 0.8, key: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Units to train on and units to test on, by a keyed hash of each user's own id.
 
-        So a user stays on their side whoever joins or leaves the log, and whatever the file's order: side(u) depends on
-        u's id and the key alone.
+        side(u) depends on u's id and the key alone: a user stays on their side whichever users join or leave the log,
+        and whatever the file's order.
 
         Args:
-            train: share of users to train on, about.
-            key: of the hash; another gives another split. Keep it to yourself if users choose their ids.
+            train: Approximate share of users to train on.
+            key: Key of the hash; another key gives another split. Keep it secret if users choose their ids.
 
         Raises:
             ValueError: the share is not between 0 and 1.
@@ -252,7 +252,7 @@ class Interactions:
         return Catalogue(np.arange(1, self.num_items + 1))
 
     def found(self) -> tuple[Histories, pa.ChunkedArray]:
-        """All items that the log has, and who has them, for a private release of which: private, to the last id."""
+        """All items of the log and the users that have them, for a private release of a list: itself private."""
         return Histories(
             _mapped(self.folder / "rows.bin", np.int32), _mapped(self.folder / "offsets.bin", np.int64)
         ), _ids(self.folder / "found.arrow")
@@ -261,8 +261,8 @@ class Interactions:
         """The last rows of users, one line for each: a `fetch` for models of one's own, and histories to recommend by.
 
         Args:
-            units: of whom.
-            rows: so many at most, oldest first, then zeros.
+            units: Positions of the users.
+            rows: Number of rows, the oldest first, filled up with zeros.
 
         Returns:
             `item` (numbers), `time` if there are times, and each feature, `[units, rows]`.

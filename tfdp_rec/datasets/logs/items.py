@@ -1,6 +1,6 @@
 """The items that a model knows, by their own ids, and the numbers 1, 2, ... that stand for them in tables; 0 is none.
 
-**Which items occur in a log is private**: an id that one user alone has tells of that user. So the items of a model
+**Which items occur in a log is private**: an id that one user alone has gives that user away. So the items of a model
 come from a public list, or from a private release (`tfdp_rec.privacy.private_items`); never from the log itself.
 """
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs import sources
-from tfdp_rec.datasets.logs.columns import Ids
+from tfdp_rec.datasets.logs.columns import IdColumn
 from tfdp_rec.files import writing
 
 _COLUMN = "item"
@@ -27,7 +27,7 @@ class Items:
     """Ids of items, text or whole numbers; number i is ids[i - 1].
 
     Args:
-        ids: all different, none missing, at least one.
+        ids: Ids, all different, none missing, at least one.
 
     Raises:
         ValueError: they are not such.
@@ -43,7 +43,7 @@ class Items:
             array = ids if isinstance(ids, pa.Array) else pa.array(ids)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as problem:
             raise ValueError(f"The ids of items must be all text or all whole numbers: {problem}.") from problem
-        found = Ids("items").read(sources.Stretch("the list", 1, pa.table({"items": array})))
+        found = IdColumn("items").read(sources.Stretch("the list", 1, pa.table({"items": array})))
         if not len(found):
             raise ValueError("The list of items is empty: nothing could be recommended. A private one needs more ε.")
         if found.null_count:
@@ -58,9 +58,9 @@ class Items:
         """The ids in a file of any format that logs have, or in a text file (.txt) with an id a line and no header.
 
         Args:
-            path: of the file, public.
-            column: that holds them; left out, the only one, or the one that is called "item".
-            usual: other names that it may have.
+            path: Path of the public file.
+            column: Column of the ids; left out, the only one, or the one that is called "item".
+            usual: Other names that the column may have.
 
         Raises:
             ValueError: there is no such column, or an id is missing or there twice.
@@ -68,7 +68,7 @@ class Items:
         if Path(path).suffix.lower() == ".txt":
             return cls([line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()])
         found = column or sources.id_column(Path(path), [_COLUMN, *usual])
-        reader = Ids(found)
+        reader = IdColumn(found)
         arrays = [reader.read(stretch) for stretch in sources.stretches(str(path), [found])]
         return cls(pa.concat_arrays([array for array in arrays if len(array)] or [pa.nulls(0, pa.string())]))
 
@@ -93,7 +93,7 @@ class Items:
         """Numbers of ids; 0 for those that are not in the list.
 
         Args:
-            ids: text or whole numbers; where the list has text, the number 7 is the text "7".
+            ids: Ids, text or whole numbers; where the list has text, the number 7 is the text "7".
         """
         wanted = ids if isinstance(ids, pa.Array) else pa.array(list(ids))
         places = pc.index_in(as_kind(self.ids.type, wanted), value_set=self.ids)
@@ -112,12 +112,7 @@ class Items:
 
 
 def as_kind(kind: pa.DataType, ids: pa.Array) -> pa.Array:
-    """Ids as text or as whole numbers; null where text is no number.
-
-    Args:
-        kind: string or int64.
-        ids: of either.
-    """
+    """Ids as text or as whole numbers; null where text is no number."""
     if pa.types.is_null(ids.type):
         return pa.nulls(len(ids), kind)
     if pa.types.is_integer(kind) and not pa.types.is_integer(ids.type):

@@ -24,14 +24,7 @@ _ROWS = 2**22  # at a time
 
 
 def numbered(folder: Path, items: Items, rows_per_unit: int | None, others: Mapping[str, Any]) -> Path:
-    """The folder of the rows; found, if it was made before.
-
-    Args:
-        folder: of the grouped log.
-        items: to keep.
-        rows_per_unit: the most rows of a user; None for all.
-        others: files of arrays beside the items, and their dtypes.
-    """
+    """The folder of a grouped log's rows with users and items numbered; found, if it was made before."""
     made = folder / f"items-{_name(items, rows_per_unit)}"
     with alone(made):
         if not made.exists():

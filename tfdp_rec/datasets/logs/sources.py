@@ -33,13 +33,7 @@ FRAME = "the frame"
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """Some rows that stand together.
-
-    Attributes:
-        where: the file's name.
-        first: number of the first row.
-        table: the columns asked for.
-    """
+    """Some rows of a file that stand together: its name, the number of the first row, their table."""
 
     where: str
     first: int
@@ -51,12 +45,7 @@ class Stretch:
 
 
 def files_of(source: Any) -> list[Path] | None:
-    """The files that a path, a pattern, a folder, or a list of these means, by name; None for what is in memory.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: one is of no known format.
-    """
+    """The files of a path, pattern, folder, or list of these, sorted by name; None for data in memory."""
     if isinstance(source, list | tuple) and source and all(isinstance(each, str | Path) for each in source):
         return [path for each in source for path in files_of(each) or []]
     if not isinstance(source, str | Path):
@@ -105,15 +94,7 @@ def _rows_of(path: Path) -> int:
 
 
 def stretches(source: Any, columns: Sequence[str]) -> Iterator[Stretch]:
-    """All rows, in the order of the files' names.
-
-    Args:
-        source: as for `files_of`; or an Arrow table, a pandas or polars frame, a dict of arrays.
-        columns: the names to read.
-
-    Raises:
-        ValueError: a file is empty, cannot be read, or lacks a column; names it.
-    """
+    """All rows of files or of an Arrow table, a frame or a dict of arrays, in the order of the files' names."""
     files = files_of(source)
     if files is None:
         yield from _numbered(FRAME, columns, _slices(_table(source)))
@@ -269,11 +250,7 @@ _READERS = {"parquet": _parquet, "arrow": _arrow, "csv": _csv, "json": _json}
 
 
 def id_column(path: Path, usual: Sequence[str]) -> str:
-    """The name of a list's only column, or the first of the usual names that it has.
-
-    Raises:
-        ValueError: it has neither.
-    """
+    """The name of a list's only column, or the first of the usual names that it has."""
     names = column_names(path)
     fitting = names if len(names) == 1 else [name for name in usual if name in names]
     if not fitting:
@@ -282,11 +259,7 @@ def id_column(path: Path, usual: Sequence[str]) -> str:
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of a file's columns; of JSON, those of its first line.
-
-    Raises:
-        ValueError: the file is empty, cannot be read, or is of no known format.
-    """
+    """The names of a file's columns; of JSON, those of its first line."""
     with _named(path):
         return _names(path)
 

@@ -71,7 +71,7 @@ class Impression:
 
     Args:
         user: User id.
-        time: When.
+        time: Time of the impression.
         history: Ids of the news clicked before, oldest first.
         candidates: Ids of the news shown.
         clicks: Positions in `candidates` that were clicked.
@@ -89,8 +89,8 @@ class NewsDataset:
     """A catalogue, the impressions of its readers, and what was left out on the way.
 
     Args:
-        catalogue: Public features.
-        impressions: In file order.
+        catalogue: News and their public features.
+        impressions: Impressions in file order.
         report: Counts of what did not fit, by kind.
     """
 
@@ -107,7 +107,7 @@ class NewsDataset:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words and punctuation of a text.
+    """Lower-case words and punctuation of `text`.
 
     Example:
         >>> words("Don't panic: 42!")
@@ -161,14 +161,14 @@ def read(
     """Read a folder that holds news.tsv and behaviors.tsv.
 
     Args:
-        folder: Where the two files are.
+        folder: Folder with news.tsv and behaviors.tsv.
         title_length: Tokens kept of a title.
         body_length: Tokens kept of an abstract.
-        min_word_count: Rarer words become the unknown word.
+        min_word_count: Least number of occurrences; rarer words become the unknown word.
         malformed: Whether a line that does not parse raises or is counted.
         catalogue: A catalogue read before (of the training split), in place of this news.tsv.
-        tokenizer: What makes token ids of titles and abstracts, such as `wordpiece.WordPiece` for a pre-trained text
-            encoder; left out, the words of this news.tsv.
+        tokenizer: Tokenizer of titles and abstracts, such as `wordpiece.WordPiece` for a pre-trained text encoder; left
+            out, the words of this news.tsv.
 
     Raises:
         FileNotFoundError: If a file is missing.

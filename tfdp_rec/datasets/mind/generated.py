@@ -6,7 +6,7 @@
     clicks    of the C candidates shown, one, with probability proportional to
               exp(strength * interest in its topic + log popularity)
 
-Everything is drawn from one seed, so the files repeat; nothing in them is anybody's data.
+Everything is drawn from one seed, so the files repeat; nothing in them is a person's data.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class SyntheticNews:
     """Settings of the generator.
 
     Args:
-        num_users: Readers.
-        num_news: News in the catalogue.
-        num_topics: Topics K.
-        num_days: Days, each with one impression a reader; the last is meant for evaluation.
+        num_users: Number of readers.
+        num_news: Number of news in the catalogue.
+        num_topics: Number of topics K.
+        num_days: Number of days, each with one impression a reader; the last is meant for evaluation.
         history_length: Clicks every reader has before the first day.
         candidates: News shown in an impression.
-        interest_strength: How far clicks follow interests; 0 means popularity alone.
+        interest_strength: Strength of interests in clicks; 0 means popularity alone.
         drift: Probability that a reader's interests change from one day to the next.
-        seed: What everything is drawn from.
+        seed: Seed of everything that is random.
 
     Raises:
         ValueError: On a value out of range.
@@ -73,7 +73,7 @@ class SyntheticNews:
         """Write news.tsv and behaviors.tsv.
 
         Args:
-            folder: Where; it is made if missing.
+            folder: Folder for the files; made if missing.
         """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """MovieLens files as timelines: ml-1m (`ratings.dat`, `movies.dat`), ml-20m, ml-25m, ml-32m (`.csv`).
 
 A user's ratings, whatever their stars, by time; equal times keep the order of the file. The catalogue is the movies
-file, which is public, and never what happens to be rated: that somebody rated a movie is private.
+file, which is public, and never what happens to be rated: that a movie was rated is private.
 
 A rating that does not parse, or names a movie that the catalogue does not have, is an error with file and line.
 """
@@ -26,7 +26,7 @@ def read(folder: str | Path) -> Timelines:
     r"""The timelines in a MovieLens folder.
 
     Args:
-        folder: holds ratings.dat and movies.dat, or ratings.csv and movies.csv.
+        folder: Folder with ratings.dat and movies.dat, or ratings.csv and movies.csv.
 
     Raises:
         FileNotFoundError: the folder or one of its files is not there.
@@ -99,9 +99,8 @@ def _movie_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _ratings(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(user, movie, time) of every rating in the file's order. The quick parser says what went wrong but seldom where:
-    then the file is read again line by line.
-    """
+    """(user, movie, time) of every rating in the file's order."""
+    # The quick parser reports what went wrong but seldom where: then the file is read again line by line.
     import pyarrow as pa
     import pyarrow.csv
 

@@ -9,7 +9,7 @@ at random. A user has three tastes, liked unequally, and walks: at every event
                   any movie, by popularity                          with probability 0.4
                   a movie of the present taste, by popularity       otherwise.
 
-Nobody watches a movie twice. So what was watched last tells the present taste, and a little more; most of what comes
+A user watches no movie twice. So what was watched last shows the present taste, and a little more; most of what comes
 next stays unknowable, as in life. Lengths are 20 plus a log-normal excess: median 68, mean 144, the longest in the
 thousands.
 
@@ -44,11 +44,11 @@ def timelines(
     """Generated timelines; the defaults have the size of MovieLens-20M.
 
     Args:
-        num_users: how many users.
-        num_movies: how many movies the catalogue has, some of which nobody may have watched.
-        events: about how many events in all; left out, 144.4 a user.
-        seed: the same arguments and seed give the same timelines.
-        num_tastes: how many tastes there are.
+        num_users: Number of users.
+        num_movies: Number of movies in the catalogue, some of which may have been watched by no user.
+        events: Approximate number of events in all; left out, 144.4 a user.
+        seed: Seed; the same arguments and seed give the same timelines.
+        num_tastes: Number of tastes.
 
     Raises:
         ValueError: a size is too small, or there are not movies enough for so many events.

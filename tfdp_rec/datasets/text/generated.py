@@ -41,11 +41,11 @@ class SyntheticText:
     """A generator of labelled sentences; equal arguments give equal sentences.
 
     Args:
-        vocabulary_size: V + 1, padding included.
-        max_length: L.
-        seed: of everything that is random.
-        polar_share: of the tokens that have a weight.
-        signal: standard deviation of an average sentence's logit; it sets the best possible accuracy.
+        vocabulary_size: Number of token ids V + 1, padding included.
+        max_length: Length L of the longest sentence.
+        seed: Seed of everything that is random.
+        polar_share: Share of the tokens that have a weight.
+        signal: Standard deviation of an average sentence's logit; it sets the best possible accuracy.
 
     Raises:
         ValueError: for sizes that hold no polar token or no sentence, or a share outside (0, 1].

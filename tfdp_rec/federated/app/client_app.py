@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tfdp_rec.federated import build, flower
 from tfdp_rec.federated.participant import Participant
-from tfdp_rec.federated.settings import Settings
+from tfdp_rec.federated.settings import FederatedSettings
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -17,9 +17,9 @@ def join(context: Context) -> Participant:
     return build.participant(settings_of(context), context.node_config)
 
 
-def settings_of(context: Context) -> Settings:
-    """What the run is told."""
-    return Settings.of_run(context.run_config)
+def settings_of(context: Context) -> FederatedSettings:
+    """The settings of the run."""
+    return FederatedSettings.of_run(context.run_config)
 
 
 app = flower.client_app(join, secure=lambda context: settings_of(context).secure)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tfdp_rec.federated import build, flower
-from tfdp_rec.federated.settings import Settings
+from tfdp_rec.federated.settings import FederatedSettings
 
 
-def training_of(settings: Settings) -> flower.Training:
+def training_of(settings: FederatedSettings) -> flower.Training:
     """What the settings ask for."""
     model, _ = build.world(settings)
     return flower.Training(
@@ -20,4 +20,4 @@ def training_of(settings: Settings) -> flower.Training:
     )
 
 
-app = flower.server_app(lambda context: training_of(Settings.of_run(context.run_config)))
+app = flower.server_app(lambda context: training_of(FederatedSettings.of_run(context.run_config)))

@@ -17,28 +17,7 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class PrivateAttention(keras.layers.Layer):
-    """Clipped attention weights of a user embedding over B basis vectors.
-
-    Args:
-        num_basis: Number of basis vectors B, at least 2.
-        clip_norm: Largest L2 norm θ of the weights; 1 cuts nothing.
-        temperature: The τ above, 1 in the paper. Below 1 the weights are more decided, and stand out of the
-            noise; the sensitivity does not depend on it.
-        basis_initializer: How the basis vectors start.
-
-    Raises:
-        ValueError: On a value out of range.
-
-    Reference:
-        Liu et al., "PrivateRec", 2022, Section 3.2.2.
-
-    Example:
-        >>> import numpy as np
-        >>> layer = PrivateAttention(num_basis=3)
-        >>> weights = layer(np.ones((2, 8), "float32"))
-        >>> weights.shape, layer.reconstruct(weights).shape
-        (TensorShape([2, 3]), TensorShape([2, 8]))
-    """
+    """Clipped attention weights of a user embedding over B basis vectors."""
 
     def __init__(
         self,

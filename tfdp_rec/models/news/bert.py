@@ -30,18 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class BertEmbeddings(keras.layers.Layer):
-    """Vectors of words and places, normalised.
-
-    Args:
-        vocabulary_size: Token ids, padding included.
-        length: Places.
-        width: Width of a state.
-        epsilon: Of the norm.
-
-    Example:
-        >>> BertEmbeddings(9, length=5, width=4)(keras.ops.ones((2, 5), "int32")).shape
-        TensorShape([2, 5, 4])
-    """
+    """Vectors of words and places, normalised."""
 
     def __init__(self, vocabulary_size: int, length: int, width: int, epsilon: float = 1e-12, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -72,21 +61,7 @@ class BertEmbeddings(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class BertLayer(keras.layers.Layer):
-    """One layer of the encoder.
-
-    Args:
-        num_heads: Attention heads.
-        inner: Width of the hidden layer.
-        activation: One of `ACTIVATIONS`.
-        epsilon: Of the norms.
-
-    Raises:
-        ValueError: If the activation is unknown.
-
-    Example:
-        >>> BertLayer(2, 8)(keras.ops.ones((2, 5, 4)), keras.ops.ones((2, 5), "bool")).shape
-        TensorShape([2, 5, 4])
-    """
+    """One layer of the encoder."""
 
     def __init__(
         self, num_heads: int, inner: int, activation: str = "gelu", epsilon: float = 1e-12, **kwargs: Any

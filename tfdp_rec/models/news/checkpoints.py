@@ -20,8 +20,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.lazily import optional
 from tfdp_rec.models.news.bert import ACTIVATIONS, BertEmbeddings, BertLayer
-from tfdp_rec.models.news.safetensors import Tensors
 
 Array = NDArray[np.float32]
 
@@ -29,16 +29,19 @@ Array = NDArray[np.float32]
 def pretrained_bert(folder: str | Path, length: int = 30, trainable_layers: int = 0) -> keras.Model:
     """A text encoder for `PLMEncoder`, from a folder in the published form of BERT's checkpoints.
 
+    Needs the extra `bert` (the library `safetensors`). Nothing in the folder is run.
+
     Args:
-        folder: Where config.json and model.safetensors are.
+        folder: Folder with config.json and model.safetensors.
         length: Tokens of a title, [CLS] and [SEP] included.
-        trainable_layers: How many of the last layers are trained. The embeddings and the other layers stay as they are:
+        trainable_layers: Number of layers, the last ones, that are trained. The embeddings and the other layers stay as they are:
             clients neither compute nor send gradients of theirs.
 
     Raises:
         FileNotFoundError: If a file is missing.
         ValueError: If the configuration is not that of a BERT encoder, a tensor is missing, misshapen or damaged, or an
             argument is out of range.
+        ImportError: If the extra is missing.
     """
     config = Config.read(Path(folder) / "config.json")
     _refuse_beyond("length", length, 1, config.max_position_embeddings)
@@ -70,22 +73,7 @@ def _refuse_beyond(name: str, value: int, least: int, most: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What `config.json` says, under its own names.
-
-    Args:
-        vocab_size: Token ids, padding included.
-        hidden_size: Width of a state.
-        num_hidden_layers: Layers.
-        num_attention_heads: Heads of each.
-        intermediate_size: Width of the hidden layer in each.
-        max_position_embeddings: Places.
-        type_vocab_size: Kinds of tokens.
-        hidden_act: The activation.
-        layer_norm_eps: Added to the variance.
-
-    Raises:
-        ValueError: On values that are no sizes, and an unknown activation.
-    """
+    """What `config.json` says, under its own names."""
 
     vocab_size: int
     hidden_size: int
@@ -111,12 +99,7 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> Config:
-        """From a file.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If it is of another kind of model, or says too little.
-        """
+        """The configuration in a file; that of another kind of model is refused."""
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as problem:
@@ -133,14 +116,40 @@ class Config:
             raise ValueError(f"{path} does not say all sizes, or says one that is no number ({problem}).") from problem
 
 
+class Tensors:
+    """The tensors of a safetensors file, as float32 of the shape that is expected."""
+
+    def __init__(self, path: Path):
+        library = optional("safetensors", "bert")
+        self.path = path
+        try:
+            self._file = library.safe_open(path, framework="numpy")
+        except library.SafetensorError as problem:
+            raise ValueError(f"{path} is damaged or cut short, or of another format ({str(problem)[:200]}).") from problem
+        self._names = frozenset(self._file.keys())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Array:
+        """One tensor; what is missing, of another shape or type, or not finite is refused."""
+        if name not in self:
+            raise ValueError(f"{self.path} lacks the tensor {name}: it is a checkpoint of another model.")
+        about = self._file.get_slice(name)
+        kind, stored = about.get_dtype(), tuple(about.get_shape())
+        if kind not in _TYPES:
+            raise ValueError(f"{name} in {self.path} is of type {kind}: publish it as one of {', '.join(_TYPES)}.")
+        if stored != shape:
+            raise ValueError(f"{name} in {self.path} has shape {list(stored)} where {list(shape)} belongs.")
+        values = self._file.get_tensor(name).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} in {self.path} has numbers that are not finite: the file is damaged.")
+        return values
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A file's tensors, put where Keras' layers have them.
-
-    Args:
-        tensors: The file.
-        config: Its sizes.
-    """
+    """A file's tensors, put where Keras' layers have them."""
 
     tensors: Tensors
     config: Config
@@ -191,4 +200,5 @@ class Checkpoint:
         return "bert." if "bert.embeddings.word_embeddings.weight" in self.tensors else ""
 
 
+_TYPES = ("F64", "F32", "F16", "BF16")
 _NORM = (("weight", "bias"), ("gamma", "beta"))  # as they are called now, and as they were

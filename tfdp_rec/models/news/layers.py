@@ -26,16 +26,9 @@ def or_all(mask: Any) -> Any:
 
 
 def unit_table(size: int, dim: int, name: str) -> keras.layers.Embedding:
-    """A table that starts with vectors as long as pre-trained ones are: N(0, 1) a coordinate.
-
-    From Keras' own start (uniform within 0.05) news vectors are a thirtieth as long, all readers get the same
-    attention over the basis vectors, and PrivateRec learns what is popular, not what a reader likes.
-
-    Args:
-        size: Rows.
-        dim: Width.
-        name: The layer's.
-    """
+    """A table that starts with vectors as long as pre-trained ones are: N(0, 1) a coordinate."""
+    # From Keras' own start (uniform within 0.05) news vectors are a thirtieth as long, all readers get the same
+    # attention over the basis vectors, and PrivateRec learns what is popular, not what a reader likes.
     return keras.layers.Embedding(
         size, dim, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0), name=name
     )

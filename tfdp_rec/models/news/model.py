@@ -77,7 +77,7 @@ class NewsRecommender(keras.Model):
         """Scores [B, C] without any noise.
 
         Args:
-            inputs: news (features of a catalogue, or of the rows that occur), history [B, H] and candidates
+            inputs: News (features of a catalogue, or of the rows that occur), history [B, H] and candidates
                 [B, C] as rows of it.
             training: Whether dropout is on.
         """
@@ -94,8 +94,8 @@ class NewsRecommender(keras.Model):
         """Vectors [N, dim] of a whole catalogue, so many news at once: for serving and evaluation.
 
         Args:
-            features: Of the catalogue.
-            at_once: News whose words are in memory together.
+            features: Features of the catalogue.
+            at_once: Number of news whose words are in memory together.
         """
         count = len(features[self.news_encoder.reads[0]])
         parts = [
@@ -110,7 +110,7 @@ class NewsRecommender(keras.Model):
         Args:
             news: Vectors of the catalogue, row 0 the anonymous news.
             history: Rows [B, H]; 0 where there is no click.
-            padded: Which positions the client's mechanism replaced by the anonymous news.
+            padded: Positions that the client's mechanism replaced by the anonymous news.
             training: Whether dropout is on.
         """
         present = ops.not_equal(history, 0)

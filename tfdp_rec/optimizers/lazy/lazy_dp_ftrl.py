@@ -6,7 +6,7 @@ of what their batches read, and one number more a weight for each buffer.
 
 Guarantees:
 - the released weights have the distribution that DPFTRL's have: the same event for the whole training;
-- not for someone who watches the training: between releases unread rows lack noise, and the buffers are in memory.
+- not against an observer of the training: between releases unread rows lack noise, and the buffers are in memory.
 
 Reference:
     Lim et al., "LazyDP: Co-Designing Algorithm-Software for Scalable Training of Differentially Private
@@ -21,11 +21,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
-from tfdp_rec.optimizers.lazy.pending import Payer, Pending, Replayed, Rows
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.lazy.pending import DebtPayer, Pending, Replayed, Rows
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.optimizers.step import Step
 from tfdp_rec.optimizers.tables import Operations, Table
@@ -37,9 +37,9 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
     """DP-FTRL whose step costs what its batch reads: same released model, same event, noise drawn when it falls due.
 
     Args:
-        learning_rate: float or Keras schedule.
-        correlation: the plan: a `tfdp_rec.privacy.Correlation`.
-        **settings: as `LazyDPSGD`.
+        learning_rate: Learning rate: a number or a Keras schedule.
+        correlation: The plan of the noise, a `tfdp_rec.privacy.Correlation`.
+        **settings: Settings of `LazyDPSGD`.
 
     Raises:
         ValueError: as `LazyDPSGD`; or for parameter servers, where steps land in no one order.
@@ -65,7 +65,7 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: DebtPayer | None = None) -> None:
         with self.course.whole():
             super().pay(rows, now, payer)
 

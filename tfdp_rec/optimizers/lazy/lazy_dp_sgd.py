@@ -13,7 +13,7 @@ to the row's grid is their sum, and rounding a private number is no look at the 
 Guarantees:
 - the released weights have the distribution that DP-SGD's have: the same ε, for any learning-rate schedule, weight
   decay, momentum, and change of σ, C, B or η in mid-training;
-- not for someone who watches the training: between releases unread rows lack noise.
+- not against an observer of the training: between releases unread rows lack noise.
 
 Per row a mark of 4 bytes (`marks.py`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
@@ -35,13 +35,10 @@ import tensorflow as tf
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.delayed import DelayedRMSprop
-from tfdp_rec.optimizers.lazy.marks import Ledger
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Payer, Pending, Rows, pending
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
+from tfdp_rec.optimizers.lazy.marks import RowMarks
+from tfdp_rec.optimizers.lazy.pending import Debt, DebtPayer, History, Pending, Rows, pending
 from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.rules import TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 
@@ -58,12 +55,12 @@ class LazyDPSGD(PrivateOptimizer):
     """DP-SGD whose step costs what its batch reads: same released model, same ε, noise drawn when it falls due.
 
     Args:
-        learning_rate: float or Keras schedule.
-        aggregate_noise: draw what a row owes as one Gaussian; False draws every owed step by itself (the paper's
-            "without ANS"; slow, for comparison and tests).
-        history: makes what running totals are kept in, of so many columns; for a parameter server. Never saved.
-        arrivals: what must hold of a gradient and its rows when they meet; for a parameter server. Never saved.
-        **settings: as `PrivateOptimizer`.
+        learning_rate: Learning rate: a number or a Keras schedule.
+        aggregate_noise: Whether a row's owed noise is drawn as one Gaussian; False draws every owed step by itself (the
+            paper's "without ANS"; slow, for comparison and tests).
+        history: Maker of the store of running totals, for a parameter server. Never saved.
+        arrivals: Conditions on a gradient and its rows when they meet, for a parameter server. Never saved.
+        **settings: Settings of `PrivateOptimizer`.
 
     Raises:
         ValueError: for values out of range, or what has no exact lazy form.
@@ -73,8 +70,7 @@ class LazyDPSGD(PrivateOptimizer):
         GaussianDpEvent(noise_multiplier=1.1)
     """
 
-    table_rules: tuple[type[TableRule], ...] = (DelayedRMSprop,)
-    why_not_this_rule = "it is not linear in noise that comes late; take DelayedRMSprop()"
+    why_no_table_rule = "Adagrad and Adam are not linear in their gradients, so that late noise cannot be added up"
     moves_every_row = True
     pays_late = True
 
@@ -120,25 +116,17 @@ class LazyDPSGD(PrivateOptimizer):
         self.accounts = {recursion: Account(way, new(way)) for recursion, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
-        self.ledger = Ledger(histories, rows, start=int(self.iterations.numpy()))
+        self.ledger = RowMarks(histories, rows, start=int(self.iterations.numpy()))
 
     # Paying.
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: Payer | None = None) -> None:
-        """Pays what rows owe up to step `now`, with one draw for all tables that decay alike; a row that owes nothing
-        stays as it is.
-
-        Args:
-            rows: table path -> distinct rows, int64.
-            now: the clock.
-            payer: what pays; the mechanism's own way if left out.
-        """
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: DebtPayer | None = None) -> None:
+        """Pays what distinct rows, by table path, owe up to step `now`: one draw for all tables that decay alike."""
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
             table = self.tables[path]
-            scale = None if table.scales is None else table.scales.of(ids)
             since = self.ledger.since(path, ids)
-            debt = Debt(table.number, ids, self.read_rows(table, ids), since, now, scale)
+            debt = Debt(table.number, ids, self.read_rows(table, ids), since, now)
             debts.setdefault(_steps_of(table), {})[path] = debt
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]
@@ -207,14 +195,7 @@ class LazyDPSGD(PrivateOptimizer):
         return tf.fill([tf.size(rows), 1], step.noise_scale)
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
-        """Makes the step of rows with a gradient.
-
-        Args:
-            table: theirs.
-            move: −η ĝ.
-            drawn: their noise.
-            step: the step.
-        """
+        """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""
         return table.step(move.indices, move.values + drawn, step.learning_rate)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
@@ -268,7 +249,7 @@ class LazyDPSGD(PrivateOptimizer):
         return {"clock": self.ledger.clock, **totals, **marks}
 
     def ledger_restored(self) -> None:
-        """Rows may owe noise now: their marks tell."""
+        """Called after a restore: rows may owe noise, as their marks say."""
         self.ledger.restored()
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.

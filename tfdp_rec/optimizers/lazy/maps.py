@@ -42,14 +42,10 @@ _NO_PIVOT = 1e-13  # of a variance: below it a pivot is rounding
 
 
 class Maps(History):
-    """A and Σ of every mark and block, as they stand at the present step, and beside them as they stood before it.
+    """A and Σ of every mark and block, at the present step and at the step before it."""
 
-    A step cut short between the maps and the clock leaves those of the clock's own step untouched: step t is kept in
-    places of the parity of t.
-
-    Args:
-        size: of the state.
-    """
+    # Step t is kept in places of the parity of t: a step cut short between the maps and the clock leaves those of the
+    # clock's own step untouched.
 
     block = 256  # K
 
@@ -59,16 +55,11 @@ class Maps(History):
         self.table = tf.Variable(self._room_for(_FIRST_CAPACITY), trainable=False, shape=shape, name="totals")
 
     def at(self, steps: tf.Tensor) -> tf.Tensor:
-        """Of a step that was settled just now: nothing but itself, so that nobody needs it."""
+        """The maps of a row settled at the present step: the identity, which is never looked up."""
         return tf.zeros([self.size, self.size + 1], tf.float64)
 
     def between(self, since: tf.Tensor, now: tf.Tensor) -> tuple[Entries, Entries]:
-        """The entries of A(since, now) and Σ(since, now), float64 `[n]` each.
-
-        Args:
-            since: marks `[n]`.
-            now: the present step.
-        """
+        """The entries of A(since, now) and Σ(since, now), float64 `[n]` each."""
         within_maps, within = self._entries(self._of_marks(since, now))
         maps, after = self._entries(self._of_blocks(since // self.block, now))  # nothing, before a block has ended
         noise = _product(_product(maps, within), list(zip(*maps)))
@@ -82,12 +73,7 @@ class Maps(History):
         return [tf.unstack(row) for row in tf.unstack(first)], [tf.unstack(row) for row in tf.unstack(second)]
 
     def append(self, step: tf.Tensor, totals: tf.Tensor) -> Operations:
-        """Brings marks and blocks forward by the step that leads to `step`.
-
-        Args:
-            step: the one that begins.
-            totals: M and b of the step that ended, `[size, size + 1]`.
-        """
+        """Brings marks and blocks forward by the step that leads to `step`; `totals` are its M and b."""
         # Not tf.shape, which would read the table, and what is read is copied before it is written.
         capacity = tf.raw_ops.VariableShape(input=self.table.handle, out_type=tf.int64)[0] // 2
 
@@ -147,12 +133,7 @@ def _product(one: Entries, other: Entries) -> Entries:
 
 
 class Correlated(Aggregated):
-    """As many Gaussians a weight as a state has numbers.
-
-    Args:
-        recursion: the step's.
-        strategy: of its noise.
-    """
+    """Payment by as many Gaussians a weight as a state has numbers."""
 
     def __init__(self, recursion: Recursion, strategy: BufferedToeplitz):
         super().__init__(recursion)
@@ -199,11 +180,7 @@ class Correlated(Aggregated):
 
 
 def factors(covariance: Sequence[Sequence[tf.Tensor]]) -> tuple[list[tf.Tensor], list[list[tf.Tensor]]]:
-    """D and the unit upper triangular U with U D Uᵀ = Σ, entry by entry, also where Σ is not of full rank.
-
-    Args:
-        covariance: entries of any shape.
-    """
+    """D and the unit upper triangular U with U D Uᵀ = Σ, entry by entry, also for a Σ not of full rank."""
     size, left = len(covariance), [list(row) for row in covariance]
     pivots, shares = list[tf.Tensor](left[0]), [list(row) for row in covariance]
     for k in reversed(range(size)):

@@ -17,19 +17,8 @@ from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.optimizers.tables import Operations, after, scatter
 
 
-class Ledger:
-    """The clock, the histories and the marks of a lazy optimizer.
-
-    Args:
-        histories: where the totals of every step are kept, one for each way in which tables decay.
-        rows: table path -> number of rows.
-        start: what the clock shows; every row is settled then.
-
-    Example:
-        >>> ledger = Ledger([History(2)], {"items": 10}, start=5)
-        >>> ledger.settled_at == int(ledger.clock.numpy()) == 5
-        True
-    """
+class RowMarks:
+    """The clock, the totals of every step by way of decay, and the marks of a lazy optimizer's rows."""
 
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")

@@ -79,44 +79,27 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Debt:
-    """What some distinct rows of one table owe at step `now`.
+    """What some distinct rows of one table owe for the steps from `since` to `now`."""
 
-    Attributes:
-        table: its number, for the noise source.
-        ids: the rows, int64 `[n]`.
-        rows: their weights and velocities as they stand.
-        since: the steps they were settled at, int64 `[n]`.
-        now: the step before which they owe, int64.
-        scale: of what they owe, a row its own, `[n, 1]`; None for 1 (`delayed.py`).
-    """
+    # `ids` int64 `[n]`, their `rows` of weights and velocities, `since` the steps they were settled at; `table` is the
+    # number that the noise source knows.
 
     table: int
     ids: tf.Tensor
     rows: Rows
     since: tf.Tensor
     now: tf.Tensor
-    scale: tf.Tensor | None = None
 
     def noise(self, stddev: tf.Tensor | None = None) -> Request:
-        """Gaussians for the rows, of these standard deviations `[n, draws]` at their scale; unit ones if left out."""
-        return Request(self.table, self.ids, self.rows[0].shape[1], None if stddev is None else self.scaled(stddev))
-
-    def scaled(self, move: tf.Tensor) -> tf.Tensor:
-        """What rows move by at their scale."""
-        return move if self.scale is None else self.scale * move
+        """Gaussians for the rows, of these standard deviations `[n, draws]`; unit ones if left out."""
+        return Request(self.table, self.ids, self.rows[0].shape[1], stddev)
 
 
-class Payer(Protocol):
+class DebtPayer(Protocol):
     """What pays."""
 
     def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        """The rows of each debt as they stand at its `now`; where it can be, with one draw for all of them.
-
-        Args:
-            debts: of different tables, at one `now`.
-            history: the totals of every step up to `now`.
-            draw: a noise source's.
-        """
+        """The rows of each debt as they stand at `now`, from one draw where possible."""
 
 
 class Pending(abc.ABC):
@@ -137,9 +120,9 @@ class Pending(abc.ABC):
 
     @abc.abstractmethod
     def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        """See `Payer`."""
+        """See `DebtPayer`."""
 
-    def for_all_rows(self, now: tf.Tensor, history: History) -> Payer:
+    def for_all_rows(self, now: tf.Tensor, history: History) -> DebtPayer:
         """What pays where every row of every table is about to pay at one `now`, chunk after chunk."""
         return self
 
@@ -174,7 +157,7 @@ class Aggregated(Pending):
         noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], debts[0].now)
         return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
 
-    def for_all_rows(self, now: tf.Tensor, history: History) -> Payer:
+    def for_all_rows(self, now: tf.Tensor, history: History) -> DebtPayer:
         return _ForAllRows(self, self.owed(tf.range(now + 1), now, history))
 
 
@@ -251,12 +234,7 @@ def _float32(values: tf.Tensor) -> tf.Tensor:
 
 
 class Replayed(Pending):
-    """Every owed step drawn and made by itself: as many Gaussians as eager. Totals: η and s of the step before.
-
-    Args:
-        recursion: the step's.
-        strategy: of its noise; independent if left out.
-    """
+    """Every owed step drawn and made by itself, as eager DP-SGD does. Totals: η and s of the step before."""
 
     columns = 2
 
@@ -276,10 +254,9 @@ class Replayed(Pending):
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
-            # All rows draw, also those that owe less: noise of a step must not depend on who else pays.
+            # All rows draw, also those that owe less: noise of a step must not depend on which other rows pay.
             noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[2:])
-            move = debt.scaled(-eta * stddev * noise)
-            moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, move, eta)
+            moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, -eta * stddev * noise, eta)
             after = (moved, rows[1] if speed is None else speed, *buffers)
             due = (debt.since <= step)[:, None]
             return step + 1, *(tf.where(due, new, old) for new, old in zip(after, rows))

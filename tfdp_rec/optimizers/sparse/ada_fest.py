@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 
@@ -39,12 +39,13 @@ class AdaFEST(SelectingOptimizer):
     """Private SGD that stays sparse by choosing rows with a noisy count. With a `preselection`, AdaFEST+.
 
     Args:
-        learning_rate: float or Keras schedule.
+        learning_rate: Learning rate: a number or a Keras schedule.
         contribution_clip: C1, the bound on the norm of what an example adds to the counts. An example reads k rows:
             √(k) clips nothing, 1 gives each row the vote 1/√(k).
-        contribution_noise_multiplier: s1, of the counts' noise.
-        threshold: τ, which a noisy count must reach; positive.
-        **settings: as `SelectingOptimizer`: l2_norm_clip is C2, noise_multiplier s2, of the gradients' noise.
+        contribution_noise_multiplier: Noise multiplier s1 of the counts.
+        threshold: Positive threshold τ that a noisy count must reach.
+        **settings: Settings of `PrivateOptimizer` without momentum and weight decay, and `preselection`: the rows among
+            which to choose, or None for all. l2_norm_clip is C2, noise_multiplier is s2, both of the gradients.
 
     Raises:
         ValueError: for values out of range, momentum or weight decay.
@@ -79,10 +80,11 @@ class AdaFEST(SelectingOptimizer):
         """An AdaFEST as private as DP-SGD with one noise multiplier, a fraction of whose budget selects rows.
 
         Args:
-            learning_rate: as the constructor.
-            noise_multiplier: s; s1 and s2 follow from 1/s1^2 = fraction/s^2, 1/s2^2 = (1 - fraction)/s^2.
-            selection_fraction: of the budget 1/s^2.
-            **kwargs: the constructor's other arguments.
+            learning_rate: Learning rate: a number or a Keras schedule.
+            noise_multiplier: Total noise multiplier s; s1 and s2 follow from 1/s1^2 = fraction/s^2, 1/s2^2 = (1 -
+                fraction)/s^2.
+            selection_fraction: Share of the budget 1/s^2 that the selection gets.
+            **kwargs: Other arguments of the constructor.
 
         Example:
             >>> optimizer = AdaFEST.with_total_noise(

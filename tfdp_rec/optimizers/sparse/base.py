@@ -25,23 +25,13 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
 from tfdp_rec.optimizers.sparse.buckets import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 
 
 class SelectingOptimizer(PrivateOptimizer, abc.ABC):
-    """Base of the mechanisms that choose rows. Not for use by itself.
-
-    Args:
-        learning_rate: float or Keras schedule.
-        preselection: the rows among which to choose, or None for all.
-        **settings: as `PrivateOptimizer`, noise_multiplier for the gradients' noise; no momentum, no weight decay.
-
-    Raises:
-        ValueError: for momentum or weight decay, and as `PrivateOptimizer`.
-    """
+    """Base of the mechanisms that choose rows. Not for use by itself."""
 
     @takes_plan
     def __init__(
@@ -103,11 +93,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         return tf.cond(tf.size(inside) > 0, lambda: tf.sort(tf.unique(tf.concat([ids, inside], 0))[0]), lambda: ids)
 
     def touched(self, clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
-        """(examples, buckets): which example read which bucket of the space, over all tables; -1 for none.
-
-        Raises:
-            ValueError: a table has a gradient but the clipped sum does not say who read it.
-        """
+        """(examples, buckets): which example read which bucket, over all tables; -1 for none."""
         examples, buckets = [tf.zeros([0], tf.int64)], [tf.zeros([0], tf.int64)]
         for path in self.tables:
             if path in clipped.reads:
@@ -143,15 +129,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
 
 
 def sum_at(slices: tf.IndexedSlices, ids: tf.Tensor) -> tf.Tensor:
-    """The sum of the slices of each id, zero for an id without any; slices of other ids are left out.
-
-    Args:
-        slices: an id may stand in several places.
-        ids: int64 [n], ascending and distinct.
-
-    Returns:
-        [n, width].
-    """
+    """`[n, width]`: the sum of the slices of each of the ascending, distinct ids; zero for an id without any."""
     indices = tf.cast(slices.indices, tf.int64)
     place = tf.searchsorted(ids, indices)  # len(ids) for what lies beyond them all, hence the -1 that no id equals
     wanted = tf.where(tf.gather(tf.concat([ids, [-1]], axis=0), place) == indices)[:, 0]

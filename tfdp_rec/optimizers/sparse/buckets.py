@@ -15,22 +15,7 @@ import tensorflow as tf
 
 
 class BucketSpace:
-    """Numbers for the rows of some tables.
-
-    Args:
-        sizes: table path -> how many rows it has, in the order of numbering.
-        chosen: table path -> the rows that are in the space, distinct; None for all rows.
-
-    Raises:
-        ValueError: `chosen` lacks a table, names an unknown one, or holds a row twice or out of range.
-
-    Example:
-        >>> space = BucketSpace({"a": 10, "b": 5}, chosen={"a": [7, 3], "b": [0]})
-        >>> space.size, space.numbers("a", tf.constant([3, 4, 7], tf.int64)).numpy().tolist()
-        (3, [0, -1, 1])
-        >>> {path: rows.numpy().tolist() for path, rows in space.rows(tf.constant([2, 1], tf.int64)).items()}
-        {'a': [7], 'b': [0]}
-    """
+    """Numbers for the rows of some tables, or for the chosen ones among them."""
 
     def __init__(self, sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray] | None = None):
         self.sizes = dict(sizes)

@@ -1,4 +1,4 @@
-"""Choosing rows privately, exactly, and without ever visiting a row nobody touched.
+"""Choosing rows privately, exactly, and without ever visiting a row that was not touched.
 
 Number the rows ("buckets") of all tables 0 .. V-1 as one space. Example i touches a set S_i of k_i distinct
 buckets; its contribution map is 1 on S_i and 0 elsewhere, clipped to L2 norm C1:
@@ -43,13 +43,7 @@ TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM = -1, -2, -3, -4
 
 
 class Votes(NamedTuple):
-    """What a batch says about V buckets.
-
-    Attributes:
-        touched: int64 [n], the distinct buckets with a count.
-        counts: float64 [n], their counts. All other buckets count 0.
-        size: V.
-    """
+    """A batch's counts (float64) of the distinct buckets it touched (int64), of `size` buckets in all."""
 
     touched: tf.Tensor
     counts: tf.Tensor
@@ -59,21 +53,9 @@ class Votes(NamedTuple):
 def contribution_counts(
     examples: tf.Tensor, buckets: tf.Tensor, num_buckets: int, contribution_clip: float
 ) -> Votes:
-    """The sum over examples of their contribution maps, each clipped to L2 norm `contribution_clip`.
-
-    Args:
-        examples: int64 [m], the example's number in the batch, from 0, of each (example, bucket) pair; pairs
-            may repeat and come in any order.
-        buckets: int64 [m], the bucket of each pair. Negative buckets (padding, masked ids) count for nothing.
-        num_buckets: V, the number of buckets of all tables together.
-        contribution_clip: C1.
-
-    Example:
-        >>> examples, buckets = tf.constant([0, 0, 0, 1], tf.int64), tf.constant([5, 5, 9, 9], tf.int64)
-        >>> votes = contribution_counts(examples, buckets, num_buckets=10, contribution_clip=1.0)
-        >>> votes.touched.numpy().tolist(), votes.counts.numpy().round(3).tolist()
-        ([5, 9], [0.707, 1.707])
-    """
+    """The sum over examples of their contribution maps, each clipped to L2 norm `contribution_clip`."""
+    # `examples` and `buckets` are pairs, int64 [m], in any order and with repetitions; negative buckets (padding,
+    # masked ids) count for nothing.
     present = buckets >= 0
     pairs = tf.boolean_mask(examples * num_buckets + buckets, present)
     pairs, _ = tf.unique(pairs)  # an id that repeats within an example counts once
@@ -87,17 +69,7 @@ def contribution_counts(
 
 
 def threshold_survivors(votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Tensor, bits: Bits) -> tf.Tensor:
-    """The buckets whose noisy count reaches the threshold, of all V buckets, in no particular order.
-
-    Args:
-        votes: the batch's, without noise.
-        noise_stddev: s1 C1, the standard deviation of the noise on every count.
-        threshold: τ.
-        bits: Source of random bits.
-
-    Returns:
-        int64 [k], the distinct survivors.
-    """
+    """The buckets whose noisy count reaches the threshold, of all V buckets, in no particular order."""
     scale = tf.cast(noise_stddev, tf.float64)
     threshold = tf.cast(threshold, tf.float64)
     coins = _coins(bits(TOUCHED_STREAM, votes.touched), (threshold - votes.counts) / scale)
@@ -110,16 +82,7 @@ def threshold_survivors(votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Ten
 
 
 def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits) -> tf.Tensor:
-    """Ascending places of the heads among V independent coins, in time that grows with the heads.
-
-    Args:
-        num_buckets: V, at most 2^52.
-        rate: float64 scalar, -log(1 - p) for coins that show heads with probability p. 0 means never.
-        bits: Source of random bits.
-
-    Returns:
-        int64 [k], the places, ascending and distinct.
-    """
+    """Ascending places of the heads among V ≤ 2^52 coins of rate -log(1 - p), in time that grows with the heads."""
     size = tf.constant(float(num_buckets), tf.float64)
     expected = -tf.math.expm1(-rate) * size
     chunk = tf.cast(expected + 6.0 * tf.sqrt(expected) + 8.0, tf.int64)
@@ -141,17 +104,7 @@ def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits) -> tf.Tensor
 
 
 def top_survivors(votes: Votes, num_survivors: int, epsilon: tf.Tensor, bits: Bits) -> tf.Tensor:
-    """The m buckets with the largest ε * count + Gumbel, of all V buckets.
-
-    Args:
-        votes: the batch's, without noise; one example moves each count by at most 1, all in one direction.
-        num_survivors: m, at most V.
-        epsilon: e0, what each of the m draws costs.
-        bits: Source of random bits.
-
-    Returns:
-        int64 [m], the distinct survivors.
-    """
+    """The m buckets with the largest ε * count + Gumbel, of all V buckets."""
     touched, counts, num_buckets = votes
     own = tf.cast(epsilon, tf.float64) * counts - tf.math.log(unit_exponentials(bits(GUMBEL_STREAM, touched)))
     num_untouched = num_buckets - tf.size(touched, out_type=tf.int64)
@@ -169,17 +122,7 @@ def top_survivors(votes: Votes, num_survivors: int, epsilon: tf.Tensor, bits: Bi
 
 
 def distinct_places(num_buckets: int, count: tf.Tensor, excluded: tf.Tensor, bits: Bits) -> tf.Tensor:
-    """`count` distinct buckets, a uniform draw from those that are not excluded.
-
-    Args:
-        num_buckets: V.
-        count: int64 scalar, at most V minus the number of excluded buckets.
-        excluded: int64 [n], distinct buckets.
-        bits: Source of random bits.
-
-    Returns:
-        int64 [count].
-    """
+    """`count` distinct buckets, a uniform draw from those that are not excluded."""
     wanted = tf.size(excluded, out_type=tf.int64) + count
     size = tf.constant(num_buckets, tf.uint64)
 
@@ -200,11 +143,9 @@ def distinct_places(num_buckets: int, count: tf.Tensor, excluded: tf.Tensor, bit
 
 
 def unit_exponentials(words: tf.Tensor) -> tf.Tensor:
-    """Unit exponentials, float64, from 64 bits each, exact in both tails.
-
-    With x = (word + 1/2) / 2^64 uniform, E = -log(1 - x). The half below 1/2 is taken as it is; the half
-    above through 1 - x, computed in integers, so neither end loses bits: 2^-65 ≤ E ≤ 45.
-    """
+    """Unit exponentials, float64, from 64 bits each, exact in both tails."""
+    # With x = (word + 1/2) / 2^64 uniform, E = -log(1 - x). The half below 1/2 is taken as it is, the half above
+    # through 1 - x in integers, so that neither end loses bits: 2^-65 ≤ E ≤ 45.
     low, x = _halves(words)
     return tf.where(low, -tf.math.log1p(-x), -tf.math.log(x))
 
@@ -223,8 +164,8 @@ def split_noise_multiplier(noise_multiplier: float, selection_fraction: float = 
     share f of the budget 1/s^2: 1/s1^2 = f/s^2 and 1/s2^2 = (1-f)/s^2.
 
     Args:
-        noise_multiplier: s, that of the DP-SGD step whose privacy the pair is to have.
-        selection_fraction: f, between 0 and 1, exclusive.
+        noise_multiplier: Noise multiplier s of the DP-SGD step whose privacy the pair is to have.
+        selection_fraction: Share f of the selection, between 0 and 1, exclusive.
 
     Returns:
         (s1, s2), for the selection and for the gradients.
@@ -247,7 +188,7 @@ def split_noise_multiplier(noise_multiplier: float, selection_fraction: float = 
 
 
 def expected_strays(num_buckets: int, noise_stddev: float, threshold: float) -> float:
-    """How many untouched buckets survive a threshold selection on average: V Φ(-τ / (s1 C1)).
+    """Mean number of untouched buckets that survive a selection: `num_buckets` · Φ(-`threshold` / `noise_stddev`).
 
     Example:
         >>> round(expected_strays(1_000_000, noise_stddev=3.0, threshold=12.0), 2)
@@ -257,34 +198,18 @@ def expected_strays(num_buckets: int, noise_stddev: float, threshold: float) -> 
 
 
 def gumbel_noise_multiplier(epsilon: float, num_survivors: int) -> float:
-    """The noise multiplier of a Gaussian mechanism that is no more private than one top-m selection.
-
-    A draw of the exponential mechanism with scale e0 on counts that one example moves by at most 1 in one
-    direction has privacy loss in an interval of length e0, and is therefore μ-Gaussian-DP with
-    μ = -2 Φ^-1(1 / (1 + e^(e0/2))). Gumbel top-m is m such draws: 1/s^2 = m μ^2. Being a bound on the
-    whole trade-off curve it survives subsampling and composition, which an (ε, δ) pair would not.
-    The proof is in docs/privacy-adafest.md.
-
-    Args:
-        epsilon: e0, what each draw costs.
-        num_survivors: m.
-
-    Example:
-        >>> round(gumbel_noise_multiplier(epsilon=0.01, num_survivors=100), 2)
-        15.96
-    """
+    """The noise multiplier of a Gaussian mechanism that is no more private than one top-m selection."""
+    # A draw of the exponential mechanism with scale e0, on counts that one example moves by at most 1 in one direction,
+    # has privacy loss in an interval of length e0, and is therefore μ-Gaussian-DP with μ = -2 Φ^-1(1 / (1 + e^(e0/2))).
+    # Gumbel top-m is m such draws: 1/s^2 = m μ^2. Being a bound on the whole trade-off curve it survives subsampling
+    # and composition, which an (ε, δ) pair would not. The proof is in docs/privacy-adafest.md.
     from scipy.special import expit, ndtri
 
     return 1.0 / (-2.0 * float(ndtri(expit(-0.5 * epsilon))) * math.sqrt(num_survivors))
 
 
 def gumbel_epsilon(noise_multiplier: float, num_survivors: int) -> float:
-    """The e0 with which top-m selection counts as one Gaussian of that noise multiplier.
-
-    Example:
-        >>> gumbel_noise_multiplier(gumbel_epsilon(3.0, num_survivors=50), num_survivors=50)
-        3.0
-    """
+    """The e0 with which top-m selection counts as one Gaussian of that noise multiplier."""
     from scipy.special import log_ndtr
 
     mu = 1.0 / (noise_multiplier * math.sqrt(num_survivors))

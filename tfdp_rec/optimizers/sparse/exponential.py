@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 
@@ -37,10 +37,11 @@ class ExponentialSelectionSGD(SelectingOptimizer):
     """Private SGD on m rows a step, drawn by the exponential mechanism.
 
     Args:
-        learning_rate: float or Keras schedule.
-        num_survivors: m, over all tables together.
-        selection_epsilon: e0, what each of the m draws costs.
-        **settings: as `SelectingOptimizer`.
+        learning_rate: Learning rate: a number or a Keras schedule.
+        num_survivors: Number m of rows that are chosen, over all tables together.
+        selection_epsilon: Cost e0 of each of the m draws.
+        **settings: Settings of `PrivateOptimizer` without momentum and weight decay, and `preselection`: the rows among
+            which to choose, or None for all.
 
     Raises:
         ValueError: for values out of range, more survivors than rows, momentum or weight decay.

@@ -5,7 +5,7 @@
 Guarantees:
 - (ε, δ)-DP of the weights after every step, for `GaussianDpEvent(sigma)` a step and, once, the event of the
   choice (`events_before_training`).
-- Which rows move does not depend on the batch: work grows with the chosen rows, whoever is read.
+- Which rows move does not depend on the batch: work grows with the chosen rows, whichever are read.
 
 Reference:
     B. Ghazi et al., Sparsity-Preserving Differentially Private Training of Large Embedding Models, NeurIPS 2023.
@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers.planned import takes_plan
+from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 
@@ -29,9 +29,9 @@ class FEST(SelectingOptimizer):
     """DP-SGD confined to rows chosen before training.
 
     Args:
-        learning_rate: float or Keras schedule.
-        preselection: the rows.
-        **settings: as `SelectingOptimizer`.
+        learning_rate: Learning rate: a number or a Keras schedule.
+        preselection: The rows that are trained.
+        **settings: Settings of `PrivateOptimizer` without momentum and weight decay.
 
     Raises:
         ValueError: for values out of range, momentum or weight decay.

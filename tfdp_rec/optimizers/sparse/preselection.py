@@ -38,7 +38,7 @@ class Preselection:
     """Rows that training is confined to.
 
     Args:
-        rows: table path (`variable.path`) -> the chosen rows, distinct.
+        rows: Table path (`variable.path`) -> the chosen rows, distinct.
         noise_multiplier: s0 of the private choice that gave them; None if they are public knowledge.
 
     Raises:
@@ -66,9 +66,9 @@ class Preselection:
         """The most frequent rows of each table.
 
         Args:
-            frequencies: table path -> a number for each of its rows: public ones, or `noisy_frequencies`.
-            num_rows: how many rows to keep of each table, or table path -> how many; all of a smaller table.
-            noise_multiplier: that of the noise in the frequencies; None if they are public.
+            frequencies: Table path -> a number for each of its rows: public ones, or `noisy_frequencies`.
+            num_rows: Number of rows to keep of each table, or table path -> number; a smaller table is kept whole.
+            noise_multiplier: Noise multiplier s0 of the frequencies; None if they are public.
         """
         rows = {}
         for path, counts in frequencies.items():
@@ -114,12 +114,12 @@ def noisy_frequencies(
     """How often examples read each row, clipped by example, with Gaussian noise on every row.
 
     Args:
-        batches: table path -> ids [examples, reads] or [examples]; negative ids are padding. An example must be in
+        batches: Table path -> ids [examples, reads] or [examples]; negative ids are padding. An example must be in
             one batch only.
-        sizes: table path -> how many rows it has.
-        noise_multiplier: s0.
-        contribution_clip: C1.
-        noise: for tests.
+        sizes: Table path -> number of its rows.
+        noise_multiplier: Noise multiplier s0 of the frequencies.
+        contribution_clip: Bound C1 on the L2 norm of what an example adds.
+        noise: A noise source, for tests.
 
     Returns:
         Table path -> float32 [rows].

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from tfdp_rec.cli import main
-from tfdp_rec.cli.plan import bytes_text, seconds_text
-from tfdp_rec.distribute.plan import MECHANISMS, Constants, Deployment, memory, on_one_machine, plan, traffic, work
+from experiments.bench.__main__ import main
+from experiments.bench.plan import bytes_text, seconds_text
+from experiments.bench.step_costs import MECHANISMS, Constants, Deployment, memory, on_one_machine, plan, traffic, work
 
 # Powers of ten that cannot be mistaken for one another.
 KNOWN = Constants(

@@ -1,4 +1,4 @@
-"""`tfdp-rec plan`."""
+"""`python -m experiments.bench plan`: bytes, seconds and memory of a step on a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfdp_rec.distribute.plan import Constants, Deployment, Step
+    from experiments.bench.step_costs import Constants, Deployment, Step
 
 HELP = """\
-  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --ids 69 --workers 2 --servers 2 --gbps 10
-  tfdp-rec plan --terabytes 100 --dim 128 --batch 2048 --ids 26 --workers 256 --servers 256 --gbps 100
-  tfdp-rec plan --rows 5e6 --dim 64 --batch 64 --constants here.json      with those of your own machine
+  python -m experiments.bench plan --rows 5e6 --dim 64 --batch 64 --ids 69 --workers 2 --servers 2 --gbps 10
+  python -m experiments.bench plan --terabytes 100 --dim 128 --batch 2048 --ids 26 --workers 256 --servers 256
+  python -m experiments.bench plan --rows 5e6 --dim 64 --batch 64 --constants here.json
 
 Bytes, seconds and memory by mechanism, computed from constants; nothing is trained. docs/scaling.md says what they are,
 how to measure them, and how far from real runs this is.
@@ -24,7 +24,7 @@ how to measure them, and how far from real runs this is.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `plan`."""
-    from tfdp_rec.distribute.plan import MECHANISMS
+    from experiments.bench.step_costs import MECHANISMS
 
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--rows", type=_count, help="of all tables together")
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plans and prints."""
-    from tfdp_rec.distribute.plan import MECHANISMS, Constants, Deployment, on_one_machine, plan
+    from experiments.bench.step_costs import MECHANISMS, Constants, Deployment, on_one_machine, plan
 
     at = Deployment(
         _rows(args), args.dim, args.batch, args.ids, args.dense_weights, args.workers, args.servers, args.cores,
@@ -93,7 +93,7 @@ _count.__name__ = "whole number"  # what argparse calls it
 
 def _constants(path: Path) -> dict[str, float]:
     """The constants in a file, checked."""
-    from tfdp_rec.distribute.plan import Constants
+    from experiments.bench.step_costs import Constants
 
     found = json.loads(path.read_text(encoding="utf-8"))
     known = [field.name for field in dataclasses.fields(Constants)]
