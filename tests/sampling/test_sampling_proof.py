@@ -289,6 +289,21 @@ def test_shuffled_epochs_begun_anew_are_counted_when_they_are_trained_on():
     assert event.events[-1].count == 3, "six steps of ten are one epoch; two fits began it anew"
 
 
+def test_steps_of_two_optimizers_that_take_turns_are_charged_where_noise_is_least():
+    """Four epochs of two batches; the first of each has the little noise, which a unit may meet in every epoch."""
+    sampling, model = ShuffledEpochs(2 * BATCH, BATCH), model_of()
+    little, much = (
+        tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=noise, expected_batch_size=BATCH) for noise in (1.0, 4.0)
+    )
+    accountant = Accountant(little.dp_event(), sampling, 1e-3, "rdp")
+    batches = iter(sampling.batches(fetch))
+    for optimizer in [little, much] * 4:
+        model.compile(optimizer, loss="mse", run_eagerly=True)
+        accountant.follow(model)
+        model.train_on_batch(next(batches))
+    assert accountant.epsilon() == Accountant(little.dp_event(), ShuffledEpochs(UNITS, BATCH), 1e-3, "rdp").epsilon(40)
+
+
 # Data of no sampling.
 
 

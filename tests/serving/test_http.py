@@ -183,7 +183,7 @@ def test_one_connection_takes_many_questions_and_silence_harms_nobody(server):
         ({"host": "::"}, "can be reached from other machines"),
         ({"host": "192.0.2.7"}, "can be reached from other machines"),
         ({"host": "no such name"}, "is not an address of this machine"),
-        ({"name": "a/b"}, "--name must be of letters"),
+        ({"name": "a/b"}, "--name must consist of letters"),
         ({"port": 70_000}, "--port must be between 0 and 65535"),
     ],
 )

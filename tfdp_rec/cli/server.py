@@ -57,7 +57,7 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
     cluster = Cluster.read(args.cluster)
     job, index = args.job, args.index
     if (job is None) != (index is None):
-        raise ValueError("--job and --index need each other: give both or neither.")
+        raise ValueError("--job and --index must be given together.")
     if job is None:
         if cluster.task is None:
             raise ValueError(f"{args.cluster} names no task; give --job and --index.")

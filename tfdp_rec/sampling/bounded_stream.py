@@ -319,7 +319,8 @@ class Seats:
         """Writes the seats into an open file."""
         size, users = len(self._numbers), list(self._numbers)
         # NumPy drops zeros from the ends of texts and bytes: a mark behind each keeps b"a\0" and b"a" apart.
-        mark: Any = {str: "|", bytes: b"|"}.get(_kind(users[0])) if users else None
+        kind = _kind(users[0]) if users else int
+        mark: Any = "|" if kind is str else b"|" if kind is bytes else None
         if mark:
             kept = np.array([user + mark for user in users])
         else:  # NumPy's own choice for numbers below and above 2^63 is float64, which makes neighbours equal

@@ -270,6 +270,13 @@ class Meter:
 
     def goes_on_under(self, optimizer: Any) -> None:
         """Refuses steps of other optimizers from now on: the model was compiled with this one."""
+        if optimizer is not self._present:
+            # An entry is one stretch of steps: a sampling without amplification bounds what a unit meets in each. Under
+            # a ledger the stretches are fits, which begin their batches anew.
+            for counter in self._counters.values():
+                if counter.origin != ORDINARY and counter.id != self.receipt:
+                    counter.close(self._closed)
+            Changes.made += 1
         self._present = optimizer
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
