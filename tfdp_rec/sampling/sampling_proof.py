@@ -236,10 +236,8 @@ def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
                 "drawn. Inputs that a batch shares come from sampling.batches(fetch, shared=...)."
             )
         rows = tf.shape(leaf, tf.int64)[0]
-        checks += demand(
-            rows == size, _REFUSED, "the sampling drew ", size, " units and gives a tensor of ", rows, " rows. Every "
-            "unit gives exactly one row: cut, repeat, filter or regroup rows before sampling, not after.\n",
-        )  # fmt: skip
+        given_rows = ["the sampling drew ", size, " units and gives a tensor of ", rows, _ROWS]
+        checks += demand(rows == size, _REFUSED, *given_rows)
     return checks
 
 
@@ -265,6 +263,7 @@ def _last_numbers() -> Any:
 # Messages.
 
 _REFUSED = "Refused batch: "
+_ROWS = " rows. Every unit gives exactly one row: cut, repeat, filter or regroup rows before sampling, not after.\n"
 _USED = (
     " of this iteration was trained on before. A draw is good for one step: leave out cache() and repeat(), or, to "
     "train several models on the same batches, give each a sampling of its own.\n"
