@@ -94,12 +94,16 @@ class Meter:
         if limit is not None:
             gate += demand(limit.allows(), _NO_MORE)
         with tf.control_dependencies(gate):
-            begins, one = tf.cast(source.begins, tf.int64), given(tf.constant(1, tf.int64), gate)
+            # A draw that does not follow the counter's last begins a stretch, also where another model or optimizer was
+            # given the draws between: a unit can be in as many steps of each stretch as of an iteration's beginning.
+            position, one = tf.cast(source.position, tf.int64), given(tf.constant(1, tf.int64), gate)
+            begins = tf.cast(tf.not_equal(position, counter.next), tf.int64) * int(source.sampling is not None)
             counted = [
                 self._made.assign_add(one),
                 self._begun.assign_add(begins),
                 counter.steps.assign_add(one),
                 counter.begun.assign_add(begins),
+                counter.next.assign(position + 1),
             ]
             return counted if limit is None else [*counted, limit.made.assign_add(one)]
 
@@ -270,13 +274,6 @@ class Meter:
 
     def goes_on_under(self, optimizer: Any) -> None:
         """Refuses steps of other optimizers from now on: the model was compiled with this one."""
-        if optimizer is not self._present:
-            # An entry is one stretch of steps: a sampling without amplification bounds what a unit meets in each. Under
-            # a ledger the stretches are fits, which begin their batches anew.
-            for counter in self._counters.values():
-                if counter.origin != ORDINARY and counter.id != self.receipt:
-                    counter.close(self._closed)
-            Changes.made += 1
         self._present = optimizer
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
@@ -332,7 +329,8 @@ class Counter:
         optimizer: Optimizer that makes the steps.
         sampling: State of the sampling that draws the batches.
         void: Reason why the steps have no guarantee.
-        variables: Steps, times the batches were begun, whether a step is allowed, and the settings it was priced by.
+        variables: Steps, stretches of successive draws, whether a step is allowed, position of the next draw of the
+            stretch, and the settings that a step was priced by.
         origin: As in `Entry`.
         label: As in `Entry`.
         name: Name of the sampling; None if none draws the batches.
@@ -351,7 +349,7 @@ class Counter:
         return self.optimizer is optimizer and self.origin != ORDINARY and self.name == sampling
 
     def __post_init__(self, variables: list[tf.Variable]) -> None:
-        self.steps, self.begun, self.allowed, self.price = variables
+        self.steps, self.begun, self.allowed, self.next, self.price = variables
         self.written = 0, 0
         self.open()
 
@@ -416,7 +414,7 @@ def _number(value: int) -> tf.Variable:
 def _variables() -> list[tf.Variable]:
     with tf.init_scope(), tf.device("CPU:0"):
         price = tf.Variable(tf.zeros([_SETTINGS], tf.float64), trainable=False)
-    return [_number(0), _number(0), _number(1), price]
+    return [_number(0), _number(0), _number(1), _number(-1), price]
 
 
 def void_of(optimizer: Any, source: Source) -> str:
