@@ -289,9 +289,9 @@ def test_shuffled_epochs_begun_anew_are_counted_when_they_are_trained_on():
     assert event.events[-1].count == 3, "six steps of ten are one epoch; two fits began it anew"
 
 
-def epsilon_of_four_steps(optimizer):
-    """A unit's in four epochs, one step of each."""
-    return Accountant(optimizer.dp_event(), ShuffledEpochs(UNITS, UNITS), 1e-3, "rdp").epsilon(4)
+def epsilon_of(steps, optimizer):
+    """Of a unit that is in so many steps."""
+    return Accountant(optimizer.dp_event(), ShuffledEpochs(UNITS, UNITS), 1e-3, "rdp").epsilon(steps)
 
 
 def test_optimizers_that_take_turns_within_epochs_are_charged_where_noise_is_least():
@@ -306,21 +306,21 @@ def test_optimizers_that_take_turns_within_epochs_are_charged_where_noise_is_lea
         model.compile(optimizer, loss="mse", run_eagerly=True)
         accountant.follow(model)
         model.train_on_batch(next(batches))
-    assert accountant.epsilon() >= epsilon_of_four_steps(little)
+    assert accountant.epsilon() >= epsilon_of(4, little)
 
 
-def test_models_that_share_an_iteration_of_shuffled_epochs_each_pay_for_every_epoch():
-    """Each gets every other batch: half of an epoch, in which a unit may be in all four epochs."""
+@pytest.mark.parametrize("turns, most", [([0, 1] * 4, 4), ([1, 0, 0, 1], 2)], ids=["every other", "across epochs"])
+def test_models_that_share_an_iteration_of_shuffled_epochs_pay_for_each_epoch_that_they_meet(turns, most):
+    """Epochs of two batches: a unit may be in each half that the model got, or in an end and a beginning."""
     sampling, models = ShuffledEpochs(2 * BATCH, BATCH), [model_of(), model_of()]
     batches = iter(sampling.batches(fetch))
     for model in models:
         model.compile(model.optimizer, loss="mse", run_eagerly=True)
-    for model in models * 4:
-        model.train_on_batch(next(batches))
-    for model in models:
-        accountant = Accountant(model.optimizer.dp_event(), sampling, 1e-3, "rdp")
-        accountant.follow(model)
-        assert accountant.epsilon() == epsilon_of_four_steps(model.optimizer)
+    for turn in turns:
+        models[turn].train_on_batch(next(batches))
+    accountant = Accountant(models[0].optimizer.dp_event(), sampling, 1e-3, "rdp")
+    accountant.follow(models[0])
+    assert accountant.epsilon() == epsilon_of(most, models[0].optimizer)
 
 
 # Data of no sampling.

@@ -91,12 +91,14 @@ class Source:
     Attributes:
         sampling: Sampling that drew the batch; None if that is not proved.
         seeded: Whether the draw can be repeated.
+        begins: 1 if the batch is the first of its iteration, else 0; int64 tensor.
         position: Name of the iteration plus number of the draw, so that the next draw has the next; int64 tensor.
         place: Place of the batch in an order; int64 tensor.
     """
 
     sampling: Sampling | None = None
     seeded: bool = False
+    begins: Any = 0
     position: Any = 0
     place: Any = 0
 
@@ -163,8 +165,9 @@ def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float |
         used = _mark_used(draw)
     with tf.control_dependencies(used):
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
-        position = given(draw.iteration + draw.number, rows)
-        return batch, dataclasses.replace(source, position=position, place=draw.place)
+        begins = given(tf.cast(tf.equal(draw.number, 0), tf.int64), rows)
+        position = draw.iteration + draw.number
+        return batch, dataclasses.replace(source, begins=begins, position=position, place=draw.place)
 
 
 def check_rows(data: Any, shared: Sequence[str]) -> Any:

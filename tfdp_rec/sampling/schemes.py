@@ -129,8 +129,9 @@ class Sampling(abc.ABC):
         """The event of a training.
 
         Args:
-            runs: Pairs (event of one step, number of steps) in order; the steps of a pair follow each other.
-            restarts: Number of times that the batches were iterated anew on the way.
+            runs: Pairs (event of one step, number of steps) in order.
+            restarts: Number of stretches of successive draws, less one: a stretch ends where the batches are iterated
+                anew, or another model gets the next draw. One that begins within an iteration counts twice.
         """
 
     @abc.abstractmethod
@@ -343,7 +344,8 @@ class ShuffledEpochs(Sampling):
     """A fresh random order every epoch, cut into batches; accounted without amplification.
 
     Guarantee: every started epoch costs one step's event. A new iteration (a second `fit`, a resumed run) that is
-    trained on starts a new epoch, and adds at most one participation to those that the steps alone imply. If the noise
+    trained on starts a new epoch, and adds at most one participation to those that the steps alone imply. A draw that
+    does not follow the model's last one, because another model got those between, adds at most two. If the noise
     changes on the way, the participations are charged where it is least.
 
     Args:
@@ -386,9 +388,10 @@ class ShuffledEpochs(Sampling):
 
         Args:
             steps: Number of steps.
-            restarts: Number of times that the batches were iterated anew on the way.
+            restarts: Number of stretches of successive draws, less one.
         """
-        # Σ ceil(steps_i / s) over the k + 1 pieces between k restarts is at most ceil(Σ steps_i / s) + k.
+        # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within an
+        # epoch can meet one epoch more, for which it counts twice.
         return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
@@ -403,7 +406,7 @@ class ShuffledEpochs(Sampling):
             left = sum(steps for _, steps in runs)
         charged = []
         for event, steps in folded:
-            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # a run may straddle two epochs
+            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # may straddle two epochs
             charged.append(dp_accounting.SelfComposedDpEvent(event, count))
             left -= count
         return composed(charged)
