@@ -390,8 +390,8 @@ class ShuffledEpochs(Sampling):
             steps: Number of steps.
             restarts: Number of stretches of successive draws, less one.
         """
-        # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within an
-        # epoch can meet one epoch more, for which it counts twice.
+        # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within
+        # an epoch can meet one epoch more, for which it counts twice.
         return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:

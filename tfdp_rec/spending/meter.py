@@ -95,7 +95,7 @@ class Meter:
             gate += demand(limit.allows(), _NO_MORE)
         with tf.control_dependencies(gate):
             # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
-            # another model or optimizer got those before it, and the stretch may begin within an epoch: it counts twice.
+            # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
             position, one = tf.cast(source.position, tf.int64), given(tf.constant(1, tf.int64), gate)
             follows = tf.cast(tf.equal(position, counter.next), tf.int64)
             begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
