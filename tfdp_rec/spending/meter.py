@@ -313,7 +313,7 @@ class Meter:
 
     @property
     def begun(self) -> int:
-        """Number of times that batches were iterated anew in this process."""
+        """Number of stretches of successive draws in this process, as `Entry.begun` counts them."""
         return int(self._begun.numpy())
 
     def _allow_or_refuse(self, counter: Counter) -> None:
