@@ -115,7 +115,7 @@ def _filtered(
     weigh: Callable[[NDArray[np.float32]], NDArray[np.float32]],
 ) -> Answer:
     users = len(problem.histories)
-    split = rules.Split.of(noise_of_one_release(epsilon, delta), users, len(problem.catalogue))
+    split = rules.Split.of_budget(noise_of_one_release(epsilon, delta), users, len(problem.catalogue))
     counts = private_counts(problem.histories, problem.catalogue, noise_multiplier=split.counts, words=words).values
     head = rules.head_of(counts, users, split.gram)
     noisy = released_pairs(grid_gram(problem.histories, problem.catalogue, head), split.gram, words)

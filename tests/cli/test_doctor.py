@@ -48,7 +48,7 @@ def test_it_prints_the_report(here, name, code, says, capsys):
 @pytest.mark.parametrize(
     "given, says",
     [
-        ("nothing", "give MODULE:FUNCTION"),
+        ("nothing", "must be MODULE:FUNCTION"),
         ("no_such_module_here:f", "there is no module no_such_module_here"),
         ("models_to_look_at:number", "has no function number"),
         ("models_to_look_at:half", "must return (model, batch)"),

@@ -67,7 +67,7 @@ def test_a_taken_port_is_said(described):
     [
         (["--cluster", "{described}", "--job", "ps", "--index", "1"], "index"),
         (["--cluster", "{described}"], "names no task"),
-        (["--cluster", "{described}", "--job", "ps"], "--job and --index together"),
+        (["--cluster", "{described}", "--job", "ps"], "--job and --index must be given together"),
         (["--cluster", "/nowhere.json", "--job", "ps", "--index", "0"], "No such file"),
         ([], "TF_CONFIG is not set"),
         (["--cluster", "{described}", "--job", "ps", "--index", "0"], "(eth0 too), without password or encryption"),

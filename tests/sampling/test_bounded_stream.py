@@ -15,7 +15,7 @@ from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.privacy import Accountant, BoundedStream, Sampling, epsilon_of, optimised_correlation
 from tfdp_rec.sampling.bounded_stream import Seats
-from tfdp_rec.sampling.sampling_proof import in_words
+from tfdp_rec.sampling.sampling_proof import refusals_in_words
 
 REFUSED = pytest.raises(tfdp_rec.NotPrivate)
 RNG = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def test_other_events_than_before_are_refused():
     of = stream()
     seated(of, USERS)
     assert seated(of, USERS)  # the same again
-    with pytest.raises(tfdp_rec.NotPrivate, match="not the one that was handed out before"), in_words():
+    with pytest.raises(tfdp_rec.NotPrivate, match="not the one that was handed out before"), refusals_in_words():
         seated(of, USERS[::-1])
     of.next_part(20)
     assert seated(of, USERS[::-1])
@@ -178,7 +178,7 @@ def test_a_plan_of_another_stream_is_refused():
 def test_its_state_says_which_it_is():
     again = Sampling.from_state(json.loads(json.dumps(stream().get_state())))
     assert isinstance(again, BoundedStream) and again.get_state() == stream().get_state()
-    assert again.number == stream().number != stream(separation=6).number
+    assert again.fingerprint == stream().fingerprint != stream(separation=6).fingerprint
     assert "each user in at most 4 steps, at least 5 apart" in stream().describe()
 
 
@@ -255,7 +255,7 @@ def test_ten_million_events_of_a_hundred_thousand_users():
 
 
 @pytest.mark.parametrize("users", [[b"a\0", b"a", b"b"], ["a\0", "a", "b\0\0"], [3, 1, 2]])
-def test_no_name_is_seated_again_after_a_load(users, tmp_path):
+def test_no_user_is_seated_again_after_a_load(users, tmp_path):
     """NumPy drops zeros from the ends of names: one that ends in zero, used up, was a new user."""
     seats, again = Seats(1, 1), Seats(1, 1)
     assert seats.seat(users).all()
@@ -265,8 +265,61 @@ def test_no_name_is_seated_again_after_a_load(users, tmp_path):
     assert not again.seat(users).any()
 
 
-def test_users_that_one_array_would_make_equal_are_not_saved(tmp_path):
+@pytest.mark.parametrize(
+    "users",
+    [[1, "1"], ["a", b"a"], [np.nan], [None], [1.5]],
+    ids=["number and text", "text and bytes", "missing in numbers", "missing in objects", "no whole number"],
+)
+def test_users_that_could_be_seated_as_two_are_refused(users):
+    """Seen with one participation planned: two steps where an id came as bytes after text, any number for NaN."""
     seats = Seats(1, 1)
-    seats.seat([1, "1"])
-    with open(tmp_path / "seats.npz", "wb") as file, pytest.raises(ValueError, match="of one type"):
+    with REFUSED as caught:
+        for user in users:
+            seats.seat([user])
+    assert "all texts, all bytes or all whole numbers" in str(caught.value)
+
+
+def test_the_kind_of_a_users_id_may_not_change_from_part_to_part():
+    of = stream(separation=5, participations=1, expected_batch_size=2)
+    assert seated(of, np.array(["a", "b"])) == [[0, 1]]
+    of.next_part(1)
+    with REFUSED, refusals_in_words():
+        seated(of, np.array([b"a", b"b"]))
+
+
+def test_ids_of_64_bits_are_known_again_after_a_load(tmp_path):
+    """Ids below and above 2^63 in one array were rounded to floats, and their users were seated anew."""
+    seats, again, users = Seats(1, 1), Seats(1, 1), [2**63 + 5, 2**63 + 7, 3]
+    assert seats.seat(users).all()
+    with open(tmp_path / "seats.npz", "wb") as file:
         seats.save(file)
+    again.load(str(tmp_path / "seats.npz"))
+    assert not again.seat(users).any()
+
+
+def test_a_file_with_rounded_ids_is_refused(tmp_path):
+    path = tmp_path / "seats.npz"
+    np.savez(path, users=np.array([2.0**63, 3.0]), last=np.zeros(2, int), count=np.ones(2, int), batches=1)
+    with pytest.raises(ValueError, match="cut off or rounded"):
+        Seats(1, 1).load(str(path))
+
+
+def test_users_minus_one_and_minus_two_are_not_the_same_events():
+    of = stream()
+    seated(of, np.array([-1, -2]))
+    with REFUSED, refusals_in_words():  # Python's hashes of -1 and -2 are equal
+        seated(of, np.array([-2, -1]))
+
+
+def test_batches_of_a_part_that_is_over_are_refused():
+    """Its seats know nothing of the new part: user 6 came into batch 3 of the new events and batch 6 of the old."""
+    of = stream(expected_batch_size=1, participations=None)
+    old = of._drawn(events_of(np.arange(10))(), lambda rows: rows["user"], 0, None)
+    for _ in range(3):
+        next(old)
+    of.next_part(3)
+    new = of._drawn(events_of(np.array([6, 7, 8]))(), lambda rows: rows["user"], 3, None)
+    assert [draw[3] for draw, _ in new] == [3, 4, 5]
+    with REFUSED as caught:
+        next(old)
+    assert "next_part or load was called" in str(caught.value)

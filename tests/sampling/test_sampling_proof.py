@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
-from tfdp_rec.sampling import iterations
+from tfdp_rec.sampling import schemes
 from tfdp_rec.sampling.sampling_proof import SeenDraws
 
 UNITS, BATCH = 200, 20
@@ -157,13 +157,13 @@ def test_draws_that_another_process_kept_in_a_file_are_refused(training, tmp_pat
     """cache(filename): the second process to read it had not seen these draws, and took them for fresh ones."""
     kept = training.sampling.batches(fetch).take(4).cache(str(tmp_path / "kept"))
     with monkeypatch.context() as of_another:
-        of_another.setattr("tfdp_rec.sampling.iterations.PROCESS", iterations.PROCESS ^ 1)
+        of_another.setattr("tfdp_rec.sampling.schemes.PROCESS", schemes.PROCESS ^ 1)
         assert len(list(kept)) == 4
     with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
         training.fit(kept)
     assert training.steps == 0
     with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
-        SeenDraws().add((iterations.PROCESS ^ 1) << 38, 0)
+        SeenDraws().add((schemes.PROCESS ^ 1) << 38, 0)
 
 
 def test_two_iterations_may_take_turns(training):
@@ -287,6 +287,40 @@ def test_shuffled_epochs_begun_anew_are_counted_when_they_are_trained_on():
         training.fit(batches, steps=2)
     event = training.accountant.ledger()
     assert event.events[-1].count == 3, "six steps of ten are one epoch; two fits began it anew"
+
+
+def epsilon_of(steps, optimizer):
+    """Of a unit that is in so many steps."""
+    return Accountant(optimizer.dp_event(), ShuffledEpochs(UNITS, UNITS), 1e-3, "rdp").epsilon(steps)
+
+
+def test_optimizers_that_take_turns_within_epochs_are_charged_where_noise_is_least():
+    """Four epochs of two batches; the first of each has the little noise, which a unit may meet in every epoch."""
+    sampling, model = ShuffledEpochs(2 * BATCH, BATCH), model_of()
+    little, much = (
+        tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=noise, expected_batch_size=BATCH) for noise in (1.0, 4.0)
+    )
+    accountant = Accountant(little.dp_event(), sampling, 1e-3, "rdp")
+    batches = iter(sampling.batches(fetch))
+    for optimizer in [little, much] * 4:
+        model.compile(optimizer, loss="mse", run_eagerly=True)
+        accountant.follow(model)
+        model.train_on_batch(next(batches))
+    assert accountant.epsilon() >= epsilon_of(4, little)
+
+
+@pytest.mark.parametrize("turns, most", [([0, 1] * 4, 4), ([1, 0, 0, 1], 2)], ids=["every other", "across epochs"])
+def test_models_that_share_an_iteration_of_shuffled_epochs_pay_for_each_epoch_that_they_meet(turns, most):
+    """Epochs of two batches: a unit may be in each half that the model got, or in an end and a beginning."""
+    sampling, models = ShuffledEpochs(2 * BATCH, BATCH), [model_of(), model_of()]
+    batches = iter(sampling.batches(fetch))
+    for model in models:
+        model.compile(model.optimizer, loss="mse", run_eagerly=True)
+    for turn in turns:
+        models[turn].train_on_batch(next(batches))
+    accountant = Accountant(models[0].optimizer.dp_event(), sampling, 1e-3, "rdp")
+    accountant.follow(models[0])
+    assert accountant.epsilon() == epsilon_of(most, models[0].optimizer)
 
 
 # Data of no sampling.

@@ -200,7 +200,7 @@ def test_the_state_of_a_sampling_tells_nothing_of_its_samples():
         PoissonSampling(100, 11).set_state(sampling.get_state())
     with pytest.raises(ValueError, match="Unknown sampling scheme"):
         PoissonSampling.from_state({"scheme": "Wonderful"})
-    with pytest.raises(ValueError, match="no settings of PoissonSampling"):
+    with pytest.raises(ValueError, match="PoissonSampling does not have these settings"):
         PoissonSampling.from_state({"scheme": "PoissonSampling", "units": 3})
 
 

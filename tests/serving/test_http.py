@@ -18,7 +18,7 @@ import tfdp_rec
 from tfdp_rec.cli import main
 from tfdp_rec.run_folder import servable_in
 from tfdp_rec.serving import Served, Server
-from tfdp_rec.serving.rest import WrongQuestion
+from tfdp_rec.serving.rest import BadRequest
 
 PREDICT = "/v1/models/shop:predict"
 
@@ -119,14 +119,14 @@ def test_the_same_path_takes_a_version(server):
         ({"instances": [[""]], "signature_name": "best"}, "There is no signature 'best'; there are among, ragged"),
         ({"instances": [[""]], "signature_name": ["top_k"]}, "There is no signature"),
         ({"instances": [{"history": [""], "k": 1}], "signature_name": "top_k"}, 'send "inputs"'),
-        ({"inputs": {"history": [[""]]}, "signature_name": "top_k"}, "takes history, k, and was given history."),
+        ({"inputs": {"history": [[""]]}, "signature_name": "top_k"}, "takes history, k, got history."),
         ({"inputs": {"history": [[""]], "k": 0}, "signature_name": "top_k"}, "k must be between 1 and 50, got 0"),
         ({"inputs": {"history": [[""]], "k": True}, "signature_name": "top_k"}, "k must hold whole numbers, got true"),
         ({"inputs": {"history": [[""]], "k": 1.5}, "signature_name": "top_k"}, "k must hold whole numbers, got 1.5"),
         ({"inputs": {"history": [[""]], "k": 2**40}, "signature_name": "top_k"}, "k must hold whole numbers"),
-        ({"inputs": {"items": [""], "lengths": [2], "k": 1}, "signature_name": "ragged"}, "The model refuses it"),
+        ({"inputs": {"items": [""], "lengths": [2], "k": 1}, "signature_name": "ragged"}, "refuses the request"),
         ({"inputs": {"items": [""], "lengths": [1, 2**30], "k": 1}, "signature_name": "ragged"}, "too much"),
-        ({"inputs": {"items": [""], "lengths": [-1, 2], "k": 1}, "signature_name": "ragged"}, "The model refuses it"),
+        ({"inputs": {"items": [""], "lengths": [-1, 2], "k": 1}, "signature_name": "ragged"}, "refuses the request"),
         (["instances"], "Send a JSON object"),
     ],
 )
@@ -139,10 +139,10 @@ def test_wrong_questions_are_answered_in_a_sentence(server, question, says):
 @pytest.mark.parametrize(
     "method, path, body, headers, status, says",
     [
-        ("POST", PREDICT, b"{", {}, 400, "no JSON"),
-        ("POST", PREDICT, b"[" * 9000, {}, 400, "no JSON"),
-        ("POST", PREDICT, b"\xff\xfe", {}, 400, "no JSON"),
-        ("POST", PREDICT, b" " * 10_001, {}, 413, "has 10001 bytes, and at most 10000 bytes are read"),
+        ("POST", PREDICT, b"{", {}, 400, "not JSON"),
+        ("POST", PREDICT, b"[" * 9000, {}, 400, "not JSON"),
+        ("POST", PREDICT, b"\xff\xfe", {}, 400, "not JSON"),
+        ("POST", PREDICT, b" " * 10_001, {}, 413, "has 10001 bytes; at most 10000 are read"),
         ("POST", PREDICT, b"{}", {"Content-Length": "-1"}, 411, "Content-Length"),
         ("POST", PREDICT, b"0\r\n\r\n", {"Transfer-Encoding": "chunked"}, 411, "Content-Length"),
         ("POST", "/v1/models/other:predict", b"{}", {}, 404, "the model is /v1/models/shop, version 1"),
@@ -152,7 +152,7 @@ def test_wrong_questions_are_answered_in_a_sentence(server, question, says):
         ("GET", "/", None, {}, 404, "There is nothing at /"),
         ("GET", "/v1/models/../../etc/passwd", None, {}, 404, "There is nothing"),
         ("DELETE", "/v1/models/shop", None, {}, 501, "Unsupported method"),
-        ("POST", PREDICT, b"{}", {"Host": "evil.example"}, 403, "localhost, or 127.0.0.1"),
+        ("POST", PREDICT, b"{}", {"Host": "evil.example"}, 403, "localhost or 127.0.0.1"),
         ("GET", "/v1/models/shop", None, {"Host": "evil.example:8501"}, 403, "localhost"),
     ],
 )
@@ -179,11 +179,11 @@ def test_one_connection_takes_many_questions_and_silence_harms_nobody(server):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"host": "0.0.0.0"}, "is reached by others than this machine"),
-        ({"host": "::"}, "is reached by others than this machine"),
-        ({"host": "192.0.2.7"}, "is reached by others than this machine"),
-        ({"host": "no such name"}, "is no address of this machine"),
-        ({"name": "a/b"}, "--name must be of letters"),
+        ({"host": "0.0.0.0"}, "can be reached from other machines"),
+        ({"host": "::"}, "can be reached from other machines"),
+        ({"host": "192.0.2.7"}, "can be reached from other machines"),
+        ({"host": "no such name"}, "is not an address of this machine"),
+        ({"name": "a/b"}, "--name must consist of letters"),
         ({"port": 70_000}, "--port must be between 0 and 65535"),
     ],
 )
@@ -353,10 +353,10 @@ def test_who_asks_first_whether_a_long_question_may_be_sent_is_told_no(server):
 def test_a_short_question_has_no_answer_of_megabytes(exported):
     served = Served(exported / "servable")
     rows = [[""]] * 1000
-    with pytest.raises(WrongQuestion, match="1000 times 1000 items are too much for one answer"):
+    with pytest.raises(BadRequest, match="1000 times 1000 items are too much for one answer"):
         served.predict({"signature_name": "top_k", "inputs": {"history": rows, "k": 1000}})
     ragged = {"items": [], "lengths": [0] * 1000, "k": 1000}
-    with pytest.raises(WrongQuestion, match="too much for one answer"):
+    with pytest.raises(BadRequest, match="too much for one answer"):
         served.predict({"signature_name": "ragged", "inputs": ragged})
     some = served.predict({"signature_name": "top_k", "inputs": {"history": rows, "k": 40}})
     assert len(json.dumps(some)) < 2**22
@@ -368,5 +368,5 @@ def test_an_answer_of_a_model_of_ones_own_is_bounded_too(tmp_path):
     model.export(tmp_path / "mine", verbose=False)
     served = Served(tmp_path / "mine")
     assert len(served.predict({"instances": [{"item": 3}] * 100})["predictions"]) == 100
-    with pytest.raises(WrongQuestion, match="The answer is too long"):
+    with pytest.raises(BadRequest, match="The answer is too long"):
         served.predict({"instances": [{"item": 3}] * 1000})

@@ -44,7 +44,7 @@ def test_epsilon_is_dp_accountings_and_within_the_budget(epsilon, delta):
 
 @pytest.mark.parametrize("users, items", [(10, 10**6), (10**6, 10), (3000, 9000)])
 def test_the_two_releases_together_cost_the_one_that_is_claimed(users, items):
-    split = Split.of(0.8, users, items)
+    split = Split.of_budget(0.8, users, items)
     both = dp_accounting.ComposedDpEvent([GaussianDpEvent(split.counts), GaussianDpEvent(split.gram)])
     assert epsilon_of(both, 1e-6) == pytest.approx(epsilon_of(GaussianDpEvent(0.8), 1e-6), rel=1e-3)
 

@@ -132,6 +132,7 @@ def test_threshold_is_the_definition():
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
         ({"threshold_delta": 0.0}, "threshold_delta"),
         ({"max_terms": 0}, "at least 1"),
+        ({"rounds": 40}, "noise_multiplier must be positive and below"),  # the first round's noise overflowed the grid
     ],
 )
 def test_bad_arguments_are_refused(change, words):

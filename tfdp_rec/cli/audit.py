@@ -11,9 +11,9 @@ from tfdp_rec import mechanisms
 HELP = """\
   tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5
 
-Trains a table of canaries through the package's own fit, half of them left out by fair coins, and guesses from
-the released weights which. Prints the epsilon the mechanism claims and the one that was refuted; exit code 1 if a
-claim was. The bound shows faults, not their absence. (Steinke, Nasr and Jagielski 2023)
+Trains a table of canaries through the package's own fit, half of them left out by fair coins, and guesses from the
+released weights which were. Prints the epsilon that the mechanism claims and the lower bounds that were found; the exit
+code is 1 if a bound refutes the claim. A bound can show a fault, not its absence. (Steinke, Nasr and Jagielski 2023)
 """
 MECHANISMS = {mechanism.class_name: mechanism for mechanism in mechanisms.COMMON}
 
@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, default=1e-6, help="default: %(default)s")
     parser.add_argument("--confidence", type=float, default=0.99, help="of each run's bound; default: %(default)s")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="independent audits; default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="also write the results here")
+    parser.add_argument("--json", metavar="FILE", help="file for the results, in JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audits, prints, and says by its exit code whether a claim was refuted."""
+    """Audits and prints; the exit code is 1 if the claim was refuted."""
     if args.runs < 1:
         raise ValueError(f"--runs must be at least 1, got {args.runs}.")
     if args.claim is not None and not args.claim >= 0:

@@ -1,8 +1,8 @@
-"""How a list of commands becomes a program: one parser, one way to fail, and no import of a command nobody asked for.
+"""A program made of a list of commands: one parser, one form of errors; only the command in use is imported.
 
 A command's module has HELP (its examples and details), `add_arguments(parser)` and `run(args)`, which returns the exit
-code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's number if it was told to stop: 130
-after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's number if a signal ended it: 130 after
+Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from tfdp_rec import interruption
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One line of a program's help.
-
-    Attributes:
-        name: what the user types.
-        module: what is imported once it is typed.
-        headline: what it does, in a line.
-    """
+    """A command: its name, its module, which is imported when the command is used, and what it does in a line."""
 
     name: str
     module: str
@@ -38,7 +32,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong argument in one line, and nothing else."""
+    """Parser that reports a wrong argument in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -51,15 +45,7 @@ def run(
     argv: Sequence[str] | None = None,
     version: str = "",
 ) -> int:
-    """Runs the command that the arguments name; returns the exit code.
-
-    Args:
-        program: its name, for help and errors.
-        description: of the whole program.
-        commands: what it can do.
-        argv: the arguments; sys.argv's if left out.
-        version: for --version, if there is one.
-    """
+    """Runs the command that the arguments name; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     words = fitted(description, _width())
     parser = Parser(prog=program, description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,13 +60,7 @@ def run(
 
 
 def run_one(program: str, command: Command, argv: Sequence[str] | None = None) -> int:
-    """Runs a program that is one command; returns the exit code.
-
-    Args:
-        program: its name, for help and errors.
-        command: what it does.
-        argv: the arguments; sys.argv's if left out.
-    """
+    """Runs a program that is one command; returns the exit code."""
     parser = Parser(prog=program)
     _fill(parser, command)
     return _answer(parser, list(sys.argv[1:] if argv is None else argv))
@@ -95,25 +75,11 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size().columns - 2  # as argparse has it
+    return shutil.get_terminal_size().columns - 2  # as in argparse
 
 
 def fitted(text: str, width: int) -> str:
-    r"""A help text in lines of at most so many letters: prose filled anew, examples (indented) with what they say below
-    them, and what is too long even so broken by backslashes, to be pasted.
-
-    Args:
-        text: paragraphs with empty lines between them.
-        width: of the terminal.
-
-    Example:
-        >>> print(fitted("  run --fast      as fast as it goes\n\nIt runs, and\nends.", 20))
-          run --fast
-              as fast as it
-              goes
-        <BLANKLINE>
-        It runs, and ends.
-    """
+    """A help text in lines of at most `width` letters: paragraphs filled, examples (indented) broken by backslashes."""
     return "\n\n".join(_paragraph(each, width) for each in text.strip("\n").split("\n\n")) + "\n"
 
 
@@ -128,19 +94,23 @@ def _example(line: str, width: int) -> str:
         return line
     command, _, words = re.sub(r"(?<=\S)  +", "\n", line, count=1).partition("\n")
     lines = textwrap.wrap(
-        command.strip(), width - 2, initial_indent="  ", subsequent_indent="      ", break_long_words=False,
+        command.strip(),
+        width - 2,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
     below = textwrap.wrap(words.strip(), width, initial_indent="      ", subsequent_indent="      ")
     return "\n".join([" \\\n".join(lines), *below]).lstrip("\n")
 
 
-# What the library calls otherwise than the commands do.
+# Names of the library's arguments whose options have another name.
 _ALIASES = {"target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size"}
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
-    """The library's words for an argument, in those of the command line: `target_epsilon` was typed as --epsilon."""
+    """A message with names of options for the library's names of arguments: --epsilon for `target_epsilon`."""
 
     def option(word: re.Match[str]) -> str:
         given = word[0].removesuffix("=True")

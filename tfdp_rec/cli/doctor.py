@@ -12,14 +12,14 @@ HELP = """\
   tfdp-rec doctor my_module:model_fn
 
 model_fn takes no arguments and returns (model, batch): a Keras model, compiled if its loss is given to compile, and a
-batch as the training data gives it, of any values. Nothing is trained. The exit code is 0 if a private step can be
-made, and 1 if anything is refused. my_module is looked for in the folder where the command is run, too.
+batch of any values in the form of the training data. Nothing is trained. The exit code is 0 if a private step is
+possible, and 1 if anything is refused. my_module may be in the folder where the command is run.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `doctor`."""
-    parser.add_argument("model", metavar="MODULE:FUNCTION", help="what returns (model, batch)")
+    parser.add_argument("model", metavar="MODULE:FUNCTION", help="function that returns (model, batch)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
 def _function(named: str) -> Any:
     module, _, name = named.partition(":")
     if not module or not name:
-        raise ValueError(f"give MODULE:FUNCTION, as my_module:model_fn, got {named!r}.")
+        raise ValueError(f"the model must be MODULE:FUNCTION, such as my_module:model_fn, got {named!r}.")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as problem:
-        raise ValueError(f"there is no module {problem.name} here, nor where Python looks for modules.") from problem
+        raise ValueError(f"there is no module {problem.name} in this folder or on Python's path.") from problem
     function = getattr(found, name, None)
     if not callable(function):
         raise ValueError(f"module {module} has no function {name}.")

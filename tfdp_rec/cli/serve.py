@@ -13,25 +13,25 @@ HELP = """\
   curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \\
        http://127.0.0.1:8501/v1/models/recommender:predict
 
-RUN is a folder that `tfdp-rec train` wrote, or one that `model.export` did. The shape is that of TensorFlow Serving's
-REST interface, so that the same questions can be asked of it, or of its Docker image (docs/serving.md). Listens to this
-machine alone unless told otherwise, and keeps no log of what is asked. Ends on SIGTERM or Ctrl-C.
+RUN is a folder that `tfdp-rec train` or `model.export` wrote. The interface is TensorFlow Serving's REST interface, so
+that TensorFlow Serving answers the same requests (docs/serving.md). By default the server listens to this machine
+alone. It writes no log of requests, and ends on SIGTERM or Ctrl-C.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `serve`."""
     parser.add_argument("folder", metavar="RUN", help="a run folder, or an exported model")
-    parser.add_argument("--port", type=whole, default=8501, help="0 for any that is free (default: %(default)s)")
-    parser.add_argument("--name", default="recommender", help="of the model, in its path (default: %(default)s)")
+    parser.add_argument("--port", type=whole, default=8501, help="port, 0 for any that is free (default: %(default)s)")
+    parser.add_argument("--name", default="recommender", help="name of the model in its path (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     parser.add_argument(
-        "--open-to-the-network", action="store_true", help="listen at an address that others can reach, unprotected"
+        "--open-to-the-network", action="store_true", help="allow an address that other machines reach, unprotected"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is told to stop."""
+    """Serves until a signal ends it."""
     quiet.import_tensorflow()
     from tfdp_rec.run_folder import servable_in
     from tfdp_rec.serving.rest import Served

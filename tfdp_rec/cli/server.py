@@ -14,10 +14,10 @@ HELP = """\
   tfdp-rec server --open-to-the-network                        job and index from TF_CONFIG
 
 cluster.json is TF_CONFIG's JSON: {"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}. The server waits for the
-coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It listens on all interfaces, whatever address
-it is given, and asks nobody for a password: whoever reaches its port reads your data and runs what they like in it. So
-it starts on a machine with a network only if it is told --open-to-the-network: where you trust everybody on it. How to
-run a cluster that nobody else reaches, behind mutual TLS: docs/scaling-tls.md.
+coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It listens on all interfaces, for any address
+in cluster.json, without passwords: every machine that reaches its port can read the data and run code in the server. So
+on a machine with a network it needs --open-to-the-network, for a network on which all machines are trusted. A cluster
+behind mutual TLS: docs/scaling-tls.md.
 """
 
 
@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", choices=("worker", "ps"), help="default: TF_CONFIG's task")
     parser.add_argument("--index", type=int, help="which of them, from 0 (default: TF_CONFIG's task)")
     parser.add_argument(
-        "--open-to-the-network", action="store_true", help="listen for whoever reaches this machine, unprotected"
+        "--open-to-the-network", action="store_true", help="listen to all machines that reach this one, unprotected"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is told to stop."""
-    # Blocked before TensorFlow makes its threads, so that none of them takes the signal and sigwait does.
+    """Serves until a signal ends it."""
+    # Blocked before TensorFlow starts its threads, so that sigwait gets the signal and none of them does.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         job, index = _serve(args)
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     caught = signal.sigwait(_STOPS)
     print(f"tfdp-rec server: {job} {index} ends ({signal.Signals(caught).name})", flush=True)
     sys.stderr.flush()
-    os._exit(0)  # a TensorFlow server has no way to stop but its process' end
+    os._exit(0)  # a TensorFlow server stops only when its process ends
 
 
 _STOPS = set(interruption.SIGNALS)
@@ -57,7 +57,7 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
     cluster = Cluster.read(args.cluster)
     job, index = args.job, args.index
     if (job is None) != (index is None):
-        raise ValueError("give --job and --index together.")
+        raise ValueError("--job and --index must be given together.")
     if job is None:
         if cluster.task is None:
             raise ValueError(f"{args.cluster} names no task; give --job and --index.")
@@ -73,15 +73,15 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
     return job, index
 
 
-def _refuse_network(told: bool) -> None:
+def _refuse_network(permitted: bool) -> None:
     from tfdp_rec.distribute.local_cluster import other_interfaces
 
     others = other_interfaces()
-    if others and not told:
+    if others and not permitted:
         raise ValueError(
             f"TensorFlow's servers listen on all interfaces ({', '.join(others)} too), without password or encryption: "
-            "whoever reaches the port reads your data and runs code. Run it behind mutual TLS (docs/scaling-tls.md); "
-            "or, where you trust everybody who can, say so: --open-to-the-network."
+            "every machine that reaches the port can read the data and run code. Run it behind mutual TLS "
+            "(docs/scaling-tls.md), or, where all these machines are trusted, give --open-to-the-network."
         )
 
 

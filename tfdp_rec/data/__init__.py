@@ -10,7 +10,7 @@ from tfdp_rec.datasets.movielens import generated as synthetic
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.sampling.bounded_stream import BoundedStream
-from tfdp_rec.sampling.fixed_order import FixedOrder
+from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, ShuffledEpochs
 from tfdp_rec.training.lookahead import lookahead
 

@@ -30,7 +30,7 @@ from tfdp_rec.distribute.worker_step import Made, PlainStep, WorkerStep
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, in_words, source_of
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, source_of
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import normalised
@@ -320,7 +320,7 @@ class ParameterServerTrainer:
 
     def _wait_for_servers(self) -> None:
         self._progress.restart()
-        with in_words(), servers_alive():
+        with refusals_in_words(), servers_alive():
             try:
                 self._wait()
             except tf.errors.OutOfRangeError as problem:

@@ -92,10 +92,8 @@ class _Refused(ValueError):
 
 
 def _refuse_unwritten(model: Any) -> None:
-    """Each operation of a TensorFlow Lite model must read what was written in the same run, and write it once.
-
-    Else it reads what an earlier run, or any other user of the memory, has left there.
-    """
+    """Refuses a TensorFlow Lite model unless each tensor is written once in a run, before it is read."""
+    # Otherwise an operation reads what an earlier run, or any other use of the memory, has left there.
     graph = model.subgraphs[0]
     contents = [model.buffers[tensor.buffer].data for tensor in graph.tensors]
     written = {i for i, content in enumerate(contents) if content is not None and len(content)} | set(graph.inputs)

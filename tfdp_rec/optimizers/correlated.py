@@ -204,7 +204,7 @@ class Course:
         """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
         if not isinstance(source.sampling, Order):
             return []
-        due, came = (source.sampling.turn(place) for place in (self.made, source.place))
+        due, came = (source.sampling.batch_at(place) for place in (self.made, source.place))
         return demand(due == came, _NOT_ITS_TURN, due, " of its order and was given batch ", came, _POSITION)
 
     def count(self, source: Source) -> Operations:
@@ -260,7 +260,7 @@ _NO_ORDER_YET, _NO_ORDER = 0, 1
 
 def _number_of(source: Source) -> int:
     """Tells orders apart."""
-    return source.sampling.number if isinstance(source.sampling, Order) else _NO_ORDER
+    return source.sampling.fingerprint if isinstance(source.sampling, Order) else _NO_ORDER
 
 
 _NOT_ITS_TURN = "Refused batch: the plan of the noise is at batch "

@@ -1,33 +1,32 @@
 """Noise correlated from step to step, for training on a fixed order: strategies, their sensitivity, their error.
 
-Independent noise adds up in the weights. Correlated noise takes back, a little at every step, what was added before.
+Independent noise adds up in the weights. Correlated noise subtracts at every step a part of the noise of earlier steps.
 With C lower triangular and Toeplitz, c_0 = 1, and z_t ~ N(0, s²) independent, training sees
 
     g_t + n_t,    n = C⁻¹ z,    so that g + n = C⁻¹ (C g + z):
 
-post-processing of C g + z, one Gaussian mechanism for the *whole* training, also where each g_t is chosen by what was
-seen before (Denisov et al.).
+post-processing of C g + z, one Gaussian mechanism for the *whole* training, also where each g_t depends on earlier
+outputs (Denisov et al.).
 
 **Strategy.** A *buffered* Toeplitz matrix has c_i = Σ_m a_m θ_m^{i−1}, i ≥ 1: its noise needs d buffers T_m and no
-past,
+earlier z,
 
     n_t = z_t − Σ_m a_m T_m,    T_m ← θ_m T_m + n_t,
 
-which is C n = z read from left to right; with no buffer n is independent. a_m ≥ 0, 0 ≤ θ_m < 1 and Σ a_m ≤ 1 make the
-c_i non-negative and decreasing, without a look at their values.
+which is C n = z solved step by step; without buffers n is independent. a_m ≥ 0, 0 ≤ θ_m < 1 and Σ a_m ≤ 1 make all
+c_i non-negative and decreasing.
 
 **Sensitivity.** Under zero-out adjacency a unit changes the g_t of its own steps alone, each by u_t, ‖u_t‖ ≤ 1 in units
-of the clip. If these steps are at least b apart and at most k, then ‖Σ_t C[:, t] u_t‖ is largest with all u_t alike,
-since no entry of CᵀC is negative, and at the first steps that can be, 0, b, 2b, …, since the c_i decrease (Kalinin and
-Lampert):
+of the clip. If these steps are at least b apart and at most k, then ‖Σ_t C[:, t] u_t‖ is largest with all u_t equal,
+since no entry of CᵀC is negative, and at the earliest steps, 0, b, 2b, …, since the c_i decrease (Kalinin and Lampert):
 
     S² = Σ_t (Σ_{i < k, ib ≤ t} c_{t−ib})².
 
-Tests hold S against every pattern of participation. It is rounded up past all that float64 can lose on the way; the
-parameters are float32 numbers, so that the noise that is made is that of the C whose sensitivity this is.
+Tests compare S with every pattern of participation. It is rounded up by more than the rounding errors of float64; the
+parameters are float32 numbers, so that the noise in training is that of the same C.
 
 **Error.** The noise in the weights after the last step is Σ_j w_j n_j, w_j = η_j for plain SGD: its standard deviation
-is s ‖wᵀ C⁻¹‖. At equal ε, s is proportional to S, so that S ‖wᵀ C⁻¹‖ is what a strategy is chosen by.
+is s ‖wᵀ C⁻¹‖. At equal ε, s is proportional to S, so that the best strategy has the least S ‖wᵀ C⁻¹‖.
 
 Reference:
     Denisov et al., "Improved differential privacy for SGD via optimal private linear operators on adaptive streams",
@@ -64,11 +63,11 @@ class BufferedToeplitz:
     """The matrix C with c_0 = 1 and c_i = Σ_m a_m θ_m^{i−1}; the identity, independent noise, without buffers.
 
     Args:
-        scales: a_m, at least 0, together at most 1; rounded down to float32, as the noise is made with them.
-        decays: θ_m, from 0 on and below 1; rounded to float32.
+        scales: a_m, at least 0, together at most 1; rounded down to float32, in which the noise is computed.
+        decays: θ_m, at least 0 and below 1; rounded to float32.
 
     Raises:
-        ValueError: for values out of range, for which the sensitivity would be another.
+        ValueError: A value is out of range: the formula of the sensitivity would not hold.
 
     Example:
         >>> BufferedToeplitz([0.5], [0.5]).coefficients(4)
@@ -95,15 +94,15 @@ class BufferedToeplitz:
 
     @property
     def buffers(self) -> int:
-        """d, how many numbers beside it a weight's noise needs."""
+        """d, the number of buffers of each weight."""
         return len(self.scales)
 
     def next_noise(self, unit: Any, buffers: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """n_t and the buffers after it, of arrays or tensors.
+        """n_t, and the buffers after it.
 
         Args:
-            unit: z_t.
-            buffers: T_1 … T_d before.
+            unit: z_t, an array or a tensor.
+            buffers: T_1 … T_d before the step.
         """
         noise = unit
         for scale, held in zip(self.scales, buffers):
@@ -111,26 +110,35 @@ class BufferedToeplitz:
         return noise, [decay * held + noise for decay, held in zip(self.decays, buffers)]
 
     def coefficients(self, steps: int) -> Array:
-        """c_0, c_1, … of C."""
+        """c_0, c_1, … of C.
+
+        Args:
+            steps: Number of coefficients.
+        """
         powers = np.power(np.array(self.decays)[:, None], np.arange(steps - 1)[None])
         return np.concatenate([[1.0], np.array(self.scales) @ powers])[:steps]
 
     def inverse_coefficients(self, steps: int) -> Array:
-        """Those of C⁻¹: the response of the noise to one z."""
-        kept = np.diag(self.decays) - np.array(self.scales)[None, :]  # T ← kept T + z
-        found = np.ones([self.buffers, 1])
-        while found.shape[1] < steps:
-            found, kept = np.concatenate([found, kept @ found], axis=1), kept @ kept
-        return np.concatenate([[1.0], -np.array(self.scales) @ found])[:steps]
-
-    def sensitivity(self, steps: int, separation: int, participations: int) -> float:
-        """S, in units of the clip; never less than it is.
+        """Coefficients of C⁻¹: the response of the noise to one z.
 
         Args:
-            steps: n, of the whole training.
-            separation: b, at least so many steps from one step of a unit to its next.
-            participations: k, at most so many steps of a unit.
+            steps: Number of coefficients.
         """
+        move = np.diag(self.decays) - np.array(self.scales)[None, :]  # T ← M T + z, so that the response is Mⁱ 1
+        response = np.ones([self.buffers, 1])
+        while response.shape[1] < steps:  # from M⁰ … Mⁱ⁻¹ to M⁰ … M²ⁱ⁻¹ by the power Mⁱ
+            response, move = np.concatenate([response, move @ response], axis=1), move @ move
+        return np.concatenate([[1.0], -np.array(self.scales) @ response])[:steps]
+
+    def sensitivity(self, steps: int, separation: int, participations: int) -> float:
+        """S in units of the clip, rounded up.
+
+        Args:
+            steps: n, the number of steps of the whole training.
+            separation: b, the least distance between two steps of a unit.
+            participations: k, the largest number of steps of a unit.
+        """
+        # Row j, column t of `together` is Σ_{i ≤ j} c_{t + (j − i) b}; then of the last k terms alone.
         together = np.pad(self.coefficients(steps), (0, -steps % separation)).reshape(-1, separation).cumsum(axis=0)
         together[participations:] -= together[:-participations].copy()
         return float(np.sqrt(np.sum(np.square(together.ravel()[:steps])))) * _ROUNDED_UP
@@ -139,13 +147,18 @@ class BufferedToeplitz:
         """‖wᵀ C⁻¹‖: the noise in the weights after the last step, in units of z's.
 
         Args:
-            rates: w, what each step's noise weighs in them.
+            rates: w, the weight of each step's noise in them.
         """
         response = self.inverse_coefficients(len(rates))
         return float(np.linalg.norm(signal.fftconvolve(rates[::-1], response)[: len(rates)]))
 
     def errors(self, rates: Array) -> Array:
-        """The same after every step t, Σ_{j ≤ t} w_j n_j: the slow way, one step's covariance from the other's."""
+        """The noise in the weights, Σ_{j ≤ t} w_j n_j, after every step t, in units of z's.
+
+        Args:
+            rates: w, the weight of each step's noise in them.
+        """
+        # The covariance of (weight, buffers) from step to step: rates that change have no Toeplitz response.
         size, scales = 1 + self.buffers, np.array([0.0, *self.scales])
         covariance, found = np.zeros([size, size]), []
         for rate in rates:
@@ -169,22 +182,22 @@ class Correlation:
     """A strategy for one planned training.
 
     Guarantees:
-        - All that such a training releases is post-processing of one Gaussian mechanism: `dp_event`. A training that
-          stops early releases a part of it, and is covered.
-        - Nothing is said of a step beyond the plan. Who wants to go on plans anew: fresh noise, whose event is
-          composed with this one's.
-        - Zero-out adjacency: data sets that differ by one unit whose rows count as empty. Nobody else's steps may move
-          for that; and nothing is amplified: who knows the order knows no more.
+        - All releases of such a training are post-processing of one Gaussian mechanism: `dp_event`. A training that
+          stops early releases a part of them, and is covered.
+        - Steps beyond the plan are not covered. They need a new plan with fresh noise, whose event is composed with
+          this one's.
+        - Zero-out adjacency: data sets that differ by one unit whose rows count as empty. The steps of other units must
+          not move for that. No amplification is claimed, so the order may be known.
 
     Args:
         strategy: C.
-        steps: n, the most that will be made.
-        separation: b: a unit that is in one step is in none of the b − 1 steps after it. In epochs of one fixed order,
-            the steps of an epoch.
-        participations: k: a unit is in so many steps at most; as many as fit, if left out.
+        steps: n, the largest number of steps.
+        separation: b, the least distance between two steps of a unit; in epochs of one fixed order, the number of steps
+            in an epoch.
+        participations: k, the largest number of steps of a unit; 0 for as many as fit.
 
     Raises:
-        ValueError: for numbers that are no such plan.
+        ValueError: A number is out of range.
 
     Example:
         >>> plan = Correlation(BufferedToeplitz([0.46], [0.954]), steps=27 * 22, separation=27)
@@ -209,14 +222,14 @@ class Correlation:
         fitting = -(-self.steps // self.separation)
         if int(self.participations) != self.participations or not 0 <= self.participations <= fitting:
             raise ValueError(
-                f"participations must be a whole number up to {fitting}, which is what fits into {self.steps} steps at "
-                f"least {self.separation} apart, got {self.participations!r}; leave it out for that."
+                f"participations must be a whole number up to {fitting}, the number that fits into {self.steps} steps "
+                f"at least {self.separation} apart, got {self.participations!r}; omit it for that number."
             )
         object.__setattr__(self, "participations", int(self.participations) or fitting)
 
     @functools.cached_property
     def sensitivity(self) -> float:
-        """S: what one unit changes C g by, in units of the clip; never less than it is."""
+        """S, the most by which one unit changes C g, in units of the clip, rounded up."""
         return self.strategy.sensitivity(self.steps, self.separation, self.participations)
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
@@ -226,7 +239,7 @@ class Correlation:
             noise_multiplier: σ, the standard deviation of each z_t in units of the clip.
 
         Raises:
-            ValueError: for a σ that is none.
+            ValueError: σ is negative or not finite.
         """
         if not 0 <= noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise_multiplier!r}.")
@@ -236,8 +249,8 @@ class Correlation:
         """The σ with which the whole training costs at most ε at δ.
 
         Args:
-            epsilon: the budget.
-            delta: δ.
+            epsilon: ε that the whole training may cost.
+            delta: δ of the whole training.
 
         Example:
             >>> plan = Correlation(BufferedToeplitz(), steps=100, separation=25)
@@ -250,12 +263,12 @@ class Correlation:
         """The noise's standard deviation in a weight, in units of z's.
 
         Args:
-            measure: "last", after the last step; "mean", the root of the mean square over all steps.
-            rates: what each step's noise weighs, such as its learning rate; ones if left out. With momentum μ and
-                "last", η_j (1 − μ^{n−j}) / (1 − μ).
+            measure: "last", after the last step, or "mean", the root of the mean square over all steps.
+            rates: Weight of each step's noise, such as its learning rate; ones by default. With momentum μ and "last",
+                η_j (1 − μ^{n−j}) / (1 − μ).
 
         Raises:
-            ValueError: for an unknown measure, or not one rate a step.
+            ValueError: The measure is unknown, or there is not one rate a step.
         """
         weights = self._rates(rates)
         if measure == "last":
@@ -268,7 +281,12 @@ class Correlation:
         return float(np.sqrt(np.square(summed) @ np.arange(self.steps, 0, -1) / self.steps))
 
     def against_independent(self, measure: Measure = "last", rates: Sequence[float] | None = None) -> float:
-        """This noise in a weight ÷ that of independent noise of the same ε, without sampling either."""
+        """The noise in a weight, divided by that of independent noise at the same ε without sampling.
+
+        Args:
+            measure: Measure as in `error`.
+            rates: Rates as in `error`.
+        """
         independent = Correlation(INDEPENDENT, self.steps, self.separation, self.participations)
         ours, theirs = (plan.sensitivity * plan.error(measure, rates) for plan in (self, independent))
         return ours / theirs
@@ -287,12 +305,15 @@ class Correlation:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Everything, as JSON-able values."""
+        """Arguments as JSON-able values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Correlation:
         """The inverse of `get_config`.
+
+        Args:
+            config: Arguments that `get_config` returned.
 
         Example:
             >>> plan = Correlation(BufferedToeplitz([0.5], [0.9]), steps=10, separation=5)
@@ -311,15 +332,15 @@ def optimised_correlation(
     measure: Measure = "last",
     rates: Sequence[float] | None = None,
 ) -> Correlation:
-    """The plan whose noise in the weights is least at equal ε, found by L-BFGS from a few starts.
+    """The plan with the least noise in the weights at equal ε, found by L-BFGS from a few starts.
 
     Args:
-        steps: as `Correlation`.
-        separation: as `Correlation`.
-        buffers: d; one takes nearly all there is to gain, two a little more where steps are many.
-        participations: as `Correlation`.
-        measure: as `Correlation.error`.
-        rates: as `Correlation.error`. They must not depend on the data; neither must anything here.
+        steps: Number of steps as in `Correlation`.
+        separation: Distance of a unit's steps as in `Correlation`.
+        buffers: d; one buffer has nearly all of the gain, two a little more for many steps.
+        participations: Number of a unit's steps as in `Correlation`.
+        measure: Measure as in `Correlation.error`.
+        rates: Rates as in `Correlation.error`; like all arguments, they must not depend on the data.
 
     Example:
         >>> round(optimised_correlation(steps=600, separation=600, buffers=2).against_independent(), 3)
@@ -336,16 +357,15 @@ def optimised_correlation(
     best = plan(np.zeros(0))
     for longest in (separation, steps, 10 * steps) if buffers else ():
         start = np.concatenate([np.log(np.geomspace(1, longest + 1, buffers + 2)[1:-1]), np.zeros(buffers)])
-        # Parameters are rounded to float32: differences are taken over what such rounding does not show in.
-        found = optimize.minimize(
-            noise, start, jac="3-point", method="L-BFGS-B", bounds=_BOUNDS * buffers * 2,
-            options={"maxiter": 300, "finite_diff_rel_step": 1e-3},
-        )  # fmt: skip
+        # Parameters are rounded to float32: the steps of the differences must be much larger than that.
+        options = {"maxiter": 300, "finite_diff_rel_step": 1e-3}
+        bounds = _BOUNDS * buffers * 2
+        found = optimize.minimize(noise, start, jac="3-point", method="L-BFGS-B", bounds=bounds, options=options)
         best = min(best, plan(found.x), key=lambda one: one.sensitivity * one.error(measure, rates))
     return best
 
 
-_BOUNDS = [(-12.0, 14.0)]  # of where `_strategy` maps from: decays from 6e-6 to 1 − 8e-7
+_BOUNDS = [(-12.0, 14.0)]  # of the arguments of `_strategy`: decays from 6e-6 to 1 − 8e-7
 
 
 def _strategy(position: Array) -> BufferedToeplitz:

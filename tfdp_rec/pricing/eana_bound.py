@@ -1,4 +1,4 @@
-"""What EANA does promise: a data-dependent Rényi bound (EANA paper, section 3.1).
+"""EANA's data-dependent Rényi bound (EANA paper, section 3.1).
 
 EANA noises only the rows a batch touches, so it has no (ε, δ) for arbitrary neighbouring data sets.
 For a *linear* loss, *one* pass and row counts that are *known beforehand*, the final weight of
@@ -23,9 +23,9 @@ The paper prints the two directions of (3) and (7) exchanged and mixes their log
 (2α − 1)/(2(α − 1)) · ln(1 + 1/C) a coordinate, and its (7) is negative at x = 0, which no divergence is.
 This file returns the exact divergences; `eana_rdp_published` keeps the printed (1) for comparison.
 
-Limits, in short: not for a neural network's loss, not for several passes, not when an adversary sees
-the steps, and nothing at all for a row that nobody else touches. The count must be the number of
-*noise draws* a row got: with batches that is the number of batches that read it, not of examples.
+Limits: the bound does not hold for a neural network's loss, for several passes, or against an adversary
+that sees the steps, and a row that no other example touches has none. The count must be the number of
+*noise draws* of a row: with batches that is the number of batches that read it, not of examples.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def eana_rdp(
     Args:
         order: α, an integer with 1 < α ≤ `min_count`.
         min_count: C₀, a public lower bound on the noise draws of every coordinate.
-        max_nonzero: d₀, coordinates (rows times width) that one example can touch.
-        l2_norm_clip: L, bound on an example's gradient norm.
+        max_nonzero: d₀, the number of coordinates (rows times width) that one example can touch.
+        l2_norm_clip: L, the bound on an example's gradient norm.
         noise_stddev: σ of one noise draw on the *sum* of clipped gradients, that is noise
             multiplier times clipping norm.
 
     Raises:
-        TypeError: a count or order is not an integer.
-        ValueError: a condition of the theorem does not hold.
+        TypeError: A count or the order is not an integer.
+        ValueError: A condition of the theorem does not hold.
 
     Reference:
         Berlowitz et al., EANA: Reducing Privacy Risk on Large-scale Recommendation Models, RecSys 2022,
@@ -94,8 +94,9 @@ def eana_rdp_published(
     _check_order(order, min_count)
     _check_scales(max_nonzero, l2_norm_clip, noise_stddev)
     excess = (2 * order - 1) / (2 * (order - 1)) * math.log1p(1 / min_count)
-    sharp = eana_rdp(order, min_count=min_count, max_nonzero=max_nonzero,
-                     l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev)  # fmt: skip
+    sharp = eana_rdp(
+        order, min_count=min_count, max_nonzero=max_nonzero, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev
+    )
     return sharp + max_nonzero * excess
 
 
@@ -107,13 +108,13 @@ def eana_rdp_coordinate(order: int, *, count: int, l2_norm_clip: float, noise_st
 
     Args:
         order: α, an integer with 1 < α ≤ `count`.
-        count: C^j, noise draws of this coordinate without the example.
-        l2_norm_clip: L, bound on the coordinate's gradient.
+        count: C^j, the number of noise draws of this coordinate without the example.
+        l2_norm_clip: L, the bound on the coordinate's gradient.
         noise_stddev: σ of one noise draw.
 
     Raises:
-        TypeError: a count or order is not an integer.
-        ValueError: a condition does not hold.
+        TypeError: The count or the order is not an integer.
+        ValueError: A condition does not hold.
 
     Reference:
         Berlowitz et al., RecSys 2022, inequality (8).
@@ -133,19 +134,19 @@ def eana_rdp_instance(
 ) -> float:
     """The divergence for one given example on one given data set: the paper's (9), exact.
 
-    This is a number about private data. It is a diagnosis for the one who holds the data, not a
-    guarantee to print in public.
+    This number depends on private data. It is a diagnosis for the owner of the data, not a guarantee to
+    publish.
 
     Args:
         order: α, an integer with 1 < α ≤ every count.
-        row_counts: [rows] noise draws of each row the example touches, *without* the example.
-        row_norms: [rows] norm of the example's clipped gradient in each of these rows.
+        row_counts: Noise draws of each row that the example touches, *without* the example, [rows].
+        row_norms: Norm of the example's clipped gradient in each of these rows, [rows].
         noise_stddev: σ of one noise draw.
-        width: coordinates a row; 1 makes every row one coordinate, as in the paper.
+        width: Number of coordinates in a row; with 1 every row is one coordinate, as in the paper.
 
     Raises:
-        TypeError: counts or order are not integers.
-        ValueError: shapes differ, a norm is negative, or a row was touched by too few others for
+        TypeError: A count or the order is not an integer.
+        ValueError: The shapes differ, a norm is negative, or a row was touched by too few others for
             a bound to exist.
 
     Reference:
@@ -165,22 +166,27 @@ def eana_rdp_instance(
 
 
 def eana_epsilon(
-    *, delta: float, min_count: int, max_nonzero: int, l2_norm_clip: float, noise_stddev: float,
+    *,
+    delta: float,
+    min_count: int,
+    max_nonzero: int,
+    l2_norm_clip: float,
+    noise_stddev: float,
     published: bool = False,
-) -> float:  # fmt: skip
+) -> float:
     """The data-dependent ε at δ that follows from Theorem 3.1, by dp_accounting's conversion.
 
     It compares only data sets that meet the theorem's conditions. It is *not* an (ε, δ)-DP guarantee
     and must not be reported as one.
 
     Args:
-        delta: target δ, 0 < δ < 1.
-        min_count, max_nonzero, l2_norm_clip, noise_stddev: as in `eana_rdp`.
-        published: convert the printed bound (1) rather than the exact divergence.
+        delta: δ, 0 < δ < 1.
+        min_count, max_nonzero, l2_norm_clip, noise_stddev: Sizes and scales of `eana_rdp`.
+        published: Whether to convert the printed bound (1) rather than the exact divergence.
 
     Raises:
-        TypeError: a count is not an integer.
-        ValueError: a condition does not hold; `min_count` < 2 leaves no order at all.
+        TypeError: A count is not an integer.
+        ValueError: A condition does not hold; `min_count` < 2 leaves no order at all.
 
     Reference:
         Berlowitz et al., RecSys 2022, Figure 2; Canonne, Kamath and Steinke 2020, Proposition 12.
@@ -192,10 +198,9 @@ def eana_epsilon(
     """
     _check_delta(delta)
     _check_order(2, min_count)
-    bound = eana_rdp_published if published else eana_rdp
-    orders = orders_up_to(min_count)
-    values = [bound(order, min_count=min_count, max_nonzero=max_nonzero, l2_norm_clip=l2_norm_clip,
-                    noise_stddev=noise_stddev) for order in orders]  # fmt: skip
+    bound, orders = eana_rdp_published if published else eana_rdp, orders_up_to(min_count)
+    sizes = {"min_count": min_count, "max_nonzero": max_nonzero}
+    values = [bound(order, **sizes, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev) for order in orders]
     return float(rdp.compute_epsilon(orders, values, delta)[0])
 
 
@@ -215,8 +220,8 @@ def eana_instance_epsilon(
     counts, _ = _checked_rows(row_counts, row_norms)
     _check_order(2, int(counts.min()))
     orders = orders_up_to(int(counts.min()))
-    values = [eana_rdp_instance(order, row_counts=row_counts, row_norms=row_norms,
-                                noise_stddev=noise_stddev, width=width) for order in orders]  # fmt: skip
+    rows: dict[str, Any] = {"row_counts": row_counts, "row_norms": row_norms, "width": width}
+    values = [eana_rdp_instance(order, noise_stddev=noise_stddev, **rows) for order in orders]
     return float(rdp.compute_epsilon(orders, values, delta)[0])
 
 

@@ -11,7 +11,7 @@ _HOMES = {
     "BrokenLedger": "spending.ledger_lines",
     "BufferedToeplitz": "pricing.correlated_noise",
     "Correlation": "pricing.correlated_noise",
-    "FixedOrder": "sampling.fixed_order",
+    "FixedOrder": "sampling.orders",
     "GaussianFilter": "spending.filters",
     "Ledger": "spending.ledger",
     "Payment": "spending.ledger_lines",

@@ -1,20 +1,23 @@
-"""Data as they come: logs, files, a queue. For noise that is planned and correlated, in one pass and without a store.
+"""Batches of events in the order in which they arrive (logs, files, a queue), read once and without a store.
 
-Events are seated in the order in which they come, B to a batch: event i of the stream is in batch ⌊i/B⌋, or nowhere.
+Events get seats in the order in which they arrive, B to a batch: event i of the stream is in batch ⌊i/B⌋, or nowhere.
 Its seat stays **empty** if its unit
 
-    was in one of the last b − 1 batches, or in this one already, or has been in k batches.
+    was in one of the last b − 1 batches, or is in this one already, or has been in k batches.
 
-Nobody moves up, so that leaving out all of a unit's events changes no other seat: the data sets are neighbours under
-zero-out adjacency, and a unit's steps lie as a plan with separation b and k participations counts on. What is kept is
-each unit's last batch and how often it was seated. That, like the stream itself, is private.
+No other event moves into an empty seat, so that leaving out all events of a unit changes no other seat: the data sets
+are neighbours under zero-out adjacency, and the steps of a unit are as far apart and as few as a plan with separation b
+and k participations assumes. The state is the last batch of each unit and its number of seats; it is private, as the
+stream is.
 
-Whoever goes on after an interruption gives the same events from their beginning, and `position`; those before it are
-seated again and left out. The next day's events are the next *part*: `next_part`, and `save` between processes.
+After an interruption the same events are given again from their beginning, with `position`; the batches before it are
+seated again and left out. The events of the next day are the next *part*: `next_part`, and `save` between processes.
 """
 
 from __future__ import annotations
 
+import itertools
+import numbers
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -25,34 +28,34 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.files import writing
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.fetch import Shared, joined, spec_of
-from tfdp_rec.sampling.iterations import new_iteration
 from tfdp_rec.sampling.orders import Order
-from tfdp_rec.sampling.schemes import Run, composed, fold_gaussians
+from tfdp_rec.sampling.schemes import Run, composed, fold_gaussians, new_iteration
 
 Events = Any
-"""A tf.data.Dataset of batches of any size, or a function that gives an iterator over such; each begins anew."""
+"""A tf.data.Dataset of batches of any size, or a function that returns an iterator over such batches."""
 
 _NEVER = -(2**62)
 _UNBOUNDED = 2**31 - 1
 
 
 class BoundedStream(Order):
-    """Batches of a stream, in which no unit is too often or too soon again.
+    """Batches of a stream in which the steps of a unit are few and far apart.
 
-    Guarantee: a planned training costs its plan's event, once; plans begun anew are composed.
-    It rests on the events' being the same when they are read again, and on the saved state's being the one that was
-    saved (docs/assumptions.md).
+    Guarantee: a planned training costs its plan's event, once; plans begun anew are composed. It assumes that the
+    events are the same when they are read again, and that a loaded state is the one that was saved
+    (docs/assumptions.md).
 
     Args:
-        num_units: how many there are at most; δ is judged by it.
-        expected_batch_size: seats in a batch.
-        unit: as `Sampling`.
-        separation: b: a unit is in one of b successive batches at most.
-        participations: k: in so many batches at most; left out, as many as the separation allows.
+        num_units: Largest number of units that the stream can have; δ is judged by it.
+        expected_batch_size: Number of seats in a batch.
+        unit: Name of a unit in a privacy statement.
+        separation: b, the number of successive batches of which a unit is in one at most.
+        participations: k, the largest number of batches that a unit is in; None for as many as the separation allows.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: A number is out of range.
 
     Example:
         >>> stream = BoundedStream(100, 2, unit="user", separation=2, participations=2)
@@ -76,9 +79,9 @@ class BoundedStream(Order):
                 raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
         if participations is not None and (int(participations) != participations or participations < 1):
             raise ValueError(f"participations must be a positive whole number or None, got {participations!r}.")
-        self._separation, self._most = int(separation), participations
+        self._separation, self._participations = int(separation), participations
         self._begin = self._furthest = Seats(self._separation, participations or _UNBOUNDED)
-        self._handed_out: list[int] = []  # a checksum of who was in each batch of this part
+        self._handed_out: list[int] = []  # a checksum of the units in each batch of this part
 
     @property
     def separation(self) -> int:
@@ -86,22 +89,22 @@ class BoundedStream(Order):
 
     def participations(self, steps: int) -> int:
         fitting = -(-steps // self._separation)
-        return fitting if self._most is None else min(self._most, fitting)
+        return fitting if self._participations is None else min(self._participations, fitting)
 
-    def turn(self, step: Any) -> Any:
+    def batch_at(self, step: Any) -> Any:
         return step
 
     @property
-    def number(self) -> int:
+    def fingerprint(self) -> int:
         return 2**40 + zlib.crc32(repr(sorted(self.get_state().items())).encode())
 
     def get_state(self) -> dict[str, Any]:
-        """Which stream this is; who was in it, `save` keeps."""
-        return {**super().get_state(), "separation": self._separation, "participations": self._most}
+        """Settings of the stream; the units that it has seated are in the file that `save` writes."""
+        return {**super().get_state(), "separation": self._separation, "participations": self._participations}
 
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
-        """Refused: a stream's units have no numbers."""
-        raise ValueError("A BoundedStream has no units by number: give batches(events, user).")
+        """Refused: the units of a stream have no numbers."""
+        raise ValueError("A BoundedStream has no units by number: use batches(events, user).")
 
     def batches(  # type: ignore[override]
         self,
@@ -112,21 +115,21 @@ class BoundedStream(Order):
         shared: Shared | None = None,
         map: Callable[..., Any] | None = None,  # noqa: A002
     ) -> Any:
-        """A tf.data.Dataset of `Drawn(batch, draw)`, which ends as the stream does; its last batch may be smaller.
+        """A tf.data.Dataset of `Drawn(batch, draw)` that ends with the stream; its last batch may be smaller.
 
         Args:
-            events: a tf.data.Dataset of batches of any size, or a function that gives an iterator over batches: NumPy
-                arrays in a nest of dicts and tuples, a row for each event. It is read again from its beginning by
-                whoever iterates anew.
-            user: the key of the column (of a dict, or of the first of a tuple) that says whose event it is, or a
-                function from a batch to that column.
-            position: how many batches were already trained on; `model.optimizer.position`. The first of this part, if
-                left out.
-            shared: as `Sampling.batches`.
-            map: as `Sampling.batches`.
+            events: Batches of any size: a tf.data.Dataset, or a function that returns an iterator over NumPy arrays in
+                a nest of dicts and tuples, a row for each event. Each new iteration reads it from its beginning.
+            user: Key of the column (of a dict, or of the first entry of a tuple) that names each event's unit, or a
+                function from a batch to that column. Units are named by texts, by bytes or by whole numbers alone.
+            position: Number of batches that were already trained on, `model.optimizer.position`; None for the first
+                batch of this part.
+            shared: Function as in `Sampling.batches`.
+            map: Function as in `Sampling.batches`.
 
         Raises:
-            ValueError: for a position before this part, or events without a first batch.
+            NotPrivate: The events differ from those of an earlier iteration, or a unit could be seated as two.
+            ValueError: The position is before this part, or the events are empty.
         """
         import tensorflow as tf
 
@@ -139,44 +142,50 @@ class BoundedStream(Order):
         first = next(iter(chunks()), None)
         if first is None:
             raise ValueError("events are empty: there must be one batch at least.")
-        rows_of = lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)  # noqa: E731
-        signature = tf.nest.map_structure(rows_of, spec_of(first))
+
+        def open_rows(spec: Any) -> Any:
+            return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+        signature = tf.nest.map_structure(open_rows, spec_of(first))
         keys: tuple[str, ...] = ()
         if shared is not None:
             example = shared()
             keys, signature = tuple(sorted(example)), joined(signature, spec_of(example))
-        whose = user if callable(user) else lambda rows: (rows if isinstance(rows, dict) else rows[0])[user]
+        users_of = user if callable(user) else lambda rows: (rows if isinstance(rows, dict) else rows[0])[user]
         elements = tf.data.Dataset.from_generator(
-            lambda: self._drawn(chunks(), whose, position, shared),
+            lambda: self._drawn(chunks(), users_of, position, shared),
             output_signature=((tf.TensorSpec([], tf.int64),) * 4, signature),
         )
         return sampling_proof.dataset_of(elements, self, False, keys, map).prefetch(1)
 
     def _drawn(
-        self, chunks: Iterator[Any], whose: Callable[[Any], Any], position: int, shared: Shared | None
+        self, chunks: Iterator[Any], users_of: Callable[[Any], Any], position: int, shared: Shared | None
     ) -> Iterator[Any]:
         import tensorflow as tf
 
-        iteration, seats = new_iteration(), self._begin.copy()
+        iteration, seats, part = new_iteration(), self._begin.copy(), self._handed_out
         for rows in _regrouped(chunks, int(self.expected_batch_size)):
-            users = np.asarray(whose(rows)).tolist()
+            users = np.asarray(users_of(rows)).tolist()
             place, seated = seats.batches, seats.seat(users)
-            self._hand_out(place, users, seats)
-            if place < position:
+            self._check_events(part, place, users, seats)
+            if place < position:  # trained on already: its units keep their seats
                 continue
             kept = tf.nest.map_structure(lambda column: column[seated], rows)  # noqa: B023
             draw = iteration, place - position, int(seated.sum()), place
             yield draw, kept if shared is None else joined(kept, shared())
 
-    def _hand_out(self, place: int, users: list[Any], seats: Seats) -> None:
-        """Notes who came to a batch, or compares, if it was handed out before."""
-        from tfdp_rec.refused import NotPrivate
-
-        number, checksum = place - self._begin.batches, hash(tuple(users))
-        if number == len(self._handed_out):
-            self._handed_out.append(checksum)
+    def _check_events(self, part: list[int], place: int, users: list[Any], seats: Seats) -> None:
+        """Notes the units of a batch, or compares them with those of the batch that was handed out in this place."""
+        if part is not self._handed_out:  # its seats do not know the units of the new part
+            raise NotPrivate(
+                "Refused batch: next_part or load was called after this iteration of the stream began: a unit could be "
+                "in steps that are nearer than planned. Iterate over batches(events, user) of the present part."
+            )
+        number, checksum = place - self._begin.batches, hash(repr(users))  # hashes of -1 and -2 alone are equal
+        if number == len(part):
+            part.append(checksum)
             self._furthest = seats
-        elif self._handed_out[number] != checksum:
+        elif part[number] != checksum:
             raise NotPrivate(
                 f"Refused batch: batch {place} of the stream is not the one that was handed out before: a unit could "
                 "be in steps that are nearer than planned. Give the same events again, or, for those that come after "
@@ -184,13 +193,13 @@ class BoundedStream(Order):
             )
 
     def next_part(self, position: int) -> None:
-        """From here on come other events, such as the next day's. Who was seated stays so, trained on or not.
+        """Begins a part of other events, such as the next day's. Units keep their seats, trained on or not.
 
         Args:
-            position: of their first batch: the steps made so far, `model.optimizer.position`.
+            position: Number of steps made so far, `model.optimizer.position`: the place of the part's first batch.
 
         Raises:
-            ValueError: for a position that is not in this part.
+            ValueError: The position is not in the present part.
         """
         if not self._begin.batches <= position <= self._furthest.batches:
             raise ValueError(
@@ -202,30 +211,31 @@ class BoundedStream(Order):
         self._handed_out = []
 
     def save(self, path: str) -> None:
-        """Writes who was seated before this part, for another process; private, for the owner's eyes alone.
+        """Writes the seats taken before this part, for another process; private, readable by its owner alone.
 
         Args:
-            path: of the file.
+            path: Path of the file.
         """
         with writing(path, "wb", private=True) as file:
             self._begin.save(file)
 
     def load(self, path: str) -> None:
-        """Goes on where a stream was saved.
+        """Takes over the seats of a saved stream.
 
         Args:
-            path: of the file.
+            path: Path of the file.
 
         Raises:
-            ValueError: batches were handed out already.
+            ValueError: Batches were handed out already, or the file holds no whole state.
         """
         if self._handed_out or self._begin.batches:
             raise ValueError("load belongs before the first batch: this stream has handed out some already.")
         self._begin.load(path)
-        self._furthest = self._begin
+        self._furthest, self._handed_out = self._begin, []
 
     def compose_independent(self, runs: Sequence[Run], restarts: int) -> DpEvent:
-        """A unit's participations where noise is least; iterating anew may be another stream, which seats it anew."""
+        """A unit's participations, charged where noise is least."""
+        # A new iteration may be of another stream, which gives the unit as many seats again.
         left = (restarts + 1) * self.participations(sum(steps for _, steps in runs))
         folded = [(fold_gaussians(event), steps) for event, steps in runs]
         charged = []
@@ -233,52 +243,59 @@ class BoundedStream(Order):
             for event, steps in sorted(folded, key=lambda run: run[0].noise_multiplier):
                 charged.append((event, min(left, steps)))
                 left -= charged[-1][1]
-        else:  # costs that cannot be compared: every run is charged all it can hold
+        else:  # costs that cannot be compared: every run is charged as much as it can hold
             charged = [(event, min(left, steps)) for event, steps in folded]
         return composed(dp_accounting.SelfComposedDpEvent(event, count) for event, count in charged if count)
 
     def describe(self) -> str:
         """One line for a privacy statement."""
-        often = "any number of" if self._most is None else f"at most {self._most}"
+        often = "any number of" if self._participations is None else f"at most {self._participations}"
         return (
             f"a stream in its own order, in batches of {self.expected_batch_size} seats: each {self.unit} in {often} "
-            f"steps, at least {self._separation} apart, what comes too early or too often leaving an empty seat; no "
-            "amplification claimed"
+            f"steps, at least {self._separation} apart, an event that comes too early or too often leaving an empty "
+            "seat; no amplification claimed"
         )
 
 
 class Seats:
-    """Who was seated when, and how often.
-
-    Args:
-        separation: b.
-        most: k.
+    """The last batch of each unit, and its number of seats.
 
     Example:
-        >>> seats = Seats(separation=2, most=5)
+        >>> seats = Seats(separation=2, participations=5)
         >>> [seats.seat(users).tolist() for users in (["a", "b"], ["a", "c"], ["a", "a"])]
         [[True, True], [False, True], [True, False]]
     """
 
-    def __init__(self, separation: int, most: int):
-        self._separation, self._most = separation, most
+    def __init__(self, separation: int, participations: int):
+        self._separation, self._participations = separation, participations
         self._numbers: dict[Any, int] = {}
         self._last: NDArray[np.int64] = np.full(1024, _NEVER, np.int64)
         self._count: NDArray[np.int64] = np.zeros(1024, np.int64)
         self.batches = 0
 
     def seat(self, users: Sequence[Any]) -> NDArray[np.bool_]:
-        """Which of a batch's events have a seat; the batch is over then."""
+        """Whether each event of the next batch has a seat; refuses ids by which a user could be seated as two."""
         found = self._numbers
-        who = np.fromiter((found.setdefault(user, len(found)) for user in users), np.int64, len(users))
+        self._check_kind([user for user in users if user not in found])
+        numbers_of = np.fromiter((found.setdefault(user, len(found)) for user in users), np.int64, len(users))
         self._make_room(len(found))
-        here_first = np.zeros(len(users), bool)
-        here_first[np.unique(who, return_index=True)[1]] = True
-        seated = here_first & (self.batches - self._last[who] >= self._separation) & (self._count[who] < self._most)
-        self._last[who[seated]] = self.batches
-        self._count[who[seated]] += 1
+        first_here = np.zeros(len(users), bool)
+        first_here[np.unique(numbers_of, return_index=True)[1]] = True
+        apart = self.batches - self._last[numbers_of] >= self._separation
+        seated = first_here & apart & (self._count[numbers_of] < self._participations)
+        self._last[numbers_of[seated]] = self.batches
+        self._count[numbers_of[seated]] += 1
         self.batches += 1
         return seated
+
+    def _check_kind(self, new: list[Any]) -> None:
+        kinds = {_kind(user) for user in itertools.chain(itertools.islice(self._numbers, 1), new)}
+        if None in kinds or len(kinds) > 1:
+            raise NotPrivate(
+                "Refused batch: the users of a stream must be all texts, all bytes or all whole numbers, and none "
+                "missing: a user who is named in two ways, or by NaN, would have the seats of several. Convert the "
+                "column, and leave out events without a user."
+            )
 
     def _make_room(self, units: int) -> None:
         more = max(0, units - len(self._last))
@@ -288,43 +305,45 @@ class Seats:
             self._count = np.concatenate([self._count, np.zeros(more, np.int64)])
 
     def copy(self) -> Seats:
-        """Another one, who goes on from here."""
-        other = Seats(self._separation, self._most)
+        """The same seats, to be changed independently."""
+        other = Seats(self._separation, self._participations)
         other._numbers, other.batches = dict(self._numbers), self.batches
         other._last, other._count = self._last.copy(), self._count.copy()
         return other
 
     def save(self, file: Any) -> None:
-        """Writes them.
-
-        Raises:
-            ValueError: some users are texts and others numbers, which one array would make equal.
-        """
+        """Writes the seats into an open file."""
         size, users = len(self._numbers), list(self._numbers)
-        kinds = {kind for kind in (str, bytes) for user in users if isinstance(user, kind)}
-        if kinds and not all(isinstance(user, next(iter(kinds))) for user in users):
-            raise ValueError("The users of a stream must be of one type: all texts, all bytes or all numbers.")
         # NumPy drops zeros from the ends of texts and bytes: a mark behind each keeps b"a\0" and b"a" apart.
-        mark: Any = "|" if str in kinds else b"|" if bytes in kinds else None
-        kept = np.array([user + mark for user in users] if mark else users) if size else np.zeros(0, np.int64)
+        kind = _kind(users[0]) if users else int
+        mark: Any = "|" if kind is str else b"|" if kind is bytes else None
+        if mark:
+            kept = np.array([user + mark for user in users])
+        else:  # NumPy's own choice for numbers below and above 2^63 is float64, which makes neighbours equal
+            kept = np.array([int(user) for user in users], np.uint64 if min(users, default=0) >= 0 else np.int64)
         last, count = self._last[:size], self._count[:size]
         np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches)
 
     def load(self, path: str) -> None:
-        """Takes over what `save` wrote.
-
-        Raises:
-            ValueError: the file is not whole.
-        """
+        """Reads what `save` wrote; refuses a file that is not whole, or does not tell its users apart."""
         with np.load(path, allow_pickle=False) as held:
             users, last, count, batches = (held[name] for name in ("users", "last", "count", "batches"))
-            marked = "marked" in held and bool(held["marked"])  # files of before had no marks
+            marked = "marked" in held and bool(held["marked"])  # older files have no marks
         if not len(users) == len(last) == len(count):
             raise ValueError(f"{path} is not a whole state of a stream.")
         self._numbers = {user[:-1] if marked else user: number for number, user in enumerate(users.tolist())}
-        if len(self._numbers) != len(users):
-            raise ValueError(f"{path} holds users whose names were cut off at their ends: its seats are not known.")
+        rounded = users.dtype.kind == "f" and bool((np.abs(users) >= 2**53).any())  # of older files
+        if len(self._numbers) != len(users) or rounded:
+            raise ValueError(f"{path} holds users whose names were cut off or rounded: its seats are not known.")
         self._last, self._count, self.batches = last, count, int(batches)
+
+
+def _kind(user: Any) -> type | None:
+    """The type by which a user is named; None for what names no user, such as NaN."""
+    for kind in (str, bytes):
+        if isinstance(user, kind):
+            return kind
+    return int if isinstance(user, numbers.Real) and user % 1 == 0 else None
 
 
 def _regrouped(chunks: Iterable[Any], size: int) -> Iterator[Any]:

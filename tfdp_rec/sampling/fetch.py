@@ -1,4 +1,4 @@
-"""What a user's `fetch` gives for indices, and what its `shared` gives without them."""
+"""Checks of what a user's `fetch` returns for indices, and its `shared` without them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ Shared = Callable[[], dict[str, Any]]
 
 
 def checked_rows(rows: Any, size: int) -> Any:
-    """What fetch gave for so many indices.
-
-    Raises:
-        NotPrivate: an array of it has not as many rows.
-    """
+    """The arrays that `fetch` returned, each of which must have `size` rows."""
     import tensorflow as tf
 
     from tfdp_rec.refused import NotPrivate
@@ -25,30 +21,26 @@ def checked_rows(rows: Any, size: int) -> Any:
         shape = np.shape(leaf)
         if not shape or shape[0] != size:
             raise NotPrivate(
-                f"Refused batch: fetch gave an array of shape {list(shape)} for {size} indices. It must give one row "
-                "for each index, in their order; what a batch shares comes from sampling.batches(fetch, shared=...)."
+                f"Refused batch: fetch returned an array of shape {list(shape)} for {size} indices. It must give one "
+                "row for each index, in their order; shared inputs come from sampling.batches(fetch, shared=...)."
             )
     return rows
 
 
 def joined(rows: Any, shared: dict[str, Any]) -> Any:
-    """A batch with what it shares.
-
-    Raises:
-        ValueError: the batch has no dict to take it, or has an entry of that name.
-    """
+    """A batch with its shared inputs in its dict, or in the first of a tuple."""
     if isinstance(rows, tuple) and rows and not hasattr(rows, "_fields"):
         return (joined(rows[0], shared), *rows[1:])
     if not isinstance(rows, dict) or not isinstance(shared, dict) or set(rows) & set(shared):
         raise ValueError(
-            "shared= must give a dict, and fetch a dict (or a tuple that begins with one) without those keys, into "
-            f"which they go; got {type(shared).__name__} and {type(rows).__name__}."
+            "shared= must give a dict, and fetch a dict (or a tuple that begins with one) without those keys, to which "
+            f"they are added; got {type(shared).__name__} and {type(rows).__name__}."
         )
     return {**rows, **shared}
 
 
 def spec_of(batch: Any) -> Any:
-    """The tf.TensorSpec nest of some arrays."""
+    """The nest of tf.TensorSpec of arrays."""
     import tensorflow as tf
 
     def spec(array: Any) -> Any:
@@ -59,7 +51,7 @@ def spec_of(batch: Any) -> Any:
 
 
 def signature_of(fetch: Fetch, num_units: int) -> Any:
-    """The tf.TensorSpec nest of `fetch`; a dimension that changes with the number of units is left open."""
+    """The nest of tf.TensorSpec of `fetch`; a dimension that changes with the number of units is left open."""
     import tensorflow as tf
 
     sizes = range(min(3, num_units + 1))
@@ -75,7 +67,7 @@ def signature_of(fetch: Fetch, num_units: int) -> Any:
                 + ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
                 + ". An empty batch must have the dtype and the other dimensions of any batch."
             )
-        shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(a.shape for a in arrays))]
+        shape = [axis[0] if len(set(axis)) == 1 else None for axis in zip(*(a.shape for a in arrays))]
         return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
 
     return tf.nest.map_structure(spec, *probes)

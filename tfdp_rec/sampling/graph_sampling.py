@@ -1,7 +1,7 @@
-"""True Poisson sampling as TensorFlow operations, for workers on other machines, which run no Python of ours.
+"""True Poisson sampling as TensorFlow operations, for workers on other machines, which run no Python.
 
-Whether unit i is in the batch is a coin of probability q, thrown for i = 0, 1, …, n − 1. Between two heads there are G
-tails, P(G ≥ k) = (1 − q)^k, so that with U uniform
+Unit i is in the batch if a coin of probability q, thrown for i = 0, 1, …, n − 1, shows heads. Between two heads there
+are G tails, P(G ≥ k) = (1 − q)^k, so that with U uniform
 
     G = floor(ln U / ln(1 − q)),    units: the sums G_1, G_1 + 1 + G_2, G_1 + G_2 + 2 + G_3, …  below n
 
@@ -16,25 +16,13 @@ import math
 import tensorflow as tf
 
 from tfdp_rec.noise.system_words import system_numbers
-from tfdp_rec.sampling.iterations import named
+from tfdp_rec.sampling.schemes import iteration_name
 
 
 def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
-    """A Poisson sample of range(num_units), drawn anew at every execution.
-
-    Args:
-        num_units: n.
-        probability: q.
-
-    Returns:
-        int64 tensor, in ascending order, perhaps empty.
-
-    Example:
-        >>> poisson_indices(5, 1.0).numpy().tolist()
-        [0, 1, 2, 3, 4]
-    """
+    """A Poisson sample of range(num_units) in ascending order, perhaps empty, drawn anew at every execution."""
     mean = num_units * probability
-    # More heads than this in n throws have a chance below 1e-30 (Bernstein); then more is drawn, below.
+    # More heads than this in n throws have a chance below 1e-30 (Bernstein); the loop below then draws more.
     block = min(num_units, math.ceil(mean + 12 * math.sqrt(mean) + 50)) + 1
     scale = 1.0 / math.log1p(-probability) if probability < 1 else 0.0
     key = system_numbers(2)
@@ -54,12 +42,7 @@ def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
 
 
 def numbered_draws(num_units: int, probability: float) -> tf.data.Dataset:
-    """Endless (iteration, number, indices): Poisson samples, under a random number for each iteration.
-
-    Args:
-        num_units: n.
-        probability: q.
-    """
+    """Endless (iteration, number, indices): Poisson samples, with a new name for each iteration."""
 
     def draw(iteration: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         return iteration, number, tf.ensure_shape(poisson_indices(num_units, probability), [None])
@@ -67,4 +50,4 @@ def numbered_draws(num_units: int, probability: float) -> tf.data.Dataset:
     def draws(iteration: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.counter().map(lambda number: draw(iteration, number))
 
-    return tf.data.Dataset.from_tensors(0).map(lambda _: named(system_numbers(1)[0])).flat_map(draws)
+    return tf.data.Dataset.from_tensors(0).map(lambda _: iteration_name(system_numbers(1)[0])).flat_map(draws)

@@ -26,8 +26,15 @@ Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_
 sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
 when they are chosen adaptively.
 
-The randomness comes from the operating system's entropy. Which units were sampled is secret: amplification
-holds only for those who do not know it. So no generator state is ever kept, and a resumed run draws afresh.
+The randomness comes from the operating system's entropy. Which units were sampled is secret: amplification holds only
+against an attacker that does not know it. So no generator state is ever kept, and a resumed run draws afresh.
+
+**Iterations** of a sampling's batches have random names, from which the process that began them can be read:
+
+    name = 24 bits of this process, then 38 bits of the iteration
+
+A draw that another process kept in a file is known for that by its iteration: two processes have the same 24 bits with
+a chance of 6e-8, and a thousand iterations of one process share 38 with a chance of 2e-6, which refuses a batch.
 """
 
 from __future__ import annotations
@@ -44,7 +51,6 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of, spec_of
-from tfdp_rec.sampling.iterations import new_iteration
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
@@ -52,10 +58,28 @@ ZERO_OUT = "zero-out"
 _SCHEMES: dict[str, type[Sampling]] = {}
 _NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
 
+_ITERATION_BITS = 38
+PROCESS = secrets.randbits(24)
+
 
 def sampling_named(name: str) -> Sampling | None:
     """The sampling of this process with a name, if it still exists. Batches carry the name (`sampling_proof.py`)."""
     return _NAMED.get(name)
+
+
+def iteration_name(bits: Any) -> Any:
+    """Name of an iteration that this process began, from random bits: an int or an int64 tensor."""
+    return PROCESS * 2**_ITERATION_BITS + bits % 2**_ITERATION_BITS
+
+
+def new_iteration() -> int:
+    """A new random name."""
+    return iteration_name(secrets.randbits(_ITERATION_BITS))
+
+
+def process_of(iteration: Any) -> Any:
+    """The bits of the process that began an iteration: an int or an int64 tensor."""
+    return iteration // 2**_ITERATION_BITS
 
 
 class Sampling(abc.ABC):
@@ -63,16 +87,16 @@ class Sampling(abc.ABC):
     training: a draw is good for one step.
 
     Args:
-        num_units: how many units there are; treated as public.
-        expected_batch_size: units in a batch, on average.
-        unit: what to call a unit in a privacy statement, such as "user".
+        num_units: Number of units; treated as public.
+        expected_batch_size: Average number of units in a batch.
+        unit: Name of a unit in a privacy statement, such as "user".
 
     Raises:
-        ValueError: num_units is not a positive integer, or the batch is not between 0 and num_units.
+        ValueError: `num_units` is not a positive integer, or the batch size is not between 0 and `num_units`.
     """
 
     adjacency = ZERO_OUT  # of every scheme: the number of units is public
-    positioned = False  # whether a batch has a place in an order, that `position` goes on from
+    positioned = False  # whether batches have places in an order, from one of which `position` continues
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -98,15 +122,16 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
-        """Endless batches of unit indices. See `batches` for the arguments."""
+        """Endless batches of unit indices; arguments as in `batches`."""
 
     @abc.abstractmethod
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
-        """The event of training through `runs`: pairs of (event of one step, number of steps), in order.
+        """The event of a training.
 
         Args:
-            runs: the pairs.
-            restarts: how often the batches were iterated anew on the way.
+            runs: Pairs (event of one step, number of steps) in order.
+            restarts: Number of stretches of successive draws, less one: a stretch ends where the batches are iterated
+                anew, or another model gets the next draw. One that begins within an iteration counts twice.
         """
 
     @abc.abstractmethod
@@ -114,7 +139,7 @@ class Sampling(abc.ABC):
         """One line for a privacy statement."""
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """The event of `steps` steps, each of which is `event` on its batch."""
+        """The event of a number of steps, each of which is `event` on its batch."""
         return self.compose_history([(event, steps)])
 
     def batches(
@@ -130,21 +155,22 @@ class Sampling(abc.ABC):
         """An endless tf.data.Dataset of `Drawn(batch, draw)`: batches that prove to a private step how they were drawn.
 
         Args:
-            fetch: maps an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
+            fetch: Function from an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
                 dicts and tuples, each with one row for each index, in their order.
-            seed: for tests only; then batch k is a function of (seed, k), and ε is infinite. Left out, the operating
-                system's entropy is used, as privacy needs.
-            position: how many batches were already trained on; matters only in a fixed order, or together with a
-                seed, to go on where a test stopped. Otherwise a resumed run draws afresh.
-            output_signature: the nest of tf.TensorSpec of `fetch`; left out, it is found by fetching 0, 1 and 2 units,
-                and dimensions that change between them are left open.
-            shared: makes what all examples of a batch share (negatives, say), as a dict; it is not told who was drawn.
-                Its entries join the dict that `fetch` gives, or the first of a tuple.
-            map: a TensorFlow function from batch to batch, as `Dataset.map` takes it: row by row.
+            seed: Seed for tests alone; batch k is a function of (seed, k), and ε is infinite. None for the operating
+                system's entropy, which privacy needs.
+            position: Number of batches that were already trained on. It matters in a fixed order, or together with a
+                seed to continue a test; otherwise a resumed run draws afresh.
+            output_signature: Nest of tf.TensorSpec of what `fetch` returns. By default it is found by fetching 0, 1 and
+                2 units; dimensions that change between them are left open.
+            shared: Function without arguments that makes what all examples of a batch share (negatives, say), as a
+                dict; the drawn units are hidden from it. Its entries join the dict that `fetch` returns, or the first
+                entry of a tuple.
+            map: TensorFlow function from batch to batch that works row by row, as `Dataset.map` takes it.
 
         Raises:
-            NotPrivate: fetch does not give one row for each index.
-            ValueError: fetch gives different structures or dtypes for different indices (often an empty array
+            NotPrivate: `fetch` does not return one row for each index.
+            ValueError: `fetch` returns different structures or dtypes for different indices (often an empty array
                 that became float64).
         """
         import tensorflow as tf
@@ -152,7 +178,7 @@ class Sampling(abc.ABC):
         from tfdp_rec.sampling import sampling_proof
 
         if seed is None and position and not self.positioned:
-            raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Leave it out.")
+            raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
         keys: tuple[str, ...] = ()
         signature = output_signature or signature_of(fetch, self.num_units)
         if shared is not None:
@@ -174,7 +200,7 @@ class Sampling(abc.ABC):
             yield draw, rows if shared is None else joined(rows, shared())
 
     def get_state(self) -> dict[str, Any]:
-        """Which sampling this is; holds nothing about which units were sampled."""
+        """Settings of the sampling; nothing about the units that were sampled."""
         return {
             "scheme": type(self).__name__,
             "num_units": self.num_units,
@@ -185,8 +211,11 @@ class Sampling(abc.ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Compares with `get_state` of an earlier run.
 
+        Args:
+            state: State of the earlier run.
+
         Raises:
-            ValueError: the state is that of another sampling.
+            ValueError: The state is that of another sampling.
         """
         theirs = {key: state.get(key) for key in self.get_state()}
         if theirs != self.get_state():
@@ -194,10 +223,13 @@ class Sampling(abc.ABC):
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> Sampling:
-        """A sampling like the one whose `get_state` this is.
+        """A sampling with the settings that `get_state` returned.
+
+        Args:
+            state: Settings of the sampling, and the name of its scheme.
 
         Raises:
-            ValueError: a scheme that is not known, or settings that are not its.
+            ValueError: The scheme is unknown, or the settings are not those of the scheme.
 
         Example:
             >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
@@ -209,7 +241,7 @@ class Sampling(abc.ABC):
         try:
             return _SCHEMES[state["scheme"]](**settings)
         except TypeError:
-            raise ValueError(f"These are no settings of {state['scheme']}: {settings}.") from None
+            raise ValueError(f"{state['scheme']} does not have these settings: {settings}.") from None
 
 
 class PoissonSampling(Sampling):
@@ -217,7 +249,12 @@ class PoissonSampling(Sampling):
 
     Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E), however the steps
     are interrupted and resumed. The number of units is public: an absent unit is drawn as an empty row, so that no
-    shape depends on whose data are there.
+    shape depends on the data.
+
+    Args:
+        num_units: Number of units; treated as public.
+        expected_batch_size: Average number of units in a batch.
+        unit: Name of a unit in a privacy statement.
 
     Example:
         >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
@@ -229,7 +266,7 @@ class PoissonSampling(Sampling):
 
     @property
     def probability(self) -> float:
-        """q, the chance of a unit to be in a given batch."""
+        """q, the chance that a unit is in a given batch."""
         return self.expected_batch_size / self.num_units
 
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
@@ -249,16 +286,17 @@ class PoissonSampling(Sampling):
         shared: Callable[[], dict[str, Any]] | None = None,
         map: Callable[..., Any] | None = None,  # noqa: A002
     ) -> Any:
-        """`batches` whose every part is a TensorFlow operation: for workers of a cluster.
+        """`batches` made of TensorFlow operations alone, for the workers of a cluster.
 
-        A worker on another machine runs no Python: there `batches` does not work. Draws are from that machine's entropy
-        and cannot be seeded.
+        A worker on another machine runs no Python, so that `batches` does not work there. The draws come from that
+        machine's entropy and cannot be seeded.
 
         Args:
-            fetch: maps an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors, each with
-                one row for each index.
-            shared: makes what all examples of a batch share, as a dict of tensors; it is not told who was drawn.
-            map: a function from batch to batch, as `Dataset.map` takes it: row by row.
+            fetch: Function from an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors,
+                each with one row for each index.
+            shared: Function without arguments that makes what all examples of a batch share, as a dict of tensors; the
+                drawn units are hidden from it.
+            map: Function from batch to batch that works row by row, as `Dataset.map` takes it.
 
         Example:
             >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
@@ -277,9 +315,9 @@ class PoissonSampling(Sampling):
         def fetched(iteration: Any, number: Any, indices: Any) -> Any:
             rows = fetch(indices)
             if shared is not None:
-                found = shared()
-                keys.update(found)
-                rows = joined(rows, found)
+                made = shared()
+                keys.update(made)
+                rows = joined(rows, made)
             return (iteration, number, tf.size(indices, tf.int64), number), rows
 
         dataset = numbered_draws(self.num_units, self.probability).map(fetched)
@@ -305,10 +343,18 @@ class PoissonSampling(Sampling):
 class ShuffledEpochs(Sampling):
     """A fresh random order every epoch, cut into batches; accounted without amplification.
 
-    Guarantee: every started epoch costs one step's event. Iterating anew (a second
-    `fit`, a resumed run) starts a new epoch, and with it at most one more participation than the steps alone
-    would say; each that was trained on is counted. If noise changes on the way, the participations are charged
-    where noise is least.
+    Guarantee: every started epoch costs one step's event. A new iteration (a second `fit`, a resumed run) that is
+    trained on starts a new epoch, and adds at most one participation to those that the steps alone imply. A draw that
+    does not follow the model's last one, because another model got those between, adds at most two. If the noise
+    changes on the way, the participations are charged where it is least.
+
+    Args:
+        num_units: Number of units; treated as public.
+        expected_batch_size: Number of units in a batch, an integer; the last batch of an epoch may be smaller.
+        unit: Name of a unit in a privacy statement.
+
+    Raises:
+        ValueError: An argument is out of range, or the batch size is not an integer.
 
     Example:
         >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
@@ -338,10 +384,14 @@ class ShuffledEpochs(Sampling):
             epoch, skip = epoch + 1, 0
 
     def epochs_started(self, steps: int, restarts: int = 0) -> int:
-        """The most batches that one unit can have been in after `steps` steps.
+        """Largest number of batches that one unit can have been in.
 
-        With k restarts, Σ ceil(steps_i / s) over the k + 1 pieces is at most ceil(Σ steps_i / s) + k.
+        Args:
+            steps: Number of steps.
+            restarts: Number of stretches of successive draws, less one.
         """
+        # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within
+        # an epoch can meet one epoch more, for which it counts twice.
         return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
@@ -352,11 +402,11 @@ class ShuffledEpochs(Sampling):
             return dp_accounting.SelfComposedDpEvent(folded[0][0], left)
         if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
             folded.sort(key=lambda run: run[0].noise_multiplier)
-        else:  # costs that cannot be compared: every run is charged all it can hold
+        else:  # costs that cannot be compared: every run is charged as much as it can hold
             left = sum(steps for _, steps in runs)
         charged = []
         for event, steps in folded:
-            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # a run may straddle two epochs
+            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # may straddle two epochs
             charged.append(dp_accounting.SelfComposedDpEvent(event, count))
             left -= count
         return composed(charged)
@@ -365,19 +415,13 @@ class ShuffledEpochs(Sampling):
         """One line for a privacy statement."""
         return (
             f"shuffled epochs of {self.steps_per_epoch} batches of {self.expected_batch_size} out of "
-            f"{self.num_units}, no amplification claimed; each epoch that has started counts once, "
-            "and so does each time that they were begun anew"
+            f"{self.num_units}, no amplification claimed; each started epoch counts once, and so "
+            "does each new iteration"
         )
 
 
 def fold_gaussians(event: DpEvent) -> DpEvent:
-    """Gaussians on one batch as the single equal Gaussian; any other event as it is.
-
-    Example:
-        >>> both = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
-        >>> fold_gaussians(both)
-        GaussianDpEvent(noise_multiplier=2.4)
-    """
+    """Gaussians on one batch as the single equal Gaussian; any other event unchanged."""
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(float(event.noise_multiplier))
     precision = _precision(event)

@@ -1,4 +1,4 @@
-"""A released recommender in service: a SavedModel that knows your ids, and HTTP. See docs/serving.md."""
+"""A released recommender as a SavedModel with the log's own ids, and a server for it: docs/serving.md."""
 
 from tfdp_rec.lazily import imported_when_asked
 

@@ -1,19 +1,19 @@
-"""A SavedModel that is asked in the ids of one's own log, text or whole numbers, and answers in them, with titles.
+"""A SavedModel that takes and returns the ids of one's own log, text or whole numbers, with titles.
 
     signature         inputs
     serving_default   history [batch, n]
     top_k             history [batch, n], k []
-    among             history [batch, n], k [], allowed [a]     only these items are answered
-    ragged            items [s], lengths [batch], k []          histories one after the other, and how long each is
+    among             history [batch, n], k [], allowed [a]     answers with allowed items alone
+    ragged            items [s], lengths [batch], k []          histories one after the other, and their lengths
 
     outputs of each   ids [batch, k], titles [batch, k], scores [batch, k], known [batch]
 
-A history is given oldest first. What it holds is left out of the answer. What the model does not know counts for
-nothing, wherever it stands, so that it serves for padding: "" for text, and for whole numbers 0, or the first of −1,
-−2, ... if 0 is an item. `known` is how many entries counted; at 0 the answer is the most popular items. Where fewer
-than k items are left, that same padding fills up, its score being the least float32 there is.
+A history is in order, the oldest item first; its items are left out of the answer. Ids that the model does not know
+are ignored in every place, so that they serve as padding: "" for text, and for whole numbers 0, or the first of −1, −2,
+... if 0 is an item. `known` is the number of entries that count; if it is 0, the answer is the most popular items.
+Where fewer than k items are left, that same padding fills up, with the least float32 as score.
 
-The vocabulary is an asset of the SavedModel, a line an item. There is nothing else in it than what was released.
+The vocabulary is an asset of the SavedModel, a line an item. The SavedModel holds nothing but what was released.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _in_a_line(title: str) -> str:
 
 
 def _padding(ids: Sequence[Any]) -> Any:
-    """What is no item."""
+    """An id that is no item's."""
     if isinstance(ids[0], str):
         return ""
     taken = set(ids)
@@ -165,7 +165,7 @@ class OwnIds(tf.Module):
 
 
 def _lines(path: str, kind: tf.DType) -> tf.lookup.TextFileInitializer:
-    """From each line to its number."""
+    """A table from each line to its number."""
     whole = tf.lookup.TextFileIndex.WHOLE_LINE if kind == tf.string else 0
     return _Nameless(path, kind, whole, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
 

@@ -1,12 +1,12 @@
-"""Questions and answers in the JSON of TensorFlow Serving's REST interface, for one SavedModel.
+"""Requests and answers in the JSON of TensorFlow Serving's REST interface, for one SavedModel.
 
     {"instances": [...]}   one entry a row: a value, or an object with a value for each input
         -> {"predictions": [...]}   one entry a row: an object with each output, or the value if there is one output
     {"inputs": ...}        an object with a tensor for each input, or the tensor if there is one input
         -> {"outputs": ...}         an object with a tensor for each output, or the tensor if there is one output
 
-`signature_name` chooses the signature. Lists that stand beside each other must be of one length: pad histories. A text
-may be {"b64": "..."}, its bytes in base 64.
+`signature_name` selects the signature. Lists beside each other must have the same length: pad histories. A text may be
+{"b64": "..."}, its bytes in base 64.
 
 Reference:
     TensorFlow Serving, RESTful API (predict, model status, model metadata).
@@ -25,25 +25,25 @@ from typing import Any
 import tensorflow as tf
 
 DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
-_MOST_CELLS = 2**22  # histories, times the longest of them or the items allowed: what memory an answer takes
+_MOST_CELLS = 2**22  # histories times the longest of them, or the items allowed: the memory of an answer
 _MOST_VALUES = 2**17  # of an answer, each some tens of bytes of JSON
 _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
 
 
-class WrongQuestion(ValueError):
-    """What was asked cannot be answered; the message says why."""
+class BadRequest(ValueError):
+    """A request that cannot be answered; the message says why."""
 
 
 class Served:
-    """A SavedModel that is asked in JSON.
+    """A SavedModel that answers requests in JSON.
 
     Args:
         folder: Folder of the SavedModel.
-        most_rows: Largest number of histories in one question.
-        most_answers: Largest number of items in an answer, where the caller says how many.
+        most_rows: Largest number of histories in a request.
+        most_answers: Largest number of items in an answer, where the request gives one.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: The folder holds no SavedModel.
     """
 
     def __init__(self, folder: str | os.PathLike[str], most_rows: int = 1024, most_answers: int = 1000):
@@ -53,23 +53,23 @@ class Served:
         self._signatures = dict(self._loaded.signatures)
         self.most_rows, self.most_answers = most_rows, most_answers
 
-    def predict(self, question: Any) -> dict[str, Any]:
-        """The answer to a question.
+    def predict(self, request: Any) -> dict[str, Any]:
+        """The answer to a request.
 
         Args:
-            question: JSON, parsed.
+            request: Request as parsed JSON.
 
         Raises:
-            WrongQuestion: it is no question, or not one for this model.
+            BadRequest: The request has another form, or does not fit this model.
         """
-        if not isinstance(question, dict) or ("instances" in question) == ("inputs" in question):
-            raise WrongQuestion('Send a JSON object with "instances" (a list of rows) or "inputs" (tensors), not both.')
-        signature = self._signature(question.get("signature_name", DEFAULT))
+        if not isinstance(request, dict) or ("instances" in request) == ("inputs" in request):
+            raise BadRequest('Send a JSON object with "instances" (a list of rows) or "inputs" (tensors), not both.')
+        signature = self._signature(request.get("signature_name", DEFAULT))
         specs = inputs_of(signature)
-        if "inputs" in question:
-            outputs = self._answer(signature, specs, _columns(question["inputs"], specs))
+        if "inputs" in request:
+            outputs = self._answer(signature, specs, _columns(request["inputs"], specs))
             return {"outputs": next(iter(outputs.values())) if len(outputs) == 1 else outputs}
-        rows = question["instances"]
+        rows = request["instances"]
         outputs = self._answer(signature, specs, _columns_of_rows(rows, specs))
         return {"predictions": _rows(outputs, len(rows))}
 
@@ -79,21 +79,21 @@ class Served:
 
     def _signature(self, name: Any) -> Any:
         if not isinstance(name, str) or name not in self._signatures:
-            raise WrongQuestion(f"There is no signature {name!r}; there are {', '.join(sorted(self._signatures))}.")
+            raise BadRequest(f"There is no signature {name!r}; there are {', '.join(sorted(self._signatures))}.")
         return self._signatures[name]
 
     def _answer(self, signature: Any, specs: Mapping[str, tf.TensorSpec], given: Mapping[str, Any]) -> dict[str, Any]:
         if set(given) != set(specs):
             got = ", ".join(given) or "nothing"
-            raise WrongQuestion(f"This signature takes {', '.join(specs)}, and was given {got[:200]}.")
+            raise BadRequest(f"This signature takes {', '.join(specs)}, got {got[:200]}.")
         tensors = {name: _tensor(name, given[name], spec) for name, spec in specs.items()}
         self._refuse_too_much(tensors)
         try:
             outputs = signature(**tensors)
         except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as problem:
-            raise WrongQuestion(f"The model refuses it: {_in_short(problem)}.") from problem
+            raise BadRequest(f"The model refuses the request: {_in_short(problem)}.") from problem
         if sum(int(tf.size(value)) for value in outputs.values()) > _MOST_VALUES:
-            raise WrongQuestion("The answer is too long: ask for fewer rows at once.")
+            raise BadRequest("The answer is too long: ask for fewer rows at once.")
         return {name: _plain(value) for name, value in sorted(outputs.items())}
 
     def _refuse_too_much(self, tensors: Mapping[str, tf.Tensor]) -> None:
@@ -102,17 +102,17 @@ class Served:
         rows = max([size[0] for size in sizes] + [len(lengths)])
         columns = max([size[1] for size in sizes] + [*lengths.numpy().tolist(), len(tensors.get("allowed", []))] + [1])
         if rows > self.most_rows:
-            raise WrongQuestion(f"{rows} histories in one question; at most {self.most_rows} are answered.")
+            raise BadRequest(f"{rows} histories in one request; at most {self.most_rows} are answered.")
         if rows * columns > _MOST_CELLS:
-            raise WrongQuestion(f"{rows} histories of {columns} items are too much for one question: send several.")
+            raise BadRequest(f"{rows} histories of {columns} items are too much for one request: send several.")
         if "k" in tensors and not 1 <= int(tensors["k"]) <= self.most_answers:
-            raise WrongQuestion(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
+            raise BadRequest(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
         if "k" in tensors and 3 * rows * int(tensors["k"]) > _MOST_VALUES:
-            raise WrongQuestion(f"{rows} times {int(tensors['k'])} items are too much for one answer: send several.")
+            raise BadRequest(f"{rows} times {int(tensors['k'])} items are too much for one answer: send several.")
 
 
 def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:
-    """What a signature takes, by name."""
+    """The inputs of a signature, by name."""
     return dict(sorted(signature.structured_input_signature[1].items()))
 
 
@@ -124,39 +124,39 @@ def _columns(given: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
 
 def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
     if not isinstance(rows, list) or not rows:
-        raise WrongQuestion('"instances" must be a list of at least one row.')
+        raise BadRequest('"instances" must be a list of at least one row.')
     if not all(spec.shape.rank for spec in specs.values()):
-        raise WrongQuestion(f'This signature takes {", ".join(specs)}, not all of them a value a row: send "inputs".')
+        raise BadRequest(f'This signature takes {", ".join(specs)}, some of them not by row: send "inputs".')
     if len(specs) == 1 and not isinstance(rows[0], dict):
         return {next(iter(specs)): rows}
     if not all(isinstance(row, dict) and set(row) == set(specs) for row in rows):
-        raise WrongQuestion(f"Each of the instances must be an object with {', '.join(specs)}.")
+        raise BadRequest(f"Each of the instances must be an object with {', '.join(specs)}.")
     return {name: [row[name] for row in rows] for name in specs}
 
 
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    """A tensor of JSON's lists."""
+    """A tensor from the lists of JSON."""
     shape = _shape(value)
     if shape is None:
-        raise WrongQuestion(
+        raise BadRequest(
             f'{name} has lists of different lengths. Pad them: with "" for texts, 0 for whole numbers; or send them '
             'one after the other to the signature "ragged", if there is one.'
         )
     rank = spec.shape.rank
-    if len(shape) == rank - 1 and 0 in shape:  # [] for no rows: JSON does not say of how many columns
+    if len(shape) == rank - 1 and 0 in shape:  # [] for no rows: JSON does not give the number of columns
         shape = [*shape, 0]
     if len(shape) != rank:
-        raise WrongQuestion(f"{name} must be {'a value' if not rank else f'lists {rank} deep'}, got {len(shape)} deep.")
+        raise BadRequest(f"{name} must be {'a value' if not rank else f'lists {rank} deep'}, got {len(shape)} deep.")
     values = [_value(name, each, spec.dtype) for each in _flat(value)]
     try:
         return tf.constant(values, spec.dtype, shape)
     except (ValueError, TypeError, OverflowError) as problem:
         kind = _KINDS.get(spec.dtype, spec.dtype.name)
-        raise WrongQuestion(f"{name} must hold {kind}: {_in_short(problem)}.") from None
+        raise BadRequest(f"{name} must hold {kind}: {_in_short(problem)}.") from None
 
 
 def _shape(value: Any) -> list[int] | None:
-    """Of nested lists; None if it has none."""
+    """Shape of nested lists; None where their lengths differ."""
     if not isinstance(value, list):
         return []
     shapes = [_shape(each) for each in value]
@@ -174,12 +174,12 @@ def _value(name: str, value: Any, kind: tf.DType) -> Any:
         try:
             return base64.b64decode(value["b64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise WrongQuestion(f"{name} has a b64 that is not base 64.") from None
+            raise BadRequest(f"{name} has a b64 that is not base 64.") from None
     wanted = (str,) if kind == tf.string else (int,) if kind.is_integer else (int, float)
     if not isinstance(value, wanted) or isinstance(value, bool):
-        raise WrongQuestion(f"{name} must hold {_KINDS.get(kind, kind.name)}, got {json.dumps(value)[:60]}.")
-    if kind.is_integer and not kind.min <= value <= kind.max:  # TensorFlow would take what is left of it
-        raise WrongQuestion(f"{name} must hold {_KINDS[kind]} of at most {8 * kind.size} bits, got {str(value)[:30]}.")
+        raise BadRequest(f"{name} must hold {_KINDS.get(kind, kind.name)}, got {json.dumps(value)[:60]}.")
+    if kind.is_integer and not kind.min <= value <= kind.max:  # TensorFlow would cut off the higher bits
+        raise BadRequest(f"{name} must hold {_KINDS[kind]} of at most {8 * kind.size} bits, got {str(value)[:30]}.")
     return value
 
 

@@ -4,14 +4,14 @@
     GET  /v1/models/NAME[/versions/1]/metadata    its signatures
     POST /v1/models/NAME[/versions/1]:predict     an answer
 
-Every error is {"error": "..."}. **What one caller can take is bounded**: the seconds of a question and of an answer,
-the bytes and the depth of a question, the values of an answer, connections at once; where there are too many, that
-whose caller has done nothing for longest makes room.
+Every error is {"error": "..."}. **The resources of one caller are bounded**: the seconds of a request and of an answer,
+the bytes and the depth of a request, the values of an answer, the number of connections; when there are too many, the
+connection that has been waiting for its caller for longest is closed.
 
-For trying out and for small traffic: what is asked here can be asked of TensorFlow
-Serving. **Questions are histories**, and nothing protects those: so it listens to this machine alone unless it is told
-otherwise, keeps no log of what is asked, and, while it listens to this machine alone, answers nobody who calls it by
-another name than that of this machine, which is how a page of the web in a browser here would come.
+This server is for trials and small traffic; TensorFlow Serving answers the same requests. **Requests contain
+histories**, which are not encrypted: so the server listens to this machine alone by default, and writes no log of
+requests. While it listens to this machine alone, it answers only requests that address it as localhost or by a loopback
+address: a web page in a browser on this machine would use another name.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tfdp_rec.serving.rest import Served, WrongQuestion
+from tfdp_rec.serving.rest import BadRequest, Served
 
-MOST_BYTES = 1 << 20  # of a question
-_AT_ONCE = 8  # predictions; others wait
+MOST_BYTES = 1 << 20  # of a request
+_AT_ONCE = 8  # predictions at the same time; others wait
 MOST_CONNECTIONS = 256
-PATIENCE = 30.0  # seconds for a caller to send a whole question, and to take a whole answer
+PATIENCE = 30.0  # seconds for a caller to send a whole request, and to read a whole answer
 _MOST_DEPTH = 32  # of lists in lists
-_DRAINED = 1 << 26  # a refused question is read if it is no longer: a caller that still sends would not read why
+_DRAINED = 1 << 26  # a refused request of up to so many bytes is read: a caller that is sending reads no answer
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>[^/:]+))?(?P<what>/metadata|:[a-z]+)?")
 
 
 class Server(ThreadingHTTPServer):
-    """Answers until `shutdown`.
+    """A server of one model, which answers until `shutdown`.
 
     Args:
-        served: The model.
-        name: Name that the model is asked by.
-        host: The address to listen at.
-        port: Port; 0 for any that is free, see `server_port`.
+        served: Model to serve.
+        name: Name of the model in the paths of requests.
+        host: Address to listen at.
+        port: Port to listen at; 0 for any that is free, see `server_port`.
         open_to_the_network: Whether the address may be one that other machines can reach.
-        most_bytes: Size of the longest question.
-        most_connections: Largest number of connections at once.
-        patience: Seconds for a caller to send a question, and to take an answer.
+        most_bytes: Largest size of a request.
+        most_connections: Largest number of connections at the same time.
+        patience: Seconds for a caller to send a request, and to read an answer.
 
     Raises:
-        ValueError: other machines could reach the address without `open_to_the_network`; or the name fits in no path.
-        OSError: the address cannot be had.
+        ValueError: Other machines could reach the address without `open_to_the_network`; or the name fits in no path.
+        OSError: The address is not available.
     """
 
     daemon_threads = True
@@ -73,29 +73,29 @@ class Server(ThreadingHTTPServer):
         patience: float = PATIENCE,
     ):
         if not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(f"--name must be of letters, digits and _.- alone, got {name!r}.")
+            raise ValueError(f"--name must consist of letters, digits and _.- alone, got {name!r}.")
         if not 0 <= port < 2**16:
             raise ValueError(f"--port must be between 0 and 65535, got {port}.")
         family, address = _address(host, port)
-        self.alone = ipaddress.ip_address(address[0]).is_loopback
-        if not self.alone and not open_to_the_network:
+        self.loopback_only = ipaddress.ip_address(address[0]).is_loopback
+        if not self.loopback_only and not open_to_the_network:
             raise ValueError(
-                f"--host {host} is reached by others than this machine, and what they ask is neither encrypted nor "
-                "limited to who may: leave --host out, put a proxy with TLS before it, or, where you trust everybody "
-                "who can reach it, say so: --open-to-the-network."
+                f"--host {host} can be reached from other machines, and requests are neither encrypted nor "
+                "authenticated: leave --host out, put a proxy with TLS before it, or, where all machines that reach it "
+                "are trusted, give --open-to-the-network."
             )
         self.served, self.model_name, self.most_bytes = served, name, most_bytes
         self.most_connections, self.patience = most_connections, patience
-        self._waiting: dict[Any, None] = {}  # connections whose caller is to send or to take something; oldest first
+        self._waiting: dict[Any, None] = {}  # connections that wait for their caller, oldest first
         self._open, self._lock = 0, threading.Lock()
-        self.places, self.address_family = threading.BoundedSemaphore(_AT_ONCE), family
+        self.prediction_slots, self.address_family = threading.BoundedSemaphore(_AT_ONCE), family
         try:
             super().__init__(address, Handler)
         except OSError as problem:
-            raise OSError(f"--port {port} of {host} cannot be had: {problem.strerror}. Give another.") from problem
+            raise OSError(f"--port {port} of {host} is not available: {problem.strerror}. Give another.") from problem
 
     def server_bind(self) -> None:
-        """As in `socketserver`: `http.server` would ask the network for this machine's name."""
+        """Binds as `socketserver` does: `http.server` would ask the network for this machine's name."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,14 +105,14 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is asked."""
+        """Address of the model, to which `:predict` is added."""
         host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
         return f"http://{host}:{self.server_port}/v1/models/{self.model_name}"
 
     # Connections.
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers a connection in a thread of its own, if there is room or can be made."""
+        """Answers a connection in its own thread; closes the longest waiting one if there are too many."""
         with self._lock:
             oldest = next(iter(self._waiting), None)
             full = self._open >= self.most_connections
@@ -128,7 +128,7 @@ class Server(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One connection, to its end."""
+        """Answers one connection until it ends."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -136,34 +136,34 @@ class Server(ThreadingHTTPServer):
                 self._waiting.pop(request, None)
                 self._open -= 1
 
-    def awaits(self, request: Any, caller: bool) -> None:
-        """Whether it is the caller who has to do something next, from now on."""
+    def set_waiting(self, request: Any, caller: bool) -> None:
+        """Notes whether a connection waits for its caller from now on."""
         with self._lock:
             self._waiting.pop(request, None)
             if caller:
                 self._waiting[request] = None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that hangs up is nothing to speak of."""
+        """Ignores connections that their caller has closed."""
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise ValueError(f"--host {host} is no address of this machine.") from None
+        raise ValueError(f"--host {host} is not an address of this machine.") from None
     return found[0][0], found[0][4]
 
 
-class _Timed(io.RawIOBase):
-    """A connection as a file. However little comes at a time, it takes so many seconds in all, from `begin` on."""
+class _TimedConnection(io.RawIOBase):
+    """A connection as a file with a limit of seconds in all from `begin` on, however little each read returns."""
 
     def __init__(self, connection: socket.socket, patience: float):
         self._connection, self._patience = connection, patience
         self.begin()
 
     def begin(self) -> None:
-        """The seconds are counted from now."""
+        """Starts the seconds anew."""
         self._end = time.monotonic() + self._patience
 
     def readable(self) -> bool:
@@ -186,110 +186,111 @@ class _Timed(io.RawIOBase):
         return self._connection
 
 
-class _Refused(Exception):
+class _HttpError(Exception):
     def __init__(self, status: HTTPStatus, words: str):
         super().__init__(words)
         self.status = status
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Answers the requests of one connection."""
 
     server: Server
     server_version, sys_version, protocol_version = "tfdp-rec", "", "HTTP/1.1"
+
     def setup(self) -> None:
-        """Reads and writes in time."""
+        """Opens the connection for reading and writing within the time limit."""
         self.connection = self.request
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        self._timed = _Timed(self.connection, self.server.patience)
-        # An answer leaves in one piece: in two, the second waits 40 ms for the caller to say that it has the first.
+        self._timed = _TimedConnection(self.connection, self.server.patience)
+        # An answer is sent in one piece: of two, the second waits 40 ms until the caller acknowledges the first.
         self.rfile, self.wfile = io.BufferedReader(self._timed), io.BufferedWriter(self._timed)
 
     def handle_one_request(self) -> None:
-        """A question and its answer."""
+        """Reads a request and answers it."""
         self._timed.begin()
         self._unread, self.headers = True, http.client.HTTPMessage()
-        self.server.awaits(self.connection, caller=True)
+        self.server.set_waiting(self.connection, caller=True)
         super().handle_one_request()
 
     def handle_expect_100(self) -> bool:
-        """A question that is too long is refused before it is sent."""
+        """Refuses a request that is too long before it is sent."""
         try:
             self._length()
-        except _Refused:
+        except _HttpError:
             self._unread = False
-            return True  # `do_POST` says why
+            return True  # `do_POST` gives the reason
         return super().handle_expect_100()
 
     def do_GET(self) -> None:
-        """Status and metadata."""
-        self._respond(self._about)
+        """Answers with the status or the metadata."""
+        self._respond(self._description)
 
     def do_POST(self) -> None:
-        """Predictions."""
-        self._respond(self._predicted)
+        """Answers with predictions."""
+        self._respond(self._prediction)
 
     def _respond(self, answer: Any) -> None:
         try:
             status, found = HTTPStatus.OK, answer()
-        except _Refused as refusal:
+        except _HttpError as refusal:
             status, found = refusal.status, {"error": str(refusal)}
-        except WrongQuestion as refusal:
+        except BadRequest as refusal:
             status, found = HTTPStatus.BAD_REQUEST, {"error": str(refusal)}
-        except Exception as problem:  # a server that says nothing is worse than one that says what
+        except Exception as problem:  # without an answer the caller would wait in vain
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(problem).__name__} while answering."}
         if status != HTTPStatus.OK:
-            self.close_connection = True  # its body may not have been read
+            self.close_connection = True  # the request's body may not have been read
         self._send(status, found)
 
-    def _about(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         what = self._path()
         if what == "":
             fine = {"error_code": "OK", "error_message": ""}
             return {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": fine}]}
         if what != "/metadata":
-            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"Send a POST to {self.path}.")
+            raise _HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"Send a POST to {self.path}.")
         spec = {"name": self.server.model_name, "signature_name": "", "version": "1"}
         return {"model_spec": spec, "metadata": {"signature_def": self.server.served.metadata()}}
 
-    def _predicted(self) -> dict[str, Any]:
+    def _prediction(self) -> dict[str, Any]:
         if self._path() != ":predict":
-            raise _Refused(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
-        text = self._question()
-        with self.server.places:
+            raise _HttpError(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
+        text = self._body()
+        with self.server.prediction_slots:
             return self.server.served.predict(_parsed(text))
 
     def _path(self) -> str:
-        """What is asked of this model; a question to another model, or by a stranger, is refused."""
-        if self.server.alone and not _is_this_machine(self.headers.get("Host", "")):
-            raise _Refused(HTTPStatus.FORBIDDEN, "Call this machine by its own name: localhost, or 127.0.0.1.")
+        """The path after this model's name; other models and other Host headers are refused."""
+        if self.server.loopback_only and not _is_this_machine(self.headers.get("Host", "")):
+            raise _HttpError(HTTPStatus.FORBIDDEN, "Address this machine as localhost or 127.0.0.1.")
         found = _PATH.fullmatch(self.path.split("?")[0])
         if not found or found["name"] != self.server.model_name or found["version"] not in (None, "1"):
-            raise _Refused(
+            raise _HttpError(
                 HTTPStatus.NOT_FOUND,
                 f"There is nothing at {self.path[:100]}: the model is /v1/models/{self.server.model_name}, version 1.",
             )
         return found["what"] or ""
 
-    def _question(self) -> bytes:
+    def _body(self) -> bytes:
         text = self.rfile.read(self._length())
         self._unread = False
-        self.server.awaits(self.connection, caller=False)
+        self.server.set_waiting(self.connection, caller=False)
         return text
 
     def _length(self) -> int:
-        """Of the question, which is still to be read."""
+        """Length of the request's body, which is still to be read."""
         said = self.headers.get_all("Content-Length", [])
         if len(said) != 1 or not re.fullmatch("[0-9]+", said[0]) or "Transfer-Encoding" in self.headers:
-            raise _Refused(HTTPStatus.LENGTH_REQUIRED, "Say how long the question is: Content-Length.")
+            raise _HttpError(HTTPStatus.LENGTH_REQUIRED, "Give the length of the request: Content-Length.")
         length = int(said[0][:20])
         if length > self.server.most_bytes:
-            most = f"at most {self.server.most_bytes} bytes are read of one"
-            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The question has {said[0][:20]} bytes, and {most}.")
+            most = f"at most {self.server.most_bytes} are read"
+            raise _HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The request has {said[0][:20]} bytes; {most}.")
         return length
 
     def _drain(self) -> None:
-        """Reads on while a caller whose question is refused still sends it: it would not read the answer before."""
+        """Reads a refused request to its end: a caller that is still sending reads no answer."""
         said = self.headers.get("Content-Length", "")
         left = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
         with contextlib.suppress(OSError):
@@ -301,7 +302,7 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, found: Any) -> None:
         if self._unread and status != HTTPStatus.OK:
             self._drain()
-        self.server.awaits(self.connection, caller=True)
+        self.server.set_waiting(self.connection, caller=True)
         self._timed.begin()
         body = json.dumps(found, ensure_ascii=False).encode()
         self.send_response(status)
@@ -313,31 +314,31 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses, as JSON too."""
+        """Answers the standard library's own refusals in JSON too."""
         self.close_connection = True
         self._send(HTTPStatus(code), {"error": f"{message or HTTPStatus(code).phrase}."})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No log is kept of the questions."""
+        """Writes no log: requests contain histories."""
 
 
 def _parsed(text: bytes) -> Any:
-    """A question of lists that are not too deep for what follows, which goes down into them."""
+    """A request as JSON, its lists not nested too deep for the recursive functions that read them."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise WrongQuestion(f"The question is no JSON: {str(problem)[:100]}.") from None
+        raise BadRequest(f"The request is not JSON: {str(problem)[:100]}.") from None
     level = [found]
     for _ in range(_MOST_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
         level = [part for parts in inner for part in parts]
     if level:
-        raise WrongQuestion(f"The question has lists more than {_MOST_DEPTH} deep.")
+        raise BadRequest(f"The request has lists more than {_MOST_DEPTH} deep.")
     return found
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a Host header names this machine as itself."""
+    """Whether a Host header is localhost or a loopback address."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if name.lower() == "localhost":
         return True

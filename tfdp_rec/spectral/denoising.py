@@ -1,28 +1,27 @@
-"""What a noisy Gram matrix says of the true one, and of which item goes with which history. All of it is
-post-processing.
+"""Estimates from a noisy Gram matrix: the true matrix, and the weights with which a history predicts an item. All of
+it is post-processing.
 
-**Denoising.** G + N is released, N symmetric with N(0, σ²) off the diagonal, m × m. Its eigenvectors v_i are kept, as
-nothing better is known, and each eigenvalue y_i is replaced by what the best of all such estimates of G would have,
+**Denoising.** G + N is released, N symmetric with N(0, σ²) off the diagonal, m × m. Its eigenvectors v_i are kept, for
+want of a better basis, and each eigenvalue y_i is replaced by that of the best such estimate of G,
 
     ξ_i = E v_iᵀ G v_i = y_i - 2 s² h(y_i),   s = σ√m,   h(y) = the mean over j of (y - y_j) / ((y - y_j)² + η²),
 
-the spectrum itself saying how much of an eigenvalue is noise: far above the noise's edge 2s nearly nothing is taken
-away, and inside the noise's semicircle nearly all. Negative ones become 0. No rank is chosen. η = s / (2 m^⅓) smooths
-the sum.
+which the spectrum determines: far above the edge 2s of the noise nearly nothing is subtracted, and inside the noise's
+semicircle nearly all. Negative ones become 0. No rank is chosen. η = s / (2 m^⅓) smooths the sum.
 
-**What the spectrum cannot see.** A pair of items may go together as no other does; such a pair is not in any direction
-that stands out. What is left of an entry, when the denoised matrix is taken from it, is noise unless it is large: from
-beyond 4σ on it counts, less those 4σ, and half of it is believed.
+**Large entries.** A single pair of items that occur together more than all others is in no leading eigenvector. The
+residual of an entry, less the denoised matrix, is noise unless it is large: beyond 4σ it counts, reduced by 4σ and
+halved.
 
 **Regression.** Items x_j are predicted from the others, x̂ = βμ + hB, by ridge regression on the denoised matrix,
 
     B = (G + Λ)⁻¹ (G - ½ diag G),   Λ = a (D + f s),
 
-D the diagonal that the release leaves out, as well as it can be told from the counts; a and f are constants. Noise
-makes the ridge heavier, for rare items most of all. Large entries S come in to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
+D the diagonal that the release leaves out, estimated from the counts; a and f are constants. Noise makes the ridge
+heavier, for rare items most of all. Large entries S enter to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
 
-**Sums that were added up** have noise that differs from row to row. The spectrum is read by its average, large entries
-by their own.
+**Sums of several releases** have noise that differs from row to row: the spectrum is denoised with the average, large
+entries with their own.
 
 Reference:
     Bun, Allez, Bouchaud and Potters, Rotational invariant estimator for general noisy matrices, IEEE Transactions on
@@ -45,12 +44,7 @@ LARGE, BELIEVED = 4.0, 0.5
 
 
 def denoised(noisy: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
-    """The true matrix, as well as its spectrum lets it be told: positive semi-definite, its diagonal filled in.
-
-    Args:
-        noisy: symmetric.
-        sigma: standard deviation of the noise of an entry off the diagonal.
-    """
+    """An estimate of the true matrix, positive semi-definite, its diagonal filled in."""
     values, vectors = linalg.eigh(noisy, driver="evd", check_finite=False)
     true = np.maximum(eigenvalues_without_noise(values, sigma), 0)
     kept = true > 0
@@ -58,16 +52,7 @@ def denoised(noisy: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
 
 
 def eigenvalues_without_noise(values: NDArray[np.float32], sigma: float) -> NDArray[np.float64]:
-    """ξ of each eigenvalue.
-
-    Args:
-        values: of the noisy matrix.
-        sigma: of its noise.
-
-    Example:
-        >>> round(eigenvalues_without_noise(np.array([0.0] * 99 + [100.0]), sigma=1.0)[-1])
-        98
-    """
+    """ξ of each eigenvalue of a matrix whose entries have noise of standard deviation σ."""
     y = values.astype(np.float64)
     scale = sigma * np.sqrt(len(y))
     smooth = scale * 0.5 * len(y) ** (-1 / 3)
@@ -79,37 +64,25 @@ def eigenvalues_without_noise(values: NDArray[np.float32], sigma: float) -> NDAr
 
 
 def noise_on_average(of_rows: NDArray[np.float64]) -> float:
-    """The root of the mean variance of the entries of a matrix, each of which has the lesser noise of its two rows.
-
-    Args:
-        of_rows: standard deviation of each row.
-
-    Example:
-        >>> noise_on_average(np.array([3.0, 3.0])), round(noise_on_average(np.array([1.0, 3.0])) ** 2, 3)
-        (3.0, 3.0)
-    """
-    order = np.arange(len(of_rows), 0, -1)  # the least noisy row has the most entries of its noise
+    """The root of the mean variance of a matrix's entries, each of which has the lesser noise of its two rows."""
+    order = np.arange(len(of_rows), 0, -1)  # the row with the least noise sets that of the most entries
     return float(np.sqrt(np.average(np.sort(of_rows) ** 2, weights=2 * order - 1)))
 
 
 def weights_between_items(
     noisy: NDArray[np.float32], noise: float | NDArray[np.float64], diagonal: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """B: how much an item in the history (row) speaks for another (column).
-
-    Args:
-        noisy: the released Gram matrix.
-        noise: standard deviation of all its entries, or of each row; an entry then has the lesser of its two.
-        diagonal: D, what the diagonal would about be.
-    """
+    """B, the weight of an item in the history (row) for another (column); `noise` of all entries, or of each row."""
     of_rows = np.broadcast_to(np.asarray(noise, np.float64), [len(noisy)])
     sigma = noise_on_average(of_rows)
     true = denoised(noisy, sigma)
     beyond = noisy - true
-    least = np.minimum.outer(*2 * [np.float32(LARGE) * of_rows.astype(np.float32)])
+    least = np.float32(LARGE) * of_rows.astype(np.float32)
+    least = np.minimum(least[:, None], least)  # an entry has the lesser noise of its two rows
     beyond = np.sign(beyond) * np.maximum(np.abs(beyond) - least, 0)
     np.fill_diagonal(beyond, 0)
     own = np.diag(true).copy()
+    # B = (G + Λ)⁻¹ (G - ½ diag G), then the first-order term of the large entries.
     ridge = RIDGE * (diagonal + NOISE_IN_RIDGE * sigma * np.sqrt(len(true)))
     factor = linalg.cho_factor(true + np.diag(ridge), lower=True, check_finite=False)
     weights = linalg.cho_solve(factor, true - np.diag((1 - DIAGONAL_KEPT) * own), check_finite=False)

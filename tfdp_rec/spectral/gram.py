@@ -1,12 +1,11 @@
-"""How often two items of the head are with the same user: the item-item Gram matrix, in grid steps, exactly.
+"""Number of users that have two items of the head together: the item-item Gram matrix, in grid steps, exactly.
 
 A user with d ≥ 2 items of the head gives each of the d(d-1)/2 pairs of them the same weight,
 
     w = 1/√(d(d-1)/2)   (rounded down to the grid: see `tfdp_rec.sums.fixed_point`),
 
-so that one user moves what stands above the diagonal by at most 1 in ℓ₂. Users with fewer items of the head give
-nothing; they are users all the same. Sums of whole numbers come out the same in any order, so parts are counted on
-all cores.
+so that one user moves the entries above the diagonal by at most 1 in ℓ₂. Users with fewer items of the head give
+nothing, and count as users. Sums of whole numbers are the same in any order, so parts are counted on all cores.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from scipy import sparse
 from tfdp_rec.datasets.histories import AnyHistories, Catalogue, Part
 from tfdp_rec.sums.fixed_point import grid_weights
 
-_PAIRS_AT_ONCE = 2**24  # of a piece of work: about half a gigabyte at most
+_PAIRS_AT_ONCE = 2**24  # pairs in a piece of work: about half a gigabyte at most
 _EVENTS_AT_ONCE = 2**18
 
 
@@ -34,14 +33,7 @@ def grid_gram(
     head: NDArray[np.int64],
     progress: Callable[[int], None] = lambda users: None,
 ) -> NDArray[np.int64]:
-    """The Gram matrix of some items, both halves, its diagonal empty. No noise: not to be released.
-
-    Args:
-        histories: of all users.
-        catalogue: the public items.
-        head: places of the items in the catalogue.
-        progress: called with how many users were counted.
-    """
+    """The Gram matrix of the head, both halves, its diagonal 0. It has no noise and must not be released."""
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))
     total = np.zeros((len(head), len(head)), np.int64)
@@ -51,7 +43,7 @@ def grid_gram(
         for part in histories.parts(catalogue, _EVENTS_AT_ONCE):
             for piece in _pieces(part.among(position)):
                 waiting.append(pool.submit(_pair_sums, piece, len(head)))
-                if len(waiting) > cores:  # no more is held than is being worked on
+                if len(waiting) > cores:  # holds no more pieces in memory than are being counted
                     _add(total, waiting.popleft().result())
             progress(part.num_users)
         while waiting:
@@ -61,7 +53,7 @@ def grid_gram(
 
 
 def _pieces(part: Part) -> Iterator[Part]:
-    """Users of a part, so few at a time that they have not too many pairs."""
+    """The users of a part, in pieces with a bounded number of pairs."""
     lengths = part.lengths
     pairs = np.cumsum(lengths * lengths)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -75,7 +67,7 @@ def _pieces(part: Part) -> Iterator[Part]:
 
 
 def _pair_sums(part: Part, size: int) -> Any:
-    """Weighted pairs of some users, as a sparse matrix of whole numbers."""
+    """Sum of some users' weighted pairs, a sparse matrix of whole numbers."""
     lengths = part.lengths
     weights = grid_weights(lengths * (lengths - 1) // 2)
     shape = (part.num_users, size)
@@ -86,4 +78,4 @@ def _pair_sums(part: Part, size: int) -> Any:
 
 def _add(total: NDArray[np.int64], sums: Any) -> None:
     rows = np.repeat(np.arange(len(total)), np.diff(sums.indptr))
-    total.reshape(-1)[rows * len(total) + sums.indices] += sums.data  # each place is there once
+    total.reshape(-1)[rows * len(total) + sums.indices] += sums.data  # each place occurs once

@@ -1,10 +1,10 @@
-"""Recommendations from two sums over users, each released once: how many have an item, and how many have two together.
+"""Recommendations from two sums over users, each released once: counts of items, and counts of pairs of items.
 
     histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
               -> denoised -> ridge regression: scores = βμ + history · B
 
-Nothing is trained. What is private is in `sums/counts.py` and `gram.py`, which bound what one user gives, and in
-`sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on what was released.
+Nothing is trained. The private part is `sums/counts.py` and `gram.py`, which bound what one user gives, and
+`sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on releases.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class SpectralRecommender:
-    """A private recommender in seconds: DP counts, one DP Gram matrix, and a ridge regression on what it says.
+    """A private recommender in seconds: DP counts, one DP Gram matrix, and a ridge regression on them.
 
     The privacy unit is a user with their whole history, however long. The number of users is public.
 
     Args:
-        item_ids: raw ids of the public catalogue.
-        epsilon: budget of the whole; or give `noise_multiplier`.
-        delta: δ.
-        noise_multiplier: σ of the one Gaussian that the whole costs; decides ε.
-        head: how many items get a row of the matrix; left out, the rule of `tfdp_rec.spectral.rules` says.
-        recency: g, where histories are told oldest first and the next item is asked for: an item that was followed by j
-            others then weighs (1 + j)⁻ᵍ. 0.25 helps with films and games in order, and harms where there is no order.
-        before: what earlier fits released, of items that this catalogue begins with; what `fit` releases is added.
-        words: for tests; the operating system's randomness if left out.
+        item_ids: Raw ids of the public catalogue.
+        epsilon: ε of the whole; or give `noise_multiplier`.
+        delta: δ of the whole.
+        noise_multiplier: σ of the one Gaussian that the whole costs; or give `epsilon`.
+        head: Number of items with a row in the matrix; by default the rule of `tfdp_rec.spectral.rules`.
+        recency: g, for histories that are ordered, the oldest item first, and a next item to predict: an item that j
+            others follow has the weight (1 + j)⁻ᵍ. 0.25 helps with films and games in order, and harms without order.
+        before: Sum of the releases of earlier fits, of the items with which this catalogue begins; the release of
+            `fit` is added to it.
+        words: Source of random bits, for tests; the operating system's by default.
 
     Raises:
-        TypeError: both or neither of `epsilon` and `noise_multiplier` are given.
-        ValueError: an argument is out of range.
+        TypeError: Both or neither of `epsilon` and `noise_multiplier` are given.
+        ValueError: An argument is out of range.
 
     Example:
         >>> histories = [[10, 20]] * 200 + [[30, 40]] * 200 + [[10, 20, 30], []]
@@ -96,12 +97,12 @@ class SpectralRecommender:
 
     @property
     def event(self) -> DpEvent:
-        """What `fit` spends, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
+        """Event of `fit`, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
         return GaussianDpEvent(self.noise_multiplier) if self._private else NonPrivateDpEvent()
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """Noisy counts of all items."""
+        """Noisy count of each item."""
         return self.released.counts
 
     @property
@@ -111,7 +112,7 @@ class SpectralRecommender:
 
     @property
     def epsilon(self) -> float:
-        """ε at δ by dp_accounting, of `fit` and nothing else; infinite where a test supplied the noise."""
+        """ε at δ of `fit` alone, by dp_accounting; infinite where a test supplied the noise."""
         return epsilon_of(self.event, self.delta)
 
     def statement(self) -> str:
@@ -146,14 +147,14 @@ class SpectralRecommender:
         """Reads the users twice, releases counts and pairs, and computes the rest from these. Once only.
 
         Args:
-            histories: each user's raw ids, one user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
-                files), `Timelines`, or what yields a user's ids at a time and can be iterated twice. Repeats count
-                once, ids that are not in the catalogue do not count.
-            verbose: 0 prints nothing.
+            histories: Raw ids of each user, every user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
+                files), `Timelines`, or an iterable over users that can be iterated twice. Repeats count once, and ids
+                outside the catalogue do not count.
+            verbose: 0 prints nothing, 1 the progress.
 
         Raises:
-            RuntimeError: it was fitted before.
-            ValueError: there is no user, or δ is too large for so few.
+            RuntimeError: The recommender was fitted before.
+            ValueError: There is no user, or δ is too large for so few users.
         """
         if self._begun:
             raise RuntimeError(
@@ -167,9 +168,9 @@ class SpectralRecommender:
                 f"delta = {self.delta:g} is above 1 / {self.num_users} users: a mechanism that publishes one user's "
                 "whole history would still meet it. Choose a smaller delta."
             )
-        self.split = rules.Split.of(self.noise_multiplier, self.num_users, len(self.catalogue))
+        self.split = rules.Split.of_budget(self.noise_multiplier, self.num_users, len(self.catalogue))
         self._begun = True
-        show = _Progress(self.num_users, verbose)
+        show = _CountingProgress(self.num_users, verbose)
         show.say(f"counting {len(self.catalogue)} items")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
@@ -184,7 +185,7 @@ class SpectralRecommender:
         return self
 
     def _conclude(self, made: Release) -> None:
-        """Weights and prior, from what was released."""
+        """Computes weights and prior from the release."""
         noise_of_head = made.counts_noise[made.head]
         diagonal = rules.diagonal_of(made.counts[made.head], made.pairs, made.users, noise_of_head)
         self.weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
@@ -194,7 +195,14 @@ class SpectralRecommender:
     # Answering.
 
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
-        """Scores of the whole catalogue for each history of raw ids, `[histories, items]`."""
+        """Scores of the whole catalogue for each history of raw ids, `[histories, items]`.
+
+        Args:
+            histories: Raw ids of each history, the oldest first; unknown ids do not count.
+
+        Raises:
+            RuntimeError: `fit` was not called.
+        """
         self._check_fitted()
         return self._scores([self._weighed(history) for history in histories])
 
@@ -202,14 +210,15 @@ class SpectralRecommender:
         """The k best items that are not in the history, best first.
 
         Args:
-            histories: of raw ids; unknown ids are ignored, and an empty history is answered by popularity.
-            k: items an answer.
+            histories: Raw ids of each history, the oldest first; unknown ids do not count, and an empty history gets
+                the most popular items.
+            k: Number of items in an answer.
 
         Returns:
-            Raw ids and scores, `[histories, k]`. Where a history leaves fewer than k, id 0 fills up.
+            Raw ids and scores, `[histories, k]`. Where a history leaves fewer than k items, id 0 fills up.
 
         Raises:
-            RuntimeError: there was no `fit`.
+            RuntimeError: `fit` was not called.
             ValueError: k is not between 1 and the size of the catalogue.
         """
         self._check_fitted()
@@ -222,12 +231,19 @@ class SpectralRecommender:
         return np.concatenate(ids), np.concatenate(scores)
 
     def check_k(self, k: int) -> None:
-        """Raises for a number of items that cannot be recommended."""
+        """Refuses a number of items that the catalogue cannot give.
+
+        Args:
+            k: Number of items in an answer.
+
+        Raises:
+            ValueError: k is not between 1 and the size of the catalogue.
+        """
         if not 1 <= k <= len(self.catalogue):
             raise ValueError(f"k must be between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}.")
 
     def _weighed(self, history: ArrayLike) -> Weighed:
-        """Places of a history's items, and how much each counts: as it stood last, if it is there more than once."""
+        """Places of a history's items and their weights; an item that occurs again counts by its last occurrence."""
         places = self.catalogue.places(np.asarray(history, np.int64).reshape(-1))
         latest_first = places[places >= 0][::-1]
         different, age = np.unique(latest_first, return_index=True)
@@ -276,13 +292,13 @@ class SpectralRecommender:
     # Files.
 
     def save(self, filepath: Path) -> None:
-        """Writes an .npz file of what was released and what was computed from it, for `load`.
+        """Writes an .npz file of the release and what was computed from it, for `load`.
 
         Args:
-            filepath: of the file; its folder must exist.
+            filepath: Path of the file; its folder must exist.
 
         Raises:
-            RuntimeError: there was no `fit`.
+            RuntimeError: `fit` was not called.
         """
         self._check_fitted()
         with writing(filepath, "wb") as file:
@@ -303,14 +319,14 @@ class SpectralRecommender:
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:
-        """What `save` wrote. It answers, exports and says what it cost; it is not fitted again.
+        """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again.
 
         Args:
-            filepath: of the file.
+            filepath: Path of the file.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is another kind of file.
+            FileNotFoundError: There is no such file.
+            ValueError: It is another kind of file.
         """
         try:
             with np.load(filepath, allow_pickle=False) as file:
@@ -320,7 +336,7 @@ class SpectralRecommender:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
         found = cls(kept.pop("item_ids"), noise_multiplier=kept["noise_multiplier"], delta=kept["delta"])
         vars(found).update(kept, released=released, _begun=True)
-        found.split = rules.Split.of(found.noise_multiplier, found.num_users, len(found.catalogue))
+        found.split = rules.Split.of_budget(found.noise_multiplier, found.num_users, len(found.catalogue))
         return found
 
     def _check_fitted(self) -> None:
@@ -329,7 +345,7 @@ class SpectralRecommender:
 
 
 def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Places of the k best, the best first; of equals the first."""
+    """Places of the k best scores, the best first; of equal scores the first place."""
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     places = np.flatnonzero(scores >= least)
     return places[np.argsort(-scores[places], kind="stable")][:k]
@@ -342,11 +358,11 @@ def _count_users(source: AnyHistories, catalogue: Catalogue) -> int:
     return users
 
 
-class _Progress:
-    """One line that says what is being done and how far it is."""
+class _CountingProgress:
+    """One printed line: the present task, and the number of users counted."""
 
     def __init__(self, num_users: int, verbose: int):
-        self.num_users, self.verbose, self.what, self.done = num_users, verbose, "", 0
+        self.num_users, self.verbose = num_users, verbose
 
     def say(self, what: str) -> None:
         self.what, self.done = what, 0

@@ -1,18 +1,18 @@
-"""What is chosen from σ, from public sizes, and from what was released already; never from a user's data.
+"""Choices made from σ, from public sizes and from earlier releases, and never from a user's data.
 
 **Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share 3 σ√M / n
-of σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the length of the noise that all counts would
-have for the whole budget: where it is not small beside the number of users, even counts are hard to tell, and pairs are
-lost.
+of σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the norm of the noise that all counts would
+have for the whole budget: where it is not small beside the number of users, even counts are mostly noise, and pairs are
+noise alone.
 
-**Head.** An item is worth a row of the matrix as long as its count stands out of the noise of a row, σ_g √m:
+**Head.** An item gets a row of the matrix as long as its count exceeds the noise of a row, σ_g √m:
 
     m is the greatest for which the m-th best noisy count is at least ¼ √r σ_g √m,
 
-r the mean of √d over users, which the counts' sum tells (long histories: more pairs share a user's weight). So m
-falls as the noise grows, and does not hang on the catalogue's tail.
+r the mean of √d over users, which is the sum of the counts over n (long histories: more pairs share a user's weight).
+So m falls as the noise grows, and does not depend on the catalogue's tail.
 
-**Prior.** How many users have an item: c_j r / n, c_j its noisy count, no less than half of the noise.
+**Prior.** The share of users that have an item: c_j r / n, c_j its noisy count, no less than half of the noise.
 """
 
 from __future__ import annotations
@@ -32,14 +32,10 @@ Noise: TypeAlias = float | NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Noise multipliers of the two releases.
-
-    Attributes:
-        counts: σ_c.
-        gram: σ_g.
+    """Noise multipliers of the two releases: σ_c of the counts, σ_g of the Gram matrix.
 
     Example:
-        >>> split = Split.of(1.0, num_users=10_000, num_items=2_000)
+        >>> split = Split.of_budget(1.0, num_users=10_000, num_items=2_000)
         >>> round(split.counts, 3), round((split.counts**-2 + split.gram**-2) ** -0.5, 3)
         (3.0, 1.0)
     """
@@ -48,14 +44,8 @@ class Split:
     gram: float
 
     @classmethod
-    def of(cls, total: float, num_users: int, num_items: int) -> Split:
-        """The split of a budget.
-
-        Args:
-            total: σ of the one Gaussian that both together cost.
-            num_users: public.
-            num_items: public.
-        """
+    def of_budget(cls, total: float, num_users: int, num_items: int) -> Split:
+        """The split of σ, the noise multiplier of the one Gaussian that both releases cost together."""
         share = min(max(COUNTS * total * num_items**0.5 / num_users, LEAST_COUNTS), MOST_COUNTS)
         return cls(total / share**0.5, total / (1 - share) ** 0.5)
 
@@ -68,18 +58,8 @@ def mean_root(counts: NDArray[np.float64], num_users: float) -> float:
 def head_of(
     counts: NDArray[np.float64], num_users: float, sigma: float, size: int | None = None
 ) -> NDArray[np.int64]:
-    """Places of the items that get a row, the best count first.
-
-    Args:
-        counts: noisy counts of all items.
-        num_users: public.
-        sigma: σ_g.
-        size: how many; None for the rule's, at most 6,000, for which dense algebra takes a minute or two.
-
-    Example:
-        >>> head_of(np.array([*[900.0] * 40, *[1.0] * 500]), num_users=2000, sigma=1.0).size
-        40
-    """
+    """Places of the items that get a row, the best noisy count first; `sigma` is σ_g."""
+    # Without `size` at most 6,000, for which dense algebra takes a minute or two.
     best = np.argsort(-counts, kind="stable")[: size or MOST_HEAD]
     if size is not None:
         return best
@@ -90,29 +70,15 @@ def head_of(
 
 
 def prior_of(counts: NDArray[np.float64], num_users: float, sigma: Noise) -> NDArray[np.float64]:
-    """μ: about which share of the users has each item.
-
-    Args:
-        counts: noisy counts.
-        num_users: public.
-        sigma: σ_c, of all or of each.
-    """
+    """μ, an estimate of the share of users that have each item; `sigma` is σ_c, of all or of each."""
     return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
 
 
 def diagonal_of(
     counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: float, sigma: Noise
 ) -> NDArray[np.float64]:
-    """D: what the diagonal of the Gram matrix would about be, were it released.
-
-    Each user with d items of the head gives √2 d to the sum of the matrix, nearly: so that sum tells the mean d, and
-    a count at weight 1/√d becomes one at weight √2/√(d(d-1)).
-
-    Args:
-        counts: noisy counts of the head.
-        noisy: its noisy matrix.
-        num_users: public.
-        sigma: σ_c, of all or of each.
-    """
+    """D, an estimate of the diagonal of the Gram matrix, which is not released; `sigma` is σ_c, of all or of each."""
+    # A user with d items of the head gives √2 d to the sum of the matrix, nearly: the sum over √2 n is the mean d, and
+    # a count at weight 1/√d becomes one at weight √2/√(d(d-1)).
     mean = float(noisy.sum(dtype=np.float64)) / (np.sqrt(2) * num_users)
     return np.maximum(counts, 0.5 * sigma) * np.sqrt(2 / max(mean - 1, 1.0))

@@ -18,21 +18,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-NOTHING = -1  # the slot of what is unknown, or of no answer
+NOTHING = -1  # the slot of an unknown item, or of no answer
 LEFT_OUT = tf.float32.min
 
 
 def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The place in the catalogue of each slot.
-
-    Args:
-        head: places of the items that have weights.
-        prior: of all items, by place.
-
-    Example:
-        >>> slots_of(np.array([2, 0]), np.array([0.1, 0.2, 0.3, 0.4], np.float32)).tolist()
-        [2, 0, 3, 1]
-    """
+    """The place in the catalogue of each slot."""
     rest = np.setdiff1d(np.arange(len(prior)), head)
     return np.concatenate([head, rest[np.argsort(-prior[rest], kind="stable")]])
 
@@ -91,12 +82,12 @@ class Answers(tf.Module):
         return self._first(tf.where(_held(history, allowed), LEFT_OUT, scores), allowed, k)
 
     def _weighed(self, history: tf.Tensor) -> tf.Tensor:
-        """How much each entry counts."""
+        """Weight of each entry."""
         known = tf.cast(history >= 0, tf.float32)
         return (1.0 + tf.cumsum(known, axis=1, reverse=True, exclusive=True)) ** -self.recency
 
     def _has(self, history: tf.Tensor, weighed: tf.Tensor, first: int, size: Any) -> tf.Tensor:
-        """What histories have of the slots from `first` on, `[batch, size]`: as it stood last, if it is there again."""
+        """Weights of the slots from `first` on in each history, `[batch, size]`; of a repeated slot the last weight."""
         batch = tf.shape(history, tf.int64)[0]
         there = (history >= first) & (history < first + tf.cast(size, tf.int64))
         rows = tf.broadcast_to(tf.range(batch)[:, None], tf.shape(history))
@@ -105,11 +96,11 @@ class Answers(tf.Module):
         return tf.tensor_scatter_nd_max(nothing, cells, tf.boolean_mask(weighed, there))
 
     def _personal(self, has: tf.Tensor) -> tf.Tensor:
-        """What histories say of the head: only the rows of what they hold are read."""
+        """Scores of the head from the histories; reads the weights of their items alone."""
         return tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(has), self.weights)
 
     def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """The k best of some slots, of equals the first of the catalogue."""
+        """The k best of some slots; of equal scores the first in the catalogue."""
         order = tf.argsort(tf.gather(self.place, slots))
         best, index = tf.math.top_k(tf.gather(scores, order, axis=1), tf.minimum(k, tf.size(slots)))
         found = tf.where(best > LEFT_OUT, tf.gather(tf.gather(slots, order), index), tf.constant(NOTHING, tf.int64))

@@ -51,7 +51,7 @@ class Entry:
         origin: DRAWN if every batch carried the proof of its draw, BY_HAND if the caller said so, ORDINARY for steps of
             an optimizer that is not private, else UNPROVEN.
         sampling: `Sampling.get_state()` of the sampling that drew the batches; None if it is not known.
-        begun: Number of times the sampling's batches were iterated anew for these steps.
+        begun: Number of stretches of successive draws in these steps; one that begins within an iteration counts twice.
         void: Reason why these steps have no guarantee; empty if they have one.
         label: Name of a use of the data that is no private step, such as "popularity counts"; empty for steps.
         receipted: Whether the id may stand in a ledger. Entries of versions before 0.3 have ids that no ledger has.

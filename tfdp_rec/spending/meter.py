@@ -97,12 +97,17 @@ class Meter:
         if limit is not None:
             gate += demand(limit.allows(), _NO_MORE)
         with tf.control_dependencies(gate):
-            begins, one = tf.cast(source.begins, tf.int64), given(tf.constant(1, tf.int64), gate)
+            # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
+            # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
+            position, one = tf.cast(source.position, tf.int64), given(tf.constant(1, tf.int64), gate)
+            follows = tf.cast(tf.equal(position, counter.next), tf.int64)
+            begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
             counted = [
                 self._made.assign_add(one),
                 self._begun.assign_add(begins),
                 counter.steps.assign_add(one),
                 counter.begun.assign_add(begins),
+                counter.next.assign(position + 1),
             ]
             return counted if limit is None else [*counted, limit.made.assign_add(one)]
 
@@ -313,7 +318,7 @@ class Meter:
 
     @property
     def begun(self) -> int:
-        """Number of times that batches were iterated anew in this process."""
+        """Number of stretches of successive draws in this process, as `Entry.begun` counts them."""
         return int(self._begun.numpy())
 
     def _allow_or_refuse(self, counter: Counter) -> None:
@@ -330,7 +335,8 @@ class Counter:
         optimizer: Optimizer that makes the steps.
         sampling: State of the sampling that draws the batches.
         void: Reason why the steps have no guarantee.
-        variables: Steps, times the batches were begun, whether a step is allowed, and the settings it was priced by.
+        variables: Steps, stretches of successive draws, whether a step is allowed, position of the next draw of the
+            stretch, and the settings that a step was priced by.
         origin: As in `Entry`.
         label: As in `Entry`.
         name: Name of the sampling; None if none draws the batches.
@@ -349,7 +355,7 @@ class Counter:
         return self.optimizer is optimizer and self.origin != ORDINARY and self.name == sampling
 
     def __post_init__(self, variables: list[tf.Variable]) -> None:
-        self.steps, self.begun, self.allowed, self.price = variables
+        self.steps, self.begun, self.allowed, self.next, self.price = variables
         self.written = 0, 0
         self.open()
 
@@ -411,7 +417,7 @@ def _number(value: int) -> tf.Variable:
 def _variables() -> list[tf.Variable]:
     with tf.init_scope(), tf.device("CPU:0"):
         price = tf.Variable(tf.zeros([_SETTINGS], tf.float64), trainable=False)
-    return [_number(0), _number(0), _number(1), price]
+    return [_number(0), _number(0), _number(1), _number(-1), price]
 
 
 def void_of(optimizer: Any, source: Source) -> str:

@@ -1,11 +1,11 @@
-"""How many users have each item, counted once under differential privacy: the user is the unit.
+"""Number of users that have each item, released once under differential privacy: the user is the unit.
 
-A user with d different items gives each of them
+A user with d different items gives each of them the weight
 
-    1/√d,   or, told that a typical user has t,   min(1/√d, √t/d),
+    1/√d,   or, if a typical user is said to have t items,   min(1/√d, √t/d),
 
-so that one user moves the vector of counts by at most 1 in ℓ₂. The first uses all the room there is; the second
-weighs an item by the chance that a random item of a random user is this one, whatever users have more than t.
+so that one user moves the vector of counts by at most 1 in ℓ₂. The first weight uses all of that bound; the second is
+in proportion to the chance that a random item of a user is this one, except for users with fewer than t items.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LABEL = "popularity counts"
 
 
 class Counted(NamedTuple):
-    """Counts, and what they cost.
+    """Noisy counts and their event.
 
     Attributes:
-        values: of each item of the catalogue; noise makes some negative.
-        event: for `Accountant.spend`.
+        values: Noisy count of each item of the catalogue; some are negative.
+        event: Event to give to `Accountant.spend`.
     """
 
     values: NDArray[np.float64]
@@ -44,19 +44,19 @@ def private_counts(
     accountant: Any = None,
     words: WordSource = os_entropy,
 ) -> Counted:
-    """How many users have each item, under differential privacy.
+    """The number of users that have each item, under differential privacy.
 
     Args:
-        histories: each user's raw ids: `Histories`, `Timelines`, `Interactions` (by number), or an iterable. Repeats
-            and unknown ids do not count.
-        catalogue: the public items; of a log, `log.catalogue`.
+        histories: Raw ids of each user's items: `Histories`, `Timelines`, `Interactions` (by number), or an iterable.
+            Repeats and unknown ids do not count.
+        catalogue: Public items; of a log, `log.catalogue`.
         noise_multiplier: σ; the vector of counts has sensitivity 1.
-        typical: t; None to use all the room there is.
-        accountant: is told, and its ledger pays, before anything is looked at.
-        words: for tests; the operating system's if left out.
+        typical: t, the number of items of a typical user; None for the weight 1/√d.
+        accountant: Accountant that is charged, and its ledger, before the histories are read.
+        words: Source of random bits, for tests; the operating system's by default.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> watched = [[10, 20]] * 300 + [[]]
@@ -76,7 +76,7 @@ def private_counts(
 
 
 def grid_counts(part: Part, num_items: int, typical: int | None = None) -> NDArray[np.int64]:
-    """What some users give in all, in grid steps. No noise: not to be released."""
+    """Sum of some users' weights, in grid steps. It has no noise and must not be released."""
     lengths = part.lengths
     weights = grid_weights(lengths)
     if typical is not None:

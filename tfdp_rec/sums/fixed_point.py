@@ -1,19 +1,18 @@
-"""Sums over users, released once: on a grid of whole numbers, where a sum is what it is claimed to be.
+"""Sums over users, released once, on a grid of whole numbers on which a sum is exact.
 
 A user gives the weight w to each of p coordinates, and 0 to all others. On the grid of 2⁻²⁰ the weight is
 
     q = ⌊√(4²⁰ / p)⌋,   so that   p q² ≤ 4²⁰:   the user moves the sum by at most 2²⁰ grid steps = 1 in ℓ₂.
 
-That is arithmetic of whole numbers: no rounding depends on who else is there or in which order they come. What is
-released is
+This is arithmetic of whole numbers: no rounding depends on the other users or on their order. The release is
 
     S + ⌊2²⁰ σ z + ½⌋,   z ~ N(0, 1),   in grid steps,
 
-which, S being whole, is ⌊S + 2²⁰ σ z + ½⌋: a rounding, known to all, of what the Gaussian mechanism of noise
-multiplier σ releases, so that its guarantee holds as it stands and the lowest bits of the answer tell nothing.
+which, S being whole, is ⌊S + 2²⁰ σ z + ½⌋: a public rounding of the output of the Gaussian mechanism of noise
+multiplier σ. So that mechanism's guarantee holds, and the lowest bits of the answer reveal nothing.
 
-What remains of floating point is z. One Gaussian by the inverse distribution function of 2⁵² uniforms has gaps in its
-tails: from 6.3 standard deviations on (chance 3·10⁻¹⁰) they are wider than a grid step at σ = 1, and a user of a
+Only z is a floating-point number. One Gaussian by the inverse distribution function of 2⁵² uniforms has gaps in its
+tails: beyond 6.3 standard deviations (chance 3·10⁻¹⁰) they are wider than a grid step at σ = 1, and a user of a
 thousand items touches half a million entries. So z is half the sum of four of them, which reaches every grid step in
 very many ways.
 """
@@ -30,33 +29,20 @@ from tfdp_rec.noise.words import WordSource, gaussian, os_entropy
 
 GRID_BITS = 20
 ONE = 2**GRID_BITS
-_LARGEST_NOISE = 2.0**20  # beyond, a double's own steps come near those of the grid
+_LARGEST_NOISE = 2.0**20  # above it the spacing of float64 approaches the grid's
 _TERMS = 4
-_AT_ONCE = 2**22  # Gaussians drawn in one go
+_AT_ONCE = 2**22  # Gaussians drawn at once
 
 
 def grid_weights(pieces: NDArray[np.int64], over: int = 1) -> NDArray[np.int64]:
-    """q for users who give to so many coordinates, each the same; 0 for those who give to none.
-
-    Args:
-        pieces: p of each user.
-        over: t, for a weight √(t/p), good for at most p/t coordinates.
-
-    Example:
-        >>> (grid_weights(np.array([0, 1, 3])) / ONE).round(4).tolist()
-        [0.0, 1.0, 0.5773]
-    """
+    """q for users that give to `pieces` coordinates each, 0 for none; with `over` = t, q of the weight √(t/p)."""
     different, which = np.unique(pieces, return_inverse=True)
     roots = [math.isqrt(over * ONE * ONE // int(p)) if p > 0 else 0 for p in different]
     return np.array(roots, np.int64)[which]
 
 
 def checked_noise(noise_multiplier: float) -> float:
-    """σ, if it is one.
-
-    Raises:
-        ValueError: it is not positive, or so large that the grid would overflow.
-    """
+    """σ as a float; refused unless it is positive and the grid can hold its noise."""
     if not 0 < noise_multiplier < _LARGEST_NOISE:
         raise ValueError(f"noise_multiplier must be positive and below 2^20, got {noise_multiplier!r}.")
     return float(noise_multiplier)
@@ -65,7 +51,7 @@ def checked_noise(noise_multiplier: float) -> float:
 def released(
     total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
 ) -> NDArray[np.float64]:
-    """A vector of sums in grid steps, with its noise, back in units of 1."""
+    """Sums in grid steps, with noise, in units of 1."""
     noise = _without_gaps(words, total.shape) * (noise_multiplier * ONE)
     return (total + np.floor(noise + 0.5).astype(np.int64)) / ONE
 
@@ -80,15 +66,9 @@ def _without_gaps(words: WordSource, shape: tuple[int, ...]) -> NDArray[np.float
 def released_pairs(
     total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
 ) -> NDArray[np.float32]:
-    """The part of a square array above its diagonal, released, and mirrored; the diagonal is 0.
-
-    Args:
-        total: sums in grid steps; what stands on and below the diagonal is not looked at.
-        noise_multiplier: σ.
-        words: for tests; the operating system's if left out.
-    """
+    """The part of a square array above its diagonal, with noise, mirrored; the diagonal is 0."""
     size = len(total)
-    noisy = np.zeros((size, size), np.float32)  # rounding what is released is post-processing
+    noisy = np.zeros((size, size), np.float32)  # rounding a release is post-processing
     for start, end in row_chunks((size, size), _AT_ONCE):
         block = released(total[start:end, start:], noise_multiplier, words)
         noisy[start:end, start:] = np.triu(block, 1)

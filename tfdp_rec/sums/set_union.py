@@ -1,21 +1,21 @@
-"""Which terms, or items, many people have, found privately: a vocabulary that may be published.
+"""Terms, or items, that many users have, found privately: a vocabulary that may be published.
 
-**A vocabulary read off private data is itself a release**: a term in it tells that somebody used it. So it is public
-to begin with, or it is found under differential privacy, in rounds. In each
+**A vocabulary computed from private data is itself a release**: a term in it shows that some user has it. So it is
+public to begin with, or it is found under differential privacy, in rounds. In each round
 
     each individual gives its distinct terms that no earlier round has found (at most m of them, chosen at random) the
-    weight 1/√t, t how many: one individual moves the vector of all weights by at most 1 in ℓ₂. Add N(0, σᵢ²) to each
-    weight seen; found are those above  ρᵢ = max over t = 1..m of { 1/√t + σᵢ Φ⁻¹((1 − δᵢ)^(1/t)) }.
+    weight 1/√t, t their number: one individual moves the vector of all weights by at most 1 in ℓ₂. Add N(0, σᵢ²) to
+    each weight above 0; found are those above  ρᵢ = max over t = 1..m of { 1/√t + σᵢ Φ⁻¹((1 − δᵢ)^(1/t)) }.
 
-So weight that the first round would waste on terms everybody has goes to rarer ones in the next. An early round takes a
-ninth of what the next takes of the budget: Σ σᵢ⁻² = σ⁻², Σ δᵢ = δ_ρ, both in the ratio 1 : 9 : 81 ...
+So the weight that the first round spends on frequent terms goes to rarer ones in the next. Each round takes nine times
+as much of the budget as the one before: Σ σᵢ⁻² = σ⁻², Σ δᵢ = δ_ρ, both in the ratio 1 : 9 : 81 ...
 
-Guarantee: a term that one individual alone holds passes round i with probability at most δᵢ over all its terms, and
-given that none does, what a round releases is the Gaussian mechanism of noise multiplier σᵢ, chosen by what earlier
-rounds released. All rounds together cost `GaussianDpEvent(σ)` and `FailingDpEvent(δ_ρ)`.
+Guarantee: the terms that one individual alone holds pass round i with probability at most δᵢ in all, and given that
+none does, the round is the Gaussian mechanism of noise multiplier σᵢ, chosen by the releases of earlier rounds. All
+rounds together cost `GaussianDpEvent(σ)` and `FailingDpEvent(δ_ρ)`.
 
 Weights are whole numbers on a grid, rounded down, and the noise has no gaps (`fixed_point.py`); the threshold is a grid
-step above ρ, for the rounding of the noise. Found terms come in an order that hangs on what was released alone.
+step above ρ, for the rounding of the noise. The order of found terms depends on the release alone.
 
 Reference:
     Gopi, Gulhane, Kulkarni, Shen, Shokouhi and Yekhanin, Differentially Private Set Union, ICML 2020 (weighted Gaussian
@@ -44,16 +44,16 @@ from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
 
-_RATIO = 9.0  # of a round's share to that of the round before
+_RATIO = 9.0  # of a round's share of the budget to that of the round before
 LABEL = "private vocabulary"
 
 
 class Found(NamedTuple):
-    """Terms, and what finding them cost.
+    """Terms and the event of finding them.
 
     Attributes:
-        terms: the most used first; of a log, ids of items.
-        event: for `Accountant.spend`.
+        terms: Terms of each round by their noisy weight, the greatest first; of a log, ids of items.
+        event: Event to give to `Accountant.spend`.
     """
 
     terms: tuple[Any, ...]
@@ -72,21 +72,21 @@ def private_items(
     known: Sequence[Any] = (),
     words: WordSource = os_entropy,
 ) -> Found:
-    """The items of a log that many users have, found under differential privacy, one user a unit.
+    """The items of a log that many users have, found under differential privacy; the user is the unit.
 
     Args:
-        log: whose items nobody has listed; all users count, those kept for testing too.
-        epsilon: ε of this release by itself.
-        delta: δ of it, half for the threshold.
-        accountant: is told, and its ledger pays, before anything is looked at.
-        size: at most so many items.
-        max_items: m, items a user gives.
-        rounds: how many; 1 is the weighted Gaussian.
-        known: ids that are public, or that an earlier release has found: they take no weight, and are not found again.
-        words: for tests; the operating system's if left out.
+        log: Log of which no public list of items exists. All users count, held-out ones too.
+        epsilon: ε of this release alone.
+        delta: δ of this release, half of it for the threshold.
+        accountant: Accountant that is charged, and its ledger, before the log is read.
+        size: Largest number of items returned; None for all that pass.
+        max_items: m, the largest number of items that a user gives.
+        rounds: Number of rounds; one is the weighted Gaussian.
+        known: Ids that are public, or that an earlier release has found: they get no weight and are not returned.
+        words: Source of random bits, for tests; the operating system's by default.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> log = Interactions.read({"u": range(900), "i": ["tea", "jam", "tea"] * 299 + ["tea", "jam", "odd"]},
@@ -115,19 +115,19 @@ def private_terms(
     rounds: int = 1,
     words: WordSource = os_entropy,
 ) -> Found:
-    """The terms that many individuals hold, found under differential privacy, one individual a unit.
+    """The terms that many individuals hold, found under differential privacy; the individual is the unit.
 
     Args:
-        held: the terms of each individual; an individual's repeats count once. Read once.
-        size: at most so many terms; fewer when fewer pass the threshold.
+        held: Terms of each individual, read once; an individual's repeats count once.
+        size: Largest number of terms returned; None for all that pass.
         noise_multiplier: σ of all rounds together; the vector of weights has sensitivity 1.
-        threshold_delta: δ_ρ, probability that a term of a single individual passes.
-        max_terms: m, distinct terms an individual gives.
-        rounds: how many.
-        words: for tests; the operating system's if left out.
+        threshold_delta: δ_ρ, the probability that a term of a single individual passes.
+        max_terms: m, the largest number of distinct terms that an individual gives.
+        rounds: Number of rounds.
+        words: Source of random bits, for tests; the operating system's by default.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> people = [["towel", "tea"]] * 500 + [["secret"]]
@@ -144,18 +144,18 @@ def private_terms(
 
 
 class _Rounds:
-    """Noise, δ and the most terms of each round."""
+    """Noise and δ of each round, the cap on terms, and the event of all rounds."""
 
     def __init__(self, noise_multiplier: float, threshold_delta: float, max_terms: int, rounds: int):
         if max_terms < 1 or rounds < 1:
-            raise ValueError(f"rounds, and the most that one gives, must be at least 1, got {rounds} and {max_terms}.")
-        sigma = checked_noise(noise_multiplier)
-        threshold(sigma, threshold_delta, max_terms)
-        shares = _RATIO ** np.arange(rounds)
-        shares /= shares.sum()
+            raise ValueError(f"rounds, and the terms that one gives, must be at least 1, got {rounds} and {max_terms}.")
+        threshold(noise_multiplier, threshold_delta, max_terms)  # refuses a δ out of range
+        shares = [_RATIO**-later for later in reversed(range(rounds))]
+        shares = [share / math.fsum(shares) for share in shares]
         self.max_terms = max_terms
-        self.each = [(sigma / math.sqrt(share), threshold_delta * share) for share in shares]
-        self.event = ComposedDpEvent([GaussianDpEvent(sigma), FailingDpEvent(threshold_delta)])
+        # The first round has the most noise, which the grid must still hold: that bounds the number of rounds.
+        self.each = [(checked_noise(noise_multiplier / math.sqrt(s)), threshold_delta * s) for s in shares]
+        self.event = ComposedDpEvent([GaussianDpEvent(float(noise_multiplier)), FailingDpEvent(threshold_delta)])
 
 
 def _check_size(size: int | None) -> None:
@@ -164,14 +164,18 @@ def _check_size(size: int | None) -> None:
 
 
 def _found(
-    histories: Histories, ids: pa.Array, plan: _Rounds, size: int | None, words: WordSource,
+    histories: Histories,
+    ids: pa.Array,
+    plan: _Rounds,
+    size: int | None,
+    words: WordSource,
     before: NDArray[np.bool_] | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """The terms of all rounds, round by round, in each the greatest noisy weight first."""
     known, answer = np.zeros(len(ids), bool) if before is None else before.copy(), list[Any]()
     for sigma, delta in plan.each if len(ids) else ():
         total = weights(histories, known, plan.max_terms, words)
-        seen = np.flatnonzero(total)  # what nobody gave gets no noise: it could pass, and no δ has been paid for that
+        seen = np.flatnonzero(total)  # a term without weight gets no noise: no δ is charged for its passing
         noisy = released(total[seen], sigma, words)
         above = noisy > threshold(sigma, delta, plan.max_terms) + 1 / ONE
         known[seen[above]] = True
@@ -180,20 +184,7 @@ def _found(
 
 
 def threshold(noise_multiplier: float, threshold_delta: float, max_terms: int) -> float:
-    """ρ: the noisy weight above which terms are released.
-
-    Args:
-        noise_multiplier: σ.
-        threshold_delta: δ_ρ in (0, 1).
-        max_terms: m.
-
-    Raises:
-        ValueError: δ_ρ is out of range.
-
-    Example:
-        >>> round(threshold(1.0, 1e-6, 1), 3)
-        5.753
-    """
+    """ρ: the noisy weight above which terms are released."""
     if not 0 < threshold_delta < 1:
         raise ValueError(f"threshold_delta must lie strictly between 0 and 1, got {threshold_delta}.")
     t = np.arange(1, max_terms + 1)
@@ -202,15 +193,7 @@ def threshold(noise_multiplier: float, threshold_delta: float, max_terms: int) -
 
 
 def weights(histories: Histories, known: NDArray[np.bool_], max_terms: int, words: WordSource) -> NDArray[np.int64]:
-    """The sum of the individuals' weights, in grid steps, which one of them moves by at most 1 in ℓ₂. No noise: not to
-    be released.
-
-    Args:
-        histories: each individual's terms, numbered from 1.
-        known: of each term, whether it was found before and gets no weight.
-        max_terms: m.
-        words: decide which terms count of those who have more.
-    """
+    """Sum of the individuals' weights, in grid steps. It has no noise and must not be released."""
     position = np.where(known, -1, np.arange(len(known)))
     total = np.zeros(len(known), np.int64)
     for part in histories.parts(Catalogue(np.arange(1, len(known) + 1))):
@@ -220,10 +203,11 @@ def weights(histories: Histories, known: NDArray[np.bool_], max_terms: int, word
 
 
 def _capped(part: Part, most: int, words: WordSource) -> Part:
-    """At most so many terms of each, each set of that size as likely as any: those whose random words are least."""
+    """At most `most` terms of each individual, every set of that size with the same probability."""
     if not len(part.users) or part.lengths.max() <= most:
         return part
+    # Each term gets random bits; the terms with the least bits of each individual stay.
     order = np.lexsort((words(len(part.users)), part.users))
     first = np.cumsum(part.lengths) - part.lengths
-    kept = order[np.arange(len(order)) - first[part.users] < most]  # sorted by user as they were, ranks match places
+    kept = order[np.arange(len(order)) - first[part.users] < most]  # `order` keeps the users sorted
     return Part(part.num_users, part.users[kept], part.places[kept])

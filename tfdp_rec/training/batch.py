@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import batches
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, opened, undrawn
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, checked_batch, without_draw
 from tfdp_rec.training.lookahead import LookAhead
 
 
@@ -59,7 +59,7 @@ class Batch:
             expected_batch_size: the optimizer's.
         """
         drawn = without_nones(data.batch if isinstance(data, LookAhead) else data)
-        examples, source = opened(drawn, shared_inputs, expected_batch_size)
+        examples, source = checked_batch(drawn, shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return dataclasses.replace(cls.of(examples, shared_inputs), upcoming=upcoming, source=source)
 
@@ -76,7 +76,7 @@ def examples_of(data: Any) -> Any:
 
 def normalised(data: Any) -> Any:
     """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y), a drawn batch as the batch; of specs, too."""
-    return without_nones(undrawn(without_nones(data)))
+    return without_nones(without_draw(without_nones(data)))
 
 
 def without_nones(data: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, undrawn
+from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, without_draw
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # it has no control flow of Python's, and converting takes seconds
 
@@ -83,7 +83,7 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables, reader: Any = None) 
     @_as_it_is
     def join(previous: Any, new: Any) -> LookAhead:
         empty = {path: tf.zeros([0], tf.int64) for path in reader.tables}
-        upcoming = tf.cond(new[1], lambda: reader(undrawn(as_drawn(spec, new[0]))), lambda: empty)
+        upcoming = tf.cond(new[1], lambda: reader(without_draw(as_drawn(spec, new[0]))), lambda: empty)
         return LookAhead(as_drawn(spec, previous[0]), upcoming)
 
     pairs = flagged.scan((blank, tf.constant(False)), pair).filter(_as_it_is(lambda previous, new: previous[1]))

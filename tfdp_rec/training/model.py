@@ -23,7 +23,7 @@ from tfdp_rec.clipping.influence import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, in_words, source_of
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
@@ -413,7 +413,7 @@ class PrivateTraining(Doors):
             callbacks = [*callbacks, SayUncounted(), ForeseeNoise(), SayNoNumber()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
-            with in_words():
+            with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         finally:
             try:
@@ -444,7 +444,7 @@ class PrivateTraining(Doors):
         if self.is_private and self.optimizer.plan is not None:
             self.optimizer.plan.limit_steps()
         self._prepare_from(x, y)
-        with in_words():
+        with refusals_in_words():
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
 
     def settle(self) -> None:
