@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from tfdp_rec.settings import POSITIVE, add_options, chosen, option
+from experiments.adaptive.settings import Grid, Sizes
+from tfdp_rec.settings import add_options, chosen
 
 HELP = """\
   python -m experiments.adaptive                     twenty minutes on one core
@@ -14,27 +15,6 @@ HELP = """\
 One click model on generated logs of Criteo's schema, at the same epsilon, by SGD and by rules for the tables. Each
 takes the best of four learning rates on examples of their own, then is judged on others, from other weights.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """What all trainings share."""
-
-    examples: int = option(50_000, "training examples", POSITIVE)
-    test_examples: int = option(30_000, "examples to choose a rate by, and as many to judge by", POSITIVE)
-    largest_table: int = option(1000, "rows of the largest tables", POSITIVE)
-    width: int = option(8, "of a row", POSITIVE)
-    batch_size: int = option(256, "expected batch size", POSITIVE)
-    steps: int = option(250, "training steps", POSITIVE)
-    delta: float = option(1e-6, "of the guarantee", POSITIVE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """Which trainings."""
-
-    seeds: int = option(3, "trainings of the best rate", POSITIVE)
-    epsilons: tuple[float, ...] = option((1.0, 3.0, 8.0), "budgets", POSITIVE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp_rec
-from experiments.adaptive.command import Grid, Sizes
+from experiments.adaptive.settings import Grid, Sizes
 from experiments.study import Study, spent
 from experiments.tables import markdown
 from tfdp_rec.data import PoissonSampling, criteo

@@ -15,9 +15,9 @@ import keras
 import numpy as np
 
 import tfdp_rec
-from experiments.adaptive.command import Sizes as ClickSizes
+from experiments.adaptive.settings import Sizes as ClickSizes
 from experiments.adaptive.trainings import Trainings as Clicks
-from experiments.rates.command import Grid, Sizes
+from experiments.rates.settings import Grid, Sizes
 from experiments.study import Study
 from experiments.tables import markdown
 from tfdp_rec.data import NextItemExamples, PoissonSampling

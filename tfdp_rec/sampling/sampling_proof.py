@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.schemes import PROCESS, Sampling, process_of, sampling_named
+from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
 
 _NONE = -1
 
@@ -39,7 +39,7 @@ class Draw(tf.experimental.ExtensionType):
         sampling: Random name of the sampling object.
         seeded: Whether the draw can be repeated.
         shared: Keys of the batch's entries that came from the sampling's `shared`.
-        iteration: Random name of the iteration (`schemes.py`).
+        iteration: Random name of the iteration (`names.py`).
         number: Number of the draw within its iteration.
         size: Number of units drawn.
         place: Place in an order, counted from its beginning; the number, where there is no order.
@@ -96,7 +96,7 @@ class Source:
         place: Place of the batch in an order; int64 tensor.
     """
 
-    sampling: Sampling | None = None
+    sampling: Any = None
     seeded: bool = False
     begins: Any = 0
     position: Any = 0
@@ -138,7 +138,7 @@ def source_of(spec: Any, shared: Sequence[str] | None = None, expected_batch_siz
     batch = without_draw(spec)
     if not isinstance(spec, Drawn):
         return NO_SAMPLING
-    draw, sampling = spec.draw, sampling_named(spec.draw.sampling)
+    draw, sampling = spec.draw, NAMED.get(spec.draw.sampling)
     if sampling is None:
         raise NotPrivate(
             "These batches were drawn by a sampling object that is gone or of another process: they may have been used "
@@ -298,7 +298,7 @@ def refusals_in_words() -> Iterator[None]:
 
 
 def dataset_of(
-    rows: tf.data.Dataset, sampling: Sampling, seeded: bool, shared: Sequence[str], map: Callable[..., Any] | None  # noqa: A002
+    rows: tf.data.Dataset, sampling: Any, seeded: bool, shared: Sequence[str], map: Callable[..., Any] | None  # noqa: A002
 ) -> tf.data.Dataset:
     """Elements ((iteration, number, size, place), batch) as `Drawn`, each batch after `map`."""
 

@@ -28,13 +28,6 @@ when they are chosen adaptively.
 
 The randomness comes from the operating system's entropy. Which units were sampled is secret: amplification holds only
 against an attacker that does not know it. So no generator state is ever kept, and a resumed run draws afresh.
-
-**Iterations** of a sampling's batches have random names, from which the process that began them can be read:
-
-    name = 24 bits of this process, then 38 bits of the iteration
-
-A draw that another process kept in a file is known for that by its iteration: two processes have the same 24 bits with
-a chance of 6e-8, and a thousand iterations of one process share 38 with a chance of 2e-6, which refuses a batch.
 """
 
 from __future__ import annotations
@@ -42,7 +35,6 @@ from __future__ import annotations
 import abc
 import math
 import secrets
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,35 +43,12 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of, spec_of
+from tfdp_rec.sampling.names import NAMED, new_iteration
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
 
 _SCHEMES: dict[str, type[Sampling]] = {}
-_NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
-
-_ITERATION_BITS = 38
-PROCESS = secrets.randbits(24)
-
-
-def sampling_named(name: str) -> Sampling | None:
-    """The sampling of this process with a name, if it still exists. Batches carry the name (`sampling_proof.py`)."""
-    return _NAMED.get(name)
-
-
-def iteration_name(bits: Any) -> Any:
-    """Name of an iteration that this process began, from random bits: an int or an int64 tensor."""
-    return PROCESS * 2**_ITERATION_BITS + bits % 2**_ITERATION_BITS
-
-
-def new_iteration() -> int:
-    """A new random name."""
-    return iteration_name(secrets.randbits(_ITERATION_BITS))
-
-
-def process_of(iteration: Any) -> Any:
-    """The bits of the process that began an iteration: an int or an int64 tensor."""
-    return iteration // 2**_ITERATION_BITS
 
 
 class Sampling(abc.ABC):
@@ -118,7 +87,7 @@ class Sampling(abc.ABC):
         self.unit = unit
         self.name = secrets.token_hex(8)
         self.graph_streams = 0
-        _NAMED[self.name] = self
+        NAMED[self.name] = self
 
     @abc.abstractmethod
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
