@@ -3,9 +3,8 @@
 import re
 
 import pytest
-from pages import Read, fits, self_contained
-
 import tfdp_rec.page as told
+from pages import Read, fits, self_contained
 from tfdp_rec.page import Code, Given, Page, Section, Strong, Table, Text, Verbatim
 
 BAD = "<script>alert(1)</script>"

@@ -78,10 +78,10 @@ def _cell(found: list[Any], name: str, days: list[int]) -> str:
 def _measured(args: argparse.Namespace, seed: int, ledger: Path) -> Iterator[tuple[int, str, Any]]:
     """(day, name, recall) of one stream."""
     import pyarrow as pa
-
-    from experiments.logs.stream import Stream
     from tfdp_rec.movies.tested import everybody_the_same
     from tfdp_rec.own_log.chosen import popularity
+
+    from experiments.logs.stream import Stream
 
     tables = list(Stream(users=args.users, drift=args.drift, life=args.life, seed=seed).days(args.days + 1))
     added = _Added(args, ledger)
@@ -127,9 +127,10 @@ class _Day:
 
     def recall(self, scores: Callable[..., Any], items: Any) -> Any:
         """Of users who were held back."""
-        from tfdp_rec.metrics import Mean
         from tfdp_rec.movies.tested import Tests
         from tfdp_rec.own_log.tested import NewItems
+
+        from tfdp_rec.metrics import Mean
 
         tests = Tests(NewItems(self.log.with_items(items), self.test), 0, 500)
         places = tests.places(scores)
@@ -192,6 +193,7 @@ def _items(day: _Day, budget: Any, before: Any = None) -> Any:
 def _scratch(day: _Day, args: argparse.Namespace, days: int) -> tuple[Any, Any]:
     """(recommender, its items) of a day by itself, at one of so many shares of ε."""
     from tfdp_rec.own_log.budget import Budget
+
     from tfdp_rec.spectral import SpectralRecommender
 
     budget = Budget.of(args.epsilon, 1e-6, args.public_items, args.items_epsilon, days)

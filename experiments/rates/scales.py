@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tfdp_rec.movies.tested import Tests
 
 from experiments.rates.command import Grid, Sizes
 from experiments.rates.trainings import Towers
@@ -16,7 +17,6 @@ from experiments.study import Study
 from experiments.tables import markdown
 from tfdp_rec.data import NextItemExamples
 from tfdp_rec.datasets.movielens import generated
-from tfdp_rec.movies.tested import Tests
 from tfdp_rec.optimizers import scale_by_counts
 
 BATCH = 1024

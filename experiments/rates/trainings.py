@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from tfdp_rec.movies.tested import Tests
 
 import tfdp_rec
 from experiments.adaptive.command import Sizes as ClickSizes
@@ -23,7 +24,6 @@ from experiments.tables import markdown
 from tfdp_rec.data import NextItemExamples, PoissonSampling
 from tfdp_rec.datasets.movielens import generated
 from tfdp_rec.models import TwoTower
-from tfdp_rec.movies.tested import Tests
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.privacy import calibrate_noise

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
-
-from tfdp_rec.cli import main
 from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.kept import RunCheckpoint
 from tfdp_rec.movies.problem import prior_noise
+
+from tfdp_rec.cli import main
 from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.spending.ledger import read, total
 

@@ -6,10 +6,10 @@ import re
 import pytest
 from dp_accounting import GaussianDpEvent
 from pages import fits, self_contained
-
-from tfdp_rec.cli import main
 from tfdp_rec.movies import report
 from tfdp_rec.movies.problem import prior_noise
+
+from tfdp_rec.cli import main
 from tfdp_rec.privacy import epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.statement import entries, rounded_up

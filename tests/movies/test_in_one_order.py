@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
-
-from tfdp_rec.cli import main
 from tfdp_rec.movies import two_towers
 from tfdp_rec.movies.problem import prepare, prior_noise
 from tfdp_rec.movies.settings import SHUFFLED, Settings
+
+from tfdp_rec.cli import main
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
 from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.spending.ledger import read, total

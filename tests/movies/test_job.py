@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-
-from tfdp_rec.data import NextItemExamples
-from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.movies.job import noisy_popularity
 from tfdp_rec.movies.problem import prepare
 from tfdp_rec.movies.settings import Settings
 from tfdp_rec.movies.tested import Tests, everybody_the_same
+
+from tfdp_rec.data import NextItemExamples
+from tfdp_rec.datasets.timelines import Timelines
 
 MOVIES = 200_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9

@@ -1,9 +1,10 @@
 """A step is timed on larger catalogues when that is asked for, for all alike, and without data."""
 
-from tfdp_rec import quiet
 from tfdp_rec.movies import report
 from tfdp_rec.movies.larger import COMPARED, step_times
 from tfdp_rec.movies.settings import Settings
+
+from tfdp_rec import quiet
 
 TINY = Settings(step_at=(400,), batch_size=8, width=4, hidden=0, negatives=300)
 

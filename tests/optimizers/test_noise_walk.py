@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import Seeded
+from tfdp_rec.movies.settings import Settings
+from tfdp_rec.movies.two_towers import learning_rate_for
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.movies.settings import Settings
-from tfdp_rec.movies.two_towers import learning_rate_for
 from tfdp_rec.optimizers import DelayedRMSprop, PrivateOptimizer
 from tfdp_rec.optimizers.noise_walk import first_rate, noise_in_rows, noise_walk
 from tfdp_rec.optimizers.recursion import Recursion

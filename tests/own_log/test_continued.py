@@ -14,11 +14,11 @@ import pytest
 from checker import checked
 from dp_accounting import GaussianDpEvent
 from own_log.conftest import COLUMNS, table, train
-
-from tfdp_rec.cli import main
 from tfdp_rec.own_log import job
 from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.own_log.lifetime import Lifetime
+
+from tfdp_rec.cli import main
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender

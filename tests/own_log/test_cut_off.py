@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 from own_log.conftest import train
+from tfdp_rec.own_log import job, kept, report
+from tfdp_rec.own_log.earlier import Earlier
 
 from tfdp_rec import interruption
 from tfdp_rec.cli import main
-from tfdp_rec.own_log import job, kept, report
-from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read

@@ -13,11 +13,6 @@ from checker import checked
 from dp_accounting import GaussianDpEvent
 from own_log.conftest import COLUMNS, table, train
 from pages import fits, self_contained
-
-from tfdp_rec.cli import main
-from tfdp_rec.data import Interactions
-from tfdp_rec.datasets.histories import Histories
-from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.movies.tested import Tests
 from tfdp_rec.own_log import job, recommend, report
 from tfdp_rec.own_log.budget import Budget
@@ -26,6 +21,11 @@ from tfdp_rec.own_log.earlier import Earlier
 from tfdp_rec.own_log.kept import sweep
 from tfdp_rec.own_log.lifetime import Lifetime
 from tfdp_rec.own_log.tested import HISTORY, NewItems
+
+from tfdp_rec.cli import main
+from tfdp_rec.data import Interactions
+from tfdp_rec.datasets.histories import Histories
+from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read, total

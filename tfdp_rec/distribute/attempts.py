@@ -32,6 +32,7 @@ class Attempts:
 
     Args:
         payments: Payments for the steps of this training; None to keep the count in memory alone.
+        owned: Whether `close` closes their ledger, too.
 
     Example:
         >>> attempts = Attempts()
@@ -42,8 +43,8 @@ class Attempts:
         2
     """
 
-    def __init__(self, payments: Payments | None = None):
-        self._payments, self._lock = payments, threading.Lock()
+    def __init__(self, payments: Payments | None = None, owned: bool = True):
+        self._payments, self._owned, self._lock = payments, owned, threading.Lock()
         self._reserved = payments.ledger.steps if payments else 0
         self._left, self._block = 0, 0
         self._paid_for: dp_accounting.DpEvent | None = None
@@ -110,24 +111,29 @@ class Attempts:
             self._payments.ledger.refuse_behind(*found)
 
     def close(self) -> None:
-        """Lets another trainer have the ledger."""
+        """Lets another trainer have the ledger, if it is owned here."""
         self.end()
-        if self._payments:
+        if self._payments and self._owned:
             self._payments.ledger.close()
 
 
-def opened(directory: str | None, sampling: PoissonSampling, data_changed: bool) -> Attempts:
+def opened(
+    directory: str | None, sampling: PoissonSampling, data_changed: bool, ledger: Ledger | None = None
+) -> Attempts:
     """The attempts of a training.
 
     Args:
-        directory: of its checkpoints, which the ledger is beside; without one, attempts are counted in memory.
-        sampling: whose steps these are.
-        data_changed: whether they are of other data than those of the ledger's last entry.
+        directory: Folder of its checkpoints, which the ledger is beside; without one, attempts are counted in memory.
+        sampling: Sampling that draws the steps' batches.
+        data_changed: Whether they are of other data than those of the ledger's last entry.
+        ledger: Open ledger to pay in, which its owner closes; one in the directory if left out.
 
     Raises:
         BrokenLedger: the ledger is no evidence, or is about another unit or other data.
         ValueError: another trainer has it.
     """
+    if ledger is not None:
+        return Attempts(Payments(ledger, sampling), owned=False)
     if directory is None:
         return Attempts()
     os.makedirs(directory, mode=0o700, exist_ok=True)

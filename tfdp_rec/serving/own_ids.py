@@ -22,19 +22,41 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
-from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spectral.servable import NOTHING, Answers
 
 VOCABULARY = "items.txt"
+NOTHING = -1  # the slot of what is unknown, or of no answer
+LEFT_OUT = tf.float32.min  # the score of what is not answered
+
+
+class SlotAnswers(Protocol):
+    """What a recommender answers, a `tf.Module`: histories of slots in, the best slots out.
+
+    Attributes:
+        places: Place in the catalogue of each slot.
+    """
+
+    places: NDArray[np.int64]
+
+    def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Slots and scores of the k best items that are not in the history, `[batch, k]`; slot −1 fills up.
+
+        Args:
+            history: Slots, oldest first, −1 anywhere for what does not count, `[batch, n]`.
+            k: Number of items.
+        """
+
+    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `best`, of some items alone: slots, −1 for what is unknown, `[a]`."""
 
 
 def line_breaks(items: Items) -> pa.Array:
@@ -66,45 +88,45 @@ def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def export(
-    filepath: str, recommender: SpectralRecommender, items: Items, titles: Mapping[Any, str] | None = None, k: int = 10
+    filepath: str | os.PathLike[str], answers: SlotAnswers, items: Items, titles: Mapping[Any, str] | None = None,
+    k: int = 10,
 ) -> None:
-    """Writes the SavedModel.
+    """Writes the SavedModel of any recommender.
 
     Args:
-        filepath: a folder that is made.
-        recommender: fitted on the log by number: its catalogue is 1..M.
-        items: the ids of these numbers.
-        titles: of ids, public; an item without one has the title "".
-        k: items of an answer where the caller does not say.
+        filepath: Folder that is made.
+        answers: What the recommender answers, of as many slots as there are items.
+        items: Ids of the catalogue, in its order.
+        titles: Titles by id, public; an item without one has the title "".
+        k: Number of items in an answer unless the question says.
 
     Raises:
-        RuntimeError: there was no `fit`.
-        ValueError: the items are not those of the recommender, an id has a line break, or k is out of range.
+        ValueError: The items are not as many as the answers', an id has a line break, or k is out of range.
 
     Example:
+        >>> from tfdp_rec.spectral import SpectralRecommender
         >>> items = Items(["tea", "jam", "towel"])
         >>> recommender = SpectralRecommender([1, 2, 3], epsilon=8.0, delta=1e-4)
         >>> _ = recommender.fit([[1, 2]] * 300 + [[2, 3]] * 50, verbose=0)
         >>> folder = os.path.join(tempfile.mkdtemp(), "servable")
-        >>> export(folder, recommender, items, {"jam": "Plum jam"}, k=1)
+        >>> export(folder, recommender.answers(), items, {"jam": "Plum jam"}, k=1)
         >>> answer = tf.saved_model.load(folder).signatures["serving_default"](history=tf.constant([["tea"]]))
         >>> answer["ids"].numpy().tolist(), answer["titles"].numpy().tolist()
         ([[b'jam']], [[b'Plum jam']])
     """
-    recommender.statement()  # for what that refuses
-    recommender.check_k(k)
-    if not np.array_equal(recommender.catalogue.ids, np.arange(1, len(items) + 1)):
+    if len(answers.places) != len(items):
         raise ValueError(
-            f"The recommender has a catalogue of {len(recommender.catalogue)} ids that are not the numbers 1 to "
-            f"{len(items)} of these items: fit it on the log with these items."
+            f"The recommender has a catalogue of {len(answers.places)} items, and {len(items)} ids were given: give "
+            "those that it was made with."
         )
+    if not 1 <= k <= len(items):
+        raise ValueError(f"k must be between 1 and the {len(items)} items of the catalogue, got {k!r}.")
     place = pc.index(line_breaks(items), True).as_py()
     if place >= 0:
         raise ValueError(
             f"The item {items.ids[place].as_py()[:60]!r} has a line break in its id, and a served vocabulary has a "
             "line for each item: write such ids without."
         )
-    answers = Answers(recommender.head, recommender.weights, recommender.prior, recommender.recency)
     in_slots = items.ids.take(pa.array(answers.places)).to_pylist()
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = os.path.join(folder, VOCABULARY)
@@ -112,7 +134,7 @@ def export(
             file.writelines(f"{item}\n" for item in in_slots)
         named = [_in_a_line((titles or {}).get(item, "")) for item in in_slots]
         served = OwnIds(vocabulary, in_slots, named, answers, k)
-        tf.saved_model.save(served, filepath, signatures=served.signatures())
+        tf.saved_model.save(served, os.fspath(filepath), signatures=served.questions)
 
 
 def _in_a_line(title: str) -> str:
@@ -138,7 +160,7 @@ class OwnIds(tf.Module):
         k: items of an answer where the caller does not say.
     """
 
-    def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: Answers, k: int):
+    def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: SlotAnswers, k: int):
         super().__init__()
         self.kind = tf.string if isinstance(ids[0], str) else tf.int64
         self.slots = tf.lookup.StaticHashTable(_lines(vocabulary, self.kind), default_value=NOTHING)
@@ -146,8 +168,10 @@ class OwnIds(tf.Module):
         self.ids = tf.Variable(ids, trainable=False, dtype=self.kind)
         self.titles = tf.Variable(titles, trainable=False, dtype=tf.string)
         self.answers, self.k = answers, k
+        self.questions = self._questions()
+        self.serve = self.questions["serving_default"]
 
-    def signatures(self) -> dict[str, Any]:
+    def _questions(self) -> dict[str, Any]:
         """What the SavedModel is asked by."""
         history, k = tf.TensorSpec([None, None], self.kind, "history"), tf.TensorSpec([], tf.int32, "k")
         several = tf.TensorSpec([None], self.kind, "items"), tf.TensorSpec([None], tf.int32, "lengths")
