@@ -41,9 +41,11 @@ HELP = """\
   tfdp-rec train --checkpoint private/run               keep the grouped log, too, to go on after Ctrl-C or a crash ...
   tfdp-rec train --checkpoint private/run --resume      ... and go on; all other options are those it began with
 
-All options go with any log. The privacy unit is a user. Each epsilon is of one recommender by itself, and one of them is
-released. Writes a folder in two parts: release/, to be handed on, with the SavedModel, statement.txt and ledger.jsonl;
-private/, with report.html (and report.md), results and settings. Then try: tfdp-rec recommend RUN --history ID ID ...
+All options go with any log. The privacy unit is a user. Each epsilon is of one recommender by itself, and one of them
+is released. Writes a folder in two parts: release/, to be handed on, with the SavedModel, statement.txt and
+ledger.jsonl; private/, with report.html (and report.md), results and settings. Then try:
+
+  tfdp-rec recommend RUN --history ID ID ...
 """
 
 

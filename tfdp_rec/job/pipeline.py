@@ -39,13 +39,14 @@ from tfdp_rec.job.recommenders.names import is_two_tower
 from tfdp_rec.job.recommenders.popularity import Prior, noisy_popularity
 from tfdp_rec.job.run import Made, Run, Users, prior_noise, spent_before_training
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
-from tfdp_rec.job.settings import SHUFFLED
+from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.privacy.set_union import private_items
 from tfdp_rec.serving.own_ids import export, line_breaks, writing_a_model
+from tfdp_rec.settings import flag
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.spending.accountant import Accountant
@@ -62,7 +63,7 @@ Train = Callable[[str, Run], Made]
 
 
 class Progress:
-    """Prints what is being done, i of n, and how long it took; verbose 0 prints nothing, 1 counts within a step, too."""
+    """Prints what is being done, i of n, and for how long; verbose 0 prints nothing, 1 counts within a step, too."""
 
     def __init__(self, steps: int, verbose: int):
         self.steps, self.verbose, self.step, self.start = steps, verbose, 0, time.monotonic()
@@ -153,7 +154,7 @@ class _Job:
 
     def _releases(self, name: str) -> dict[str, DpEvent]:
         """What a recommender costs beside training steps, by the files of what is released."""
-        found = {ITEMS: event for event in self.budget.finding}
+        found = dict(zip([ITEMS], self.budget.finding))
         if is_two_tower(name):
             found[PRIOR] = self._spent[-1][0]
         elif name == names.spectral.name:
@@ -167,9 +168,10 @@ class _Job:
     def _refuse_unfit(self, log: Interactions) -> None:
         """Raises for settings that do not fit each other, or the data's public sizes."""
         asked, most = self.settings, len(self.public) if self.public else None
-        for name, value in (("top_k", asked.top_k), ("negatives", asked.negatives)):
-            if value is not None and most is not None and value > most:
-                raise ValueError(f"--{name.replace('_', '-')} must be at most the {most} items, got {value}.")
+        for name in ("top_k", "negatives"):
+            value = getattr(asked, name)
+            if most is not None and value != getattr(JobSettings, name) and value > most:  # a default gives way
+                raise ValueError(f"{flag(name)} must be at most the {most} items, got {value}.")
         if names.named(self.released).claims_epsilon and self.released not in self.paid:
             planned = " or ".join(each.name for each in names.IN_ORDER)
             raise ValueError(
@@ -213,7 +215,7 @@ class _Job:
             kept, released = kept + private_sums.file_bytes(most), released + private_sums.file_bytes(most)
         if self.two_towers:
             tables = 8 * (most + 1) * (asked.width + 2)
-            # Two checkpoints of each, of weights and as many values of the mechanism; the model twice, and its servable.
+            # Two checkpoints of each, of weights and as many values of the mechanism; the model, and its servable.
             kept, released = kept + 8 * most + 4 * tables * len(self.two_towers), released + 3 * tables
         needed = {
             self.kept.directory: kept, self.kept.folder.release.path: released, Path(tempfile.gettempdir()): 2 * ids
@@ -314,8 +316,8 @@ class _Job:
         return self._joined(Items(list(found.terms)))
 
     def _sums(self) -> SpectralRecommender:
-        users = f"{len(self.users.train):,} users, two readings, then minutes of algebra if there are thousands of items"
-        self.show.begin(f"making private sums of {users}")
+        users = f"{len(self.users.train):,} users"
+        self.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
         made = private_sums.released(self.run, self.show.counter("users read", 2 * len(self.everything)))
         self.show.note(f"pairs of {len(made.head):,} items were counted")
         return made
@@ -342,7 +344,8 @@ class _Job:
             shown.append((names.dp_popularity.name, run.prior, cost))
         elif self.sums is not None:
             spent = self.kept.ledgers[names.spectral.name].epsilon(self.delta)
-            shown.append((names.dp_popularity.name, self.sums.counts, private_sums.counts_epsilon(run, self.sums, spent)))
+            cost = private_sums.counts_epsilon(run, self.sums, spent)
+            shown.append((names.dp_popularity.name, self.sums.counts, cost))
         return [
             {"recommender": name, **measured_record(run.evaluation.measured(same_for_all(counts))),
              "steps": None, "steps_per_second": None, "epsilon": epsilon, "noise_multiplier": None}

@@ -41,7 +41,7 @@ LIGHT, DARK = Paper("#ffffff", "#1d2430", 0.0), Paper("#14171c", "#c9d0da", 0.35
 def curves(
     lines: Sequence[Mapping[str, Any]], key: str, about: str, levels: Mapping[str, float]
 ) -> Picture | None:
-    """A figure of metrics.jsonl over the steps; `levels` are those of recommenders without steps. None if there is none."""
+    """A figure of metrics.jsonl over the steps, with levels of recommenders without steps; None if there is none."""
     points = {
         name: [(line["step"], line[key]) for line in lines if line["recommender"] == name and _finite(line.get(key))]
         for name in dict.fromkeys(line["recommender"] for line in lines)

@@ -42,8 +42,8 @@ SHOWN = ("recall@10", "recall@20", "nDCG@10")
 NO_GUARANTEE = Statement({"Guarantee": "none: this is not private, and no epsilon holds for it"})
 _ON_THE_CARD = ("Guarantee", "Days", "Protected unit", "Adjacency", "Public", "Covers", "Does not cover")
 _WARNING = (
-    Strong("Not private."), " Losses, recalls and nDCG below were computed from users' data without noise. They are for "
-    "those who may see the log; the ε of the table covers what is released, not this page.",
+    Strong("Not private."), " Losses, recalls and nDCG below were computed from users' data without noise. They are "
+    "for those who may see the log; the ε of the table covers what is released, not this page.",
 )  # fmt: skip
 _HISTORIES = "A question holds a history, and no ε covers that: keep it between the user and you."
 _LIMITS: tuple[Words, ...] = (
@@ -188,11 +188,11 @@ def _tests(report: Report) -> list[Block]:
     return [
         PageTable("Results", heading, rows, list(report.by_name).index(report.released), figures=True),
         Paragraph(
-            f"For each of {users:,} held-out users the recommender sees up to {report.config['history']} rows and ranks "
-            "all other items; the label is an item that was new to the user, and items that are not in the catalogue "
-            "count as not found. Brackets hold 95% intervals of the mean over such users: 1.96 standard errors on "
-            "either side. All lines have the same users, so that differences are surer than these. Exact popularity "
-            "has no privacy; DP popularity is the released counts alone."
+            f"For each of {users:,} held-out users the recommender sees up to {report.config['history']} rows and "
+            "ranks all other items; the label is an item that was new to the user, and items that are not in the "
+            "catalogue count as not found. Brackets hold 95% intervals of the mean over such users: 1.96 standard "
+            "errors on either side. All lines have the same users, so that differences are surer than these. Exact "
+            "popularity has no privacy; DP popularity is the released counts alone."
         ),
     ]
 
@@ -218,7 +218,8 @@ def _made_of(config: Mapping[str, Any]) -> str:
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
     )
     if any(map(is_two_tower, config["mechanism"])):
-        said += f" Two-towers: {config['steps']} steps of {config['batch_size']} users on average, clip {config['clip']}."
+        steps = f"{config['steps']} steps of {config['batch_size']} users on average"
+        said += f" Two-towers: {steps}, clip {config['clip']}."
     return said
 
 
@@ -307,9 +308,9 @@ def _growth(config: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]
     names = list(next(iter(seconds.values())))
     rows = [[f"{int(items):,}", *(f"{of[name]:.2f} s" for name in names)] for items, of in seconds.items()]
     said = (
-        f"The two-tower of this run, {config['batch_size']} users a step, on ids drawn at random. Mechanisms took turns, "
-        "and a time is the median of three. DP-SGD draws noise for every item at every step, a lazy step for those that "
-        "are about to be read."
+        f"The two-tower of this run, {config['batch_size']} users a step, on ids drawn at random. Mechanisms took "
+        "turns, and a time is the median of three. DP-SGD draws noise for every item at every step, a lazy step for "
+        "those that are about to be read."
     )
     heading = ["items", *(f"a step of {named(name).label}" for name in names)]
     return [Section("A step, as the catalogue grows", [PageTable("Seconds a step", heading, rows), Paragraph(said)])]

@@ -74,7 +74,7 @@ def _sampling_of(users: int, settings: JobSettings) -> PoissonSampling | FixedOr
 
 
 def prior_noise(epsilon: float, delta: float) -> float:
-    """σ of the popularity counts: at most a twenty-fifth of a two-tower's budget, in σ⁻²; 4 where that is more noise."""
+    """σ of the popularity counts: at most a twenty-fifth of a two-tower's budget, in σ⁻², and never less than 4."""
     return max(4.0, 5.0 * noise_of_one_release(epsilon, delta))
 
 

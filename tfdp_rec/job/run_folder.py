@@ -4,7 +4,7 @@
     RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
                     ledgers of recommenders that were only compared, what a run needs to be resumed; 0700, files 0600
 
-Runs of older versions have all of it in RUN itself. They are read as they are, and put in order when they are continued.
+Runs of older versions have all of it in RUN itself. They are read as they are, and put in order when one goes on.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def is_two_tower(name: str) -> bool:
 
 
 def is_paid(name: str, in_order: bool) -> bool:
-    """Whether a ledger pays for it: not without an ε, nor for independent noise in one order, priced by whole epochs."""
+    """Whether a ledger pays for it: not without an ε, nor for independent noise in one order, priced by epochs."""
     payable = not in_order or not is_two_tower(name) or name in mechanisms.names(IN_ORDER)
     return named(name).claims_epsilon and payable
 

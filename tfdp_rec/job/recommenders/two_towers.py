@@ -43,7 +43,8 @@ _COVERS = (
 
 def noises_for(settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any]) -> dict[str, float]:
     """The least noise of each two-tower for the budget, unless it was given."""
-    planned = {name: correlation_for(name, settings, sampling) for name in filter(names.is_two_tower, settings.mechanism)}
+    made = filter(names.is_two_tower, settings.mechanism)
+    planned = {name: correlation_for(name, settings, sampling) for name in made}
     found = {each: _noise_for(each, settings, sampling, delta, spent) for each in set(planned.values())}
     return {name: found[correlation] for name, correlation in planned.items()}
 

@@ -17,7 +17,7 @@ _TITLES = ("title", "name")
 
 
 def columns_of(path: str, item_column: str) -> tuple[str, str]:
-    """Names of the columns of ids (as in the log, "item", or the first) and titles ("title", "name", the other of two)."""
+    """The columns of ids (as in the log, "item", or the first) and of titles ("title", "name", or the other of two)."""
     names = sources.column_names(Path(path))
     ids = next((name for name in (item_column, "item") if name in names), names[0])
     others = [name for name in names if name != ids]

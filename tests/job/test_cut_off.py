@@ -18,12 +18,16 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from own_log.conftest import train
-from tfdp_rec.own_log import job, kept, report
-from tfdp_rec.own_log.earlier import Earlier
+from job.conftest import train
 
 from tfdp_rec import interruption
 from tfdp_rec.cli import main
+from tfdp_rec.job import checkpoint, pipeline, report
+from tfdp_rec.job.checkpoint import RunCheckpoint
+from tfdp_rec.job.recommenders import private_sums
+from tfdp_rec.job.sources import own_files
+from tfdp_rec.job.user_subset import UserSubset
+from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read
@@ -63,8 +67,8 @@ def small(tmp_path, monkeypatch):
         with open(os.path.join(filepath, "saved_model.pb"), "w") as file:
             file.write("a model")
 
-    monkeypatch.setattr(job, "export", export)
-    monkeypatch.setattr(report, "write", lambda folder, *_: folder.private.write_text("report.md", "a report"))
+    monkeypatch.setattr(pipeline, "export", export)
+    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.private.write_text("report.md", "a report"))
     asked = ["--user", "user_id", "--item", "sku", "--time", "ts", "--titles", tmp_path / "titles.csv", "--quiet"]
     asked += ["--items", tmp_path / "items.txt", "--data", tmp_path / "logs" / "ann@example.org.csv"]
     return [*asked, "--out", tmp_path / "run"]
@@ -87,16 +91,17 @@ def gone_on_with(run, expected=SUMS):
     if not (run / "release" / "released.npz").exists():  # which is written last
         assert (run / "private" / "resume" / "recommender.npz").exists()
         assert main(["train", "--out", str(run), "--resume", "--quiet"]) == 0
-    assert labels(run) == expected and Earlier.load(run).release.fits == 1
+    assert labels(run) == expected and WarmStart.load(run).release.fits == 1
     assert sorted(path.name for path in (run / "private").iterdir()) == ["config.json", "report.md", "results.json"]
 
 
 # Each fault at each place that writes.
 
 PLACES = [
-    (job.Interactions, "read"), (job.titles, "check"), (Ledger, "pay"), (SpectralRecommender, "fit"),
-    (SpectralRecommender, "write"), (SpectralRecommender, "load"), (job, "Tests"), (job, "popularity"),
-    (job.titles, "read"), (job.report, "statement"), (job, "export"), (report, "write"), (Earlier, "save"),
+    (pipeline.Interactions, "read"), (own_files.titles, "check"), (Ledger, "pay"), (SpectralRecommender, "fit"),
+    (SpectralRecommender, "write"), (SpectralRecommender, "load"), (pipeline, "same_for_all"),
+    (UserSubset, "exact_counts"), (own_files.titles, "read"), (private_sums, "statement"), (pipeline, "export"),
+    (report, "write"), (WarmStart, "save"),
 ]  # fmt: skip
 
 
@@ -119,7 +124,7 @@ def test_a_fault_in_any_place_loses_nothing_paid_and_leaves_no_log(small, tmp_pa
 
 def test_what_tensorflow_says_of_a_full_disk_is_one_sentence(small, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr(job, "export", of_tensorflow)
+        patch.setattr(pipeline, "export", of_tensorflow)
         assert train(*small) == 2
     said = capsys.readouterr().err
     assert "servable could not be written; is the disk full, or read-only?" in said and said.count("\n") == 2
@@ -130,8 +135,8 @@ def test_what_tensorflow_says_of_a_full_disk_is_one_sentence(small, tmp_path, mo
     "number", [*range(0, 400, 40), *(pytest.param(n, marks=pytest.mark.slow) for n in range(400) if n % 40)]
 )
 def test_sigterm_at_any_line_of_what_keeps_a_run(small, tmp_path, monkeypatch, capsys, number):
-    """At the `number`-th line that is run of kept.py, job.py and earlier.py, counted from the start."""
-    files, left = (kept.__file__, job.__file__, job.Earlier.save.__code__.co_filename), [number]
+    """At the `number`-th line that is run of checkpoint.py, pipeline.py and warm_start.py, counted from the start."""
+    files, left = (checkpoint.__file__, pipeline.__file__, pipeline.WarmStart.save.__code__.co_filename), [number]
     mine = threading.get_ident()
 
     def line(frame, event, _):
@@ -149,10 +154,10 @@ def test_sigterm_at_any_line_of_what_keeps_a_run(small, tmp_path, monkeypatch, c
         finally:
             sys.settrace(None)
 
-    whole = job.run
-    monkeypatch.setattr(job, "run", run)
+    whole = pipeline.run
+    monkeypatch.setattr(pipeline, "run", run)
     code = train(*small)
-    monkeypatch.setattr(job, "run", whole)
+    monkeypatch.setattr(pipeline, "run", whole)
     assert code == (143 if not left else 0) and no_raw_log(tmp_path / "run")
     if code:
         gone_on_with(tmp_path / "run")
@@ -165,7 +170,7 @@ def test_items_that_were_found_are_kept_too(small, tmp_path, monkeypatch, capsys
         assert train(*asked) == 143
     assert labels(tmp_path / "run") == ALL[:1] and no_raw_log(tmp_path / "run")
     items = (tmp_path / "run" / "private" / "resume" / "items.parquet").read_bytes()
-    monkeypatch.setattr(job, "private_items", full)  # not found again
+    monkeypatch.setattr(pipeline, "private_items", full)  # not found again
     assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
     assert labels(tmp_path / "run") == ALL and items
 
@@ -192,12 +197,12 @@ def test_ids_with_line_breaks_are_left_out_and_counted(small, tmp_path, capsys, 
     assert train(*asked, *(["--items", tmp_path / "items.csv"] if public else [])) == 0
     assert "1 items left out: a line break in the id" in capsys.readouterr().out
     left = ["sku-0", "sku-3"] if public else ["sku-0", "sku-1", "sku-3", "sku-4"]
-    assert sorted(Earlier.load(tmp_path / "run").items.ids.to_pylist()) == left
+    assert sorted(WarmStart.load(tmp_path / "run").items.ids.to_pylist()) == left
 
 
 def test_a_run_folder_that_cannot_be_written_to_is_said_before_the_log_is_read(small, tmp_path, monkeypatch, capsys):
     (tmp_path / "a file").touch()
-    monkeypatch.setattr(job.Interactions, "read", full)
+    monkeypatch.setattr(pipeline.Interactions, "read", full)
     assert train(*small[:-1], tmp_path / "a file" / "run") == 2
     said = capsys.readouterr().err
     assert "--out: nothing can be written to" in said and said.count("\n") == 1
@@ -239,7 +244,7 @@ def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp
     try:
         with monkeypatch.context() as patch:
             patch.setattr(SpectralRecommender, "fit", meanwhile)
-            patch.setattr(job, "export", lambda filepath, *_: Path(filepath).write_bytes(b"-" * 2**23))
+            patch.setattr(pipeline, "export", lambda filepath, *_: Path(filepath).write_bytes(b"-" * 2**23))
             assert train(*small[:-1], disk / "run") == 2
         said = capsys.readouterr().err
         assert "Go on with" in said
@@ -256,8 +261,8 @@ def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp
 def killed(run, monkeypatch, small):
     """A run that SIGKILL ended once its sums were kept."""
     with monkeypatch.context() as patch:
-        patch.setattr(job, "Tests", full)
-        patch.setattr(kept.Kept, "ended", lambda self, done: (self.close(), kept.let_go(self.directory)))
+        patch.setattr(pipeline, "same_for_all", full)
+        patch.setattr(RunCheckpoint, "ended", lambda self, done: (self.close(), checkpoint.let_go(self.directory)))
         assert train(*small) == 2
     assert (run / "private" / "resume" / "log").exists()
 
@@ -336,7 +341,7 @@ def test_a_run_folder_of_an_older_version_is_read_and_continued(small, tmp_path,
     assert train(*small) == 2 and "holds another run" in capsys.readouterr().err
     assert train("--continue", tmp_path / "run", "--data", tmp_path / "logs" / "*.csv", "--quiet") == 0
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["private", "release"]
-    assert labels(tmp_path / "run") == 2 * SUMS and Earlier.load(tmp_path / "run").release.fits == 2
+    assert labels(tmp_path / "run") == 2 * SUMS and WarmStart.load(tmp_path / "run").release.fits == 2
     assert {path.stat().st_mode & 0o77 for path in (tmp_path / "run" / "private").rglob("*")} == {0}
 
 

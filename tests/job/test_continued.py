@@ -13,12 +13,12 @@ import pyarrow.parquet
 import pytest
 from checker import checked
 from dp_accounting import GaussianDpEvent
-from own_log.conftest import COLUMNS, table, train
-from tfdp_rec.own_log import job
-from tfdp_rec.own_log.earlier import Earlier
-from tfdp_rec.own_log.lifetime import Lifetime
+from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
+from tfdp_rec.job import pipeline
+from tfdp_rec.job.budget import Lifetime
+from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender
@@ -84,8 +84,8 @@ def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(d
     assert checked(ledger, DELTA, tmp_path) == pytest.approx(spent[-1], abs=1e-3)
     assert [paid.label for paid in read(ledger).paid] == 3 * LABELS
     assert {"new-1", "new-2", "new-3"} <= set(known(root / "run")) and set(first) <= set(known(root / "run"))
-    earlier = Earlier.load(root / "run")
-    assert earlier.items.ids.to_pylist()[: len(first)] == Earlier.load(days / "run").items.ids.to_pylist()
+    earlier = WarmStart.load(root / "run")
+    assert earlier.items.ids.to_pylist()[: len(first)] == WarmStart.load(days / "run").items.ids.to_pylist()
     assert earlier.release.fits == 3
     found = answer(capsys, root / "run", "--history", "sku-31", "sku-30", "--top-k", "6")
     assert all(sku.startswith(("sku-3", "new-")) for sku in found)
@@ -120,7 +120,7 @@ def test_what_is_released_is_the_sum_of_the_days(days, root, monkeypatch):
     fit = SpectralRecommender.fit
     monkeypatch.setattr(SpectralRecommender, "fit", lambda self, *a, **o: made.append(fit(self, *a, **o)) or made[-1])
     assert further(root, days, 1, "--keep", "0.5") == 0
-    one, both = Earlier.load(days / "run").release, Earlier.load(root / "run").release
+    one, both = WarmStart.load(days / "run").release, WarmStart.load(root / "run").release
     sigma = made[0].split.counts
     more = len(both.counts) - len(one.counts)
     assert more >= 2 and both.users == 0.5 * one.users + made[0].num_users
@@ -131,13 +131,13 @@ def test_what_is_released_is_the_sum_of_the_days(days, root, monkeypatch):
 
 @pytest.mark.slow
 def test_users_who_are_held_back_on_one_day_are_held_back_on_all(days, root, monkeypatch):
-    told, sides = [], job.Interactions.split
+    told, sides = [], pipeline.Interactions.split
 
     def split(log, *arguments, **options):
         told.append((log, sides(log, *arguments, **options)))
         return told[-1][1]
 
-    monkeypatch.setattr(job.Interactions, "split", split)
+    monkeypatch.setattr(pipeline.Interactions, "split", split)
     for number in (1, 2):
         assert further(root, days, number) == 0
     one, two = ({log.unit_ids[int(user)].as_py() for user in test} for log, (_, test) in told)
@@ -152,8 +152,6 @@ def harmed(days, root, harm):
     run = root / "run"
     if harm == "no run":
         shutil.rmtree(run)
-    elif harm == "movies":
-        (run / "private" / "config.json").write_text('{"job": "movies"}')
     elif harm == "no sums":
         (run / "release" / "released.npz").unlink()
     elif harm == "broken sums":
@@ -190,15 +188,14 @@ def harmed(days, root, harm):
     "harm, options, says",
     [
         ("no run", [], "--continue: there is no run in"),
-        ("movies", [], "is a run on movies; only one on a log of your own"),
-        ("no sums", [], "has no released.npz, the sums that it released"),
+        ("no sums", [], "has no released.npz, what it released"),
         ("broken sums", [], "released.npz was changed"),
         ("no ledger", [], "has no ledger.jsonl, so that nobody knows what was spent"),
         ("changed ledger", [], "of {run}/release/ledger.jsonl was changed"),
         ("older ledger", [], "lacks entries that were in it before"),
         ("another ledger", [], "is not the ledger that this was counted in"),
         ("another unit", [], "counts for one click (add-or-remove-one), not for one user"),
-        ("config has a list", [], "config.json was changed: its ledger was begun with other items"),
+        ("config has a list", [], "config.json was changed: put it back from a backup (its ledger was begun with"),
         ("config says more", [], "of the 8 that the first day decided on for 3 days"),
         ("", ["--out", "elsewhere"], "leave --out out"),
         ("", ["--resume", "--checkpoint", "elsewhere"], "leave one out"),
@@ -210,7 +207,8 @@ def harmed(days, root, harm):
         ("", ["--items-epsilon", "1"], "leave --items-epsilon out"),
         ("", ["--items", __file__], "leave --items out"),
         ("", ["--keep", "1.5"], "--keep must be above 0 and at most 1, got 1.5"),
-        ("", ["--steps", "5"], "--steps is of the run on movies"),
+        ("", ["--steps", "5"], "has --steps 600, and is asked to go on with 5: leave --steps out"),
+        ("", ["--mechanism", "lazydpsgd"], "has --mechanism spectral, and is asked to go on with lazydpsgd"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_in_one_line_and_pays_nothing(days, root, capsys, harm, options, says):
@@ -243,11 +241,6 @@ def test_a_run_for_one_day_has_spent_it(run, log, tmp_path, capsys):
     assert train("--continue", tmp_path / "run", "--data", log, "--quiet") == 2
     said = capsys.readouterr().err
     assert "has spent epsilon = 8 of the 8 that the first day decided on for 1 day " in said
-
-
-def test_days_are_of_logs_alone(capsys):
-    assert main(["train", "--days", "3"]) == 2
-    assert "--user is missing" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -283,7 +276,7 @@ def unchanged(days, root):
 MOMENTS = [
     (SpectralRecommender, "fit"),
     *(pytest.param(where, marks=pytest.mark.slow) for where in
-      [(job, "private_items"), (job, "export"), (job.report, "write")]),
+      [(pipeline, "private_items"), (pipeline, "export"), (pipeline.report, "write")]),
 ]  # fmt: skip
 
 
@@ -293,12 +286,12 @@ def test_ctrl_c_in_a_further_day_and_gone_on_with_costs_once(days, root, monkeyp
     assert unchanged(days, root)
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 0
     assert [paid.label for paid in read(root / "run" / "release" / "ledger.jsonl").paid] == 2 * LABELS
-    assert Earlier.load(root / "run").release.fits == 2
+    assert WarmStart.load(root / "run").release.fits == 2
     capsys.readouterr()
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 2
     assert "has gone on since this was begun" in capsys.readouterr().err
     assert further(root, days, 2) == 0
-    assert Earlier.load(root / "run").release.fits == 3
+    assert WarmStart.load(root / "run").release.fits == 3
 
 
 def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(days, root, monkeypatch, capsys):
@@ -310,7 +303,7 @@ def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(da
     assert "has paid for the private sums of a run that ended" in said and "with --continue, in another" in said
     assert further(root, days, 2) == 0
     assert 7.99 < total(read(root / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
-    assert Earlier.load(root / "run").release.fits == 2
+    assert WarmStart.load(root / "run").release.fits == 2
     assert further(root, days, 1) == 2
 
 
@@ -334,7 +327,7 @@ def test_the_first_days_checkpoint_does_not_put_an_older_ledger_back(days, tmp_p
 
 def test_no_day_is_added_while_the_first_days_checkpoint_writes_its_folder_anew(days, tmp_path, monkeypatch, capsys):
     finished(days, tmp_path)
-    export, between = job.export, []
+    export, between = pipeline.export, []
 
     def and_another(*args, **kwargs):
         if not between:
@@ -342,7 +335,7 @@ def test_no_day_is_added_while_the_first_days_checkpoint_writes_its_folder_anew(
             between[0] = further(tmp_path, days, 1)
         return export(*args, **kwargs)
 
-    monkeypatch.setattr(job, "export", and_another)
+    monkeypatch.setattr(pipeline, "export", and_another)
     before = (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes()
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
     assert between == [2] and "is in use: another pays into it" in capsys.readouterr().err
@@ -410,5 +403,5 @@ def test_public_items_join_by_a_longer_list(tmp_path, capsys):
     more = ["--items", tmp_path / "1.txt", "--quiet"]
     assert train("--continue", tmp_path / "run", "--data", tmp_path / "1.csv", *more) == 0
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
-    assert Earlier.load(tmp_path / "run").items.ids.to_pylist() == [str(i) for i in range(12)]
+    assert WarmStart.load(tmp_path / "run").items.ids.to_pylist() == [str(i) for i in range(12)]
     assert [paid.label for paid in ledger.paid] == 2 * LABELS[1:] and 7.99 < total(ledger, DELTA) <= 8.0
