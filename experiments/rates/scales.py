@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tfdp_rec.movies.tested import Tests
 
 from experiments.rates.command import Grid, Sizes
 from experiments.rates.trainings import Towers
@@ -17,6 +16,7 @@ from experiments.study import Study
 from experiments.tables import markdown
 from tfdp_rec.data import NextItemExamples
 from tfdp_rec.datasets.movielens import generated
+from tfdp_rec.job.evaluation import Evaluation
 from tfdp_rec.optimizers import scale_by_counts
 
 BATCH = 1024
@@ -35,7 +35,7 @@ class Scaled(Towers):
         watched = np.concatenate([timelines[user] for user in public])
         self._counts = np.bincount(watched, minlength=sizes.movies + 1).astype(np.float64)
         parts = {"validation": kept, "test": test}
-        self._parts = {n: Tests(NextItemExamples(timelines, part, negatives=0), 0) for n, part in parts.items()}
+        self._parts = {n: Evaluation(NextItemExamples(timelines, part, negatives=0), 0) for n, part in parts.items()}
 
     def row_scale(self) -> dict[str, np.ndarray] | None:
         if not self.power:

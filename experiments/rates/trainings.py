@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from tfdp_rec.movies.tested import Tests
 
 import tfdp_rec
 from experiments.adaptive.command import Sizes as ClickSizes
@@ -23,6 +22,7 @@ from experiments.study import Study
 from experiments.tables import markdown
 from tfdp_rec.data import NextItemExamples, PoissonSampling
 from tfdp_rec.datasets.movielens import generated
+from tfdp_rec.job.evaluation import Evaluation
 from tfdp_rec.models import TwoTower
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.recursion import Recursion
@@ -117,7 +117,7 @@ class Towers(Task):
         test = test[timelines.lengths[test] >= 2]
         self.units, self._ids = len(train), timelines.movie_ids
         self._examples = NextItemExamples(timelines, train, negatives=sizes.movies // 2)
-        self._tests = Tests(NextItemExamples(timelines, test, negatives=0), 0)
+        self._tests = Evaluation(NextItemExamples(timelines, test, negatives=0), 0)
         counts = np.bincount(np.concatenate([timelines[user] for user in train]), minlength=sizes.movies + 1)
         self._prior = counts[1:] + 1.0  # exact, which is for a study alone
 

@@ -1,14 +1,14 @@
-"""The main job: who trains, its own release before training under noise of the size its event claims, its tests."""
+"""Who trains, the popularity prior under noise of the size its event claims, and the tests of a job."""
 
 import numpy as np
 import pytest
-from tfdp_rec.movies.job import noisy_popularity
-from tfdp_rec.movies.problem import prepare
-from tfdp_rec.movies.settings import Settings
-from tfdp_rec.movies.tested import Tests, everybody_the_same
 
-from tfdp_rec.data import NextItemExamples
+from tfdp_rec.data import Interactions, NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
+from tfdp_rec.job.evaluation import Evaluation, same_for_all
+from tfdp_rec.job.recommenders.popularity import noisy_popularity
+from tfdp_rec.job.run import Users
+from tfdp_rec.job.settings import JobSettings
 
 MOVIES = 200_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
@@ -17,7 +17,8 @@ UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
 @pytest.mark.parametrize("error, accepted", [(1.0, True), (0.95, False), (1.05, False)])
 def test_movies_that_nobody_watched_show_the_noise(error, accepted):
     """What is left of N(0, σ²) above zero has mean square σ²/2, and that has variance 5/4 σ⁴."""
-    nobody = Timelines([], [0, 0], [1], np.arange(1, MOVIES + 1), [""] * MOVIES)
+    catalogue = np.arange(1, MOVIES + 1)
+    nobody = Interactions.read({"u": [1], "i": [MOVIES + 1]}, user="u", item="i", items=catalogue.tolist())
     sigma = 3.0
     released, event = noisy_popularity(nobody, np.array([0]), sigma)
     above = (released - 0.25 * sigma - 0.1) / (error * sigma)
@@ -28,7 +29,7 @@ def test_movies_that_nobody_watched_show_the_noise(error, accepted):
 
 
 def test_what_many_watched_stays_visible():
-    watched = Timelines([2] * 500, range(501), range(500), [7, 8], ["A", "B"])
+    watched = Interactions.read({"u": range(500), "i": [8] * 500}, user="u", item="i", items=[7, 8])
     released = noisy_popularity(watched, np.arange(500), 1.0).values
     assert abs(released[1] - 500.35) < 8 and 0 < released[0] < 8
 
@@ -43,22 +44,32 @@ def watching(lengths, movies=40, seed=0):
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_one_user_watched_has_no_say_in_who_the_others_are(left):
     """Else neighbouring data sets would train on other users altogether, whatever noise they got."""
-    settings, lengths = Settings(batch_size=10), np.full(100, 6)
-    whole = prepare(watching(lengths), settings)
+    settings, lengths = JobSettings(batch_size=10, mechanism=("lazydpsgd",)), np.full(100, 6)
+    whole, of_all = split(watching(lengths), settings)
     for user in (0, 57, 99):
-        fewer = prepare(watching(np.where(np.arange(100) == user, left, lengths)), settings)
-        assert np.array_equal(fewer.train, whole.train) and fewer.sampling.num_units == 80
-        assert len(fewer.tests) == len(whole.tests) - (user not in whole.train)
-    assert not set(whole.train) & set(np.setdiff1d(np.arange(100), whole.train)) and len(whole.tests) == 20
+        fewer, tested = split(watching(np.where(np.arange(100) == user, left, lengths)), settings)
+        assert np.array_equal(fewer.train, whole.train) and fewer.sampling.num_units == len(whole.train)
+        assert tested == of_all - (user in whole.test)
+    assert not set(whole.train) & set(whole.test) and len(whole.train) + len(whole.test) == 100 and of_all > 8
+
+
+def split(timelines, settings):
+    """The users' sides, and how many are tested; a user without known items has a row of another item."""
+    users = np.repeat(timelines.user_ids, timelines.lengths)
+    rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.movies.tolist()}
+    log = Interactions.read(rows, user="u", item="i")
+    found = Users.of(log, settings)
+    known = log.with_items(range(1, 41))
+    return found, sum(len(np.unique(known[user])) > 1 for user in found.test)
 
 
 def test_a_place_in_the_list_is_what_sorting_gives():
     timelines = watching(np.arange(2, 32))
-    tests = Tests(NextItemExamples(timelines, history=5, negatives=1), seed=3)
+    tests = Evaluation(NextItemExamples(timelines, history=5, negatives=1), seed=3)
     scores = np.random.default_rng(1).integers(0, 8, [30, 40]).astype(np.float32)  # many are equal
     scores[4, 7] = np.nan
     row = iter(range(30))
-    places = tests.places(lambda context: scores[[next(row) for _ in context]])
+    places = tests.ranks(lambda context: scores[[next(row) for _ in context]])
     for user, (context, label) in enumerate(zip(tests.context, tests.label)):
         others = [movie for movie in range(1, 41) if movie not in context]
         order = sorted(others, key=lambda movie: (-np.nan_to_num(scores[user, movie - 1], nan=-np.inf), movie))
@@ -69,5 +80,5 @@ def test_a_place_in_the_list_is_what_sorting_gives():
 
 
 def test_who_answers_with_no_number_finds_nothing():
-    tests = Tests(NextItemExamples(watching([9] * 20), history=5, negatives=1), seed=3)
-    assert tests.measured(everybody_the_same(np.full(40, np.nan)))["recall@1"].value < 0.5
+    tests = Evaluation(NextItemExamples(watching([9] * 20), history=5, negatives=1), seed=3)
+    assert tests.measured(same_for_all(np.full(40, np.nan)))["recall@1"].value < 0.5

@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
-from tfdp_rec.movies import two_towers
-from tfdp_rec.movies.problem import prepare, prior_noise
-from tfdp_rec.movies.settings import SHUFFLED, Settings
 
 from tfdp_rec.cli import main
+from tfdp_rec.data import Interactions
+from tfdp_rec.job.budget import Budget
+from tfdp_rec.job.recommenders import two_towers
+from tfdp_rec.job.run import Users, prior_noise, spent_before_training
+from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
 from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.spending.ledger import read, total
@@ -28,13 +30,13 @@ def run(tmp_path_factory):
 
 
 def test_each_costs_what_the_run_may(run):
-    results = {r["mechanism"]: r for r in json.loads((run / "private" / "results.json").read_text())}
-    noises = json.loads((run / "private" / "config.json").read_text())["noise_multipliers"]
-    order = FixedOrder(480, 60, unit="user")
+    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    config = json.loads((run / "private" / "config.json").read_text())
+    noises, order = config["noise_multipliers"], FixedOrder(config["train_users"], 60, unit="user")
     plan = optimised_correlation(12, order.separation, participations=order.participations(12))
     whole = {
         "lazydpftrl": plan.dp_event(noises["lazydpftrl"]),
-        "lazydpsgd": SelfComposedDpEvent(GaussianDpEvent(noises["lazydpsgd"]), 2),
+        "lazydpsgd": SelfComposedDpEvent(GaussianDpEvent(noises["lazydpsgd"]), order.participations(12)),
     }
     for name, event in whole.items():
         spent = epsilon_of(ComposedDpEvent([event, GaussianDpEvent(prior_noise(2.0, DELTA))]), DELTA)
@@ -50,12 +52,12 @@ def test_the_report_says_what_the_order_promises_and_releases_the_planned_one(ru
 
 def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     """600 steps of 27 batches an epoch: what is left of it in the weights' noise, planned and independent."""
-    timelines = two_towers_data()
     both = ("lazydpftrl", "lazydpsgd")
-    settings = Settings(mechanisms=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
-    problem = prepare(timelines, settings)
-    noises = two_towers.noises_for(problem, settings)
-    planned = two_towers.correlation_for("lazydpftrl", problem, settings)
+    settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
+    order = FixedOrder(810, 30, unit="user")
+    spent = spent_before_training(Budget.of(8.0, DELTA, public=True), 8.0, DELTA)
+    noises = two_towers.noises_for(settings, order, DELTA, spent)
+    planned = two_towers.correlation_for("lazydpftrl", settings, order)
     left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])
     assert left == pytest.approx(planned.against_independent(), rel=0.02) and left < 0.25
 
@@ -68,9 +70,10 @@ def test_the_popularity_counts_leave_the_budget_to_training(epsilon):
 
 
 def test_the_users_order_is_shuffled_and_is_everybodys():
-    problem = prepare(two_towers_data(), Settings(mechanisms=("lazydpftrl",), sampling=SHUFFLED, batch_size=30))
-    assert len(np.unique(problem.train)) == 810 and (np.diff(problem.train) < 0).mean() > 0.4
-    assert problem.sampling.num_units == 810 and problem.sampling.adjacency == "zero-out"
+    log = Interactions.read({"u": range(1000), "i": np.arange(1000) % 7}, user="u", item="i")
+    users = Users.of(log, JobSettings(mechanism=("lazydpftrl",), sampling=SHUFFLED, batch_size=30))
+    assert 750 < len(np.unique(users.train)) == users.sampling.num_units and (np.diff(users.train) < 0).mean() > 0.4
+    assert users.adjacency("lazydpftrl") == "zero-out"
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["interrupted", "killed"])
@@ -80,11 +83,11 @@ def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch,
         cut(cutting, 7, dead)
         keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
         assert main(["train", *SMALL, *chosen, *keeping, "--out", str(tmp_path / "run")]) == 130
-    ledger = kept / "lazydpftrl" / "ledger.jsonl"
+    ledger = tmp_path / "run" / "release" / "ledger.jsonl"
     before = total(read(ledger), DELTA)
     assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
     results = json.loads((tmp_path / "run" / "private" / "results.json").read_text())
-    (result,) = [r for r in results if r["mechanism"] == "lazydpftrl"]
+    (result,) = [r for r in results if r["recommender"] == "lazydpftrl"]
     assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
     assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
 
@@ -106,18 +109,12 @@ def cut(monkeypatch, step, dead):
     monkeypatch.setattr(Accountant, "settle", lambda self: None if any(ended) else settle(self))
 
 
-def two_towers_data():
-    from tfdp_rec.datasets.movielens import generated
-
-    return generated.timelines(num_users=1012, num_movies=60, events=5_000)
-
-
 @pytest.mark.parametrize(
     "arguments, says",
     [
         (["--mechanism", "lazydpftrl"], "add --sampling shuffled"),
         (["--sampling", "shuffled", "--local", "1", "1"], "--sampling shuffled trains in one process"),
-        (["--sampling", "shuffled", "--mechanism", "lazydpsgd", "--checkpoint", "kept"], "planned noise alone"),
+        (["--sampling", "shuffled", "--mechanism", "lazydpsgd"], "planned noise alone"),
         (["--sampling", "unshuffled"], "invalid choice"),
     ],
 )

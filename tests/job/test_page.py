@@ -3,9 +3,10 @@
 import re
 
 import pytest
-import tfdp_rec.page as told
 from pages import Read, fits, self_contained
-from tfdp_rec.page import Code, Given, Page, Section, Strong, Table, Text, Verbatim
+
+from tfdp_rec.job import page as told
+from tfdp_rec.job.page import Code, Given, Page, PageTable, Paragraph, Section, Strong, Verbatim
 
 BAD = "<script>alert(1)</script>"
 PNG = bytes.fromhex(
@@ -19,8 +20,8 @@ def every_kind(words=BAD):
     given = Given(words)
     rows = [(given, Code(words)), (Strong(words), words)]
     blocks = [
-        Text((Strong(words), " and ", given)), told.Items([given, Code(words)]), told.Facts([(words, given)]),
-        told.Figures([(words, words, words)]), Table(words, (words, "b"), rows, 1),
+        Paragraph((Strong(words), " and ", given)), told.Items([given, Code(words)]), told.Facts([(words, given)]),
+        told.Figures([(words, words, words)]), PageTable(words, (words, "b"), rows, 1),
         Verbatim(f"{words}\n" + "long " * 60), told.Pictures([told.Picture("a.png", words, PNG, PNG + b" ")]),
     ]  # fmt: skip
     return Page(words, words, blocks, [Section(words, blocks[:1], [Section(words, blocks[:1])])])
@@ -35,15 +36,15 @@ def test_nobodys_words_become_markup(words):
 
 def test_in_markdown_what_is_given_stays_words():
     given = "<b> [x](http://y) `c` *d* _e_ | f\n# g"
-    cells = Table("", ("a", "b"), [(Given(given), Code("x | `y`"))]).markdown().splitlines()
+    cells = PageTable("", ("a", "b"), [(Given(given), Code("x | `y`"))]).markdown().splitlines()
     assert cells[2] == r"| \<b\> \[x\](http://y) \`c\` \*d\* \_e\_ \| f # g | `` x \| `y` `` |"
     assert Verbatim("a\n```\nb").markdown() == "````\na\n```\nb\n````"
 
 
 def test_both_forms_say_the_same():
     page = Page(
-        "Title", "Warning.", [told.Figures([("ε", "8", "of it")]), Text(("One ", Code("two"), Strong("three")))],
-        [Section("Part", [told.Facts([("unit", "a user")]), Table("t", ("x", "y"), [("1", "2")])])],
+        "Title", "Warning.", [told.Figures([("ε", "8", "of it")]), Paragraph(("One ", Code("two"), Strong("three")))],
+        [Section("Part", [told.Facts([("unit", "a user")]), PageTable("t", ("x", "y"), [("1", "2")])])],
     )  # fmt: skip
     words = "".join(re.findall(r"\w+", page.markdown()))
     # HTML says the title in its head, too.

@@ -13,10 +13,10 @@ import time
 import keras
 import numpy as np
 import pytest
-from tfdp_rec.run_folder import servable_in
 
 import tfdp_rec
 from tfdp_rec.cli import main
+from tfdp_rec.job.run_folder import servable_in
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.serving.rest import WrongQuestion
 

@@ -115,8 +115,24 @@ def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
         usual = names.in_one_order(usual) if settings.sampling == SHUFFLED else usual
         settings = dataclasses.replace(settings, mechanism=usual)
     _refuse_servers(settings)
-    names.released(settings.mechanism, settings.export)  # for what that refuses
+    _refuse_release(settings, bool(args.continues))
     return settings
+
+
+def _refuse_release(settings: JobSettings, continues: bool) -> None:
+    """A recommender that cannot leave the run."""
+    released = names.released(settings.mechanism, settings.export)
+    if names.named(released).claims_epsilon and not names.is_paid(released, settings.sampling == SHUFFLED):
+        planned = " or ".join(each.name for each in names.IN_ORDER)
+        raise ValueError(
+            f"--sampling shuffled releases planned noise alone, which a ledger can pay for: {released} has noise of "
+            f"its own in each step. Take --mechanism {planned}, or --export another."
+        )
+    if released != names.spectral.name and (settings.days > 1 or continues):
+        raise ValueError(
+            f"--days and --continue add up private sums, and {released} has none: leave them out, or take --mechanism "
+            "spectral."
+        )
 
 
 def _refuse_servers(settings: JobSettings) -> None:

@@ -172,17 +172,6 @@ class _Job:
             value = getattr(asked, name)
             if most is not None and value != getattr(JobSettings, name) and value > most:  # a default gives way
                 raise ValueError(f"{flag(name)} must be at most the {most} items, got {value}.")
-        if names.named(self.released).claims_epsilon and self.released not in self.paid:
-            planned = " or ".join(each.name for each in names.IN_ORDER)
-            raise ValueError(
-                f"--sampling shuffled releases planned noise alone, which a ledger can pay for: {self.released} has "
-                f"noise of its own in each step. Take --mechanism {planned}, or --export another."
-            )
-        if self.released != names.spectral.name and (asked.days > 1 or self.kept.continues):
-            raise ValueError(
-                f"--days and --continue add up private sums, and {self.released} has none: leave them out, or take "
-                "--mechanism spectral."
-            )
         if self.two_towers and asked.servers and not log.ordered:
             raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
 

@@ -143,4 +143,6 @@ class JobSettings:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) and value else f"{value}" if value else "left out"
+    if value in ("", None, ()):
+        return "left out"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
