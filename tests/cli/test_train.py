@@ -65,7 +65,8 @@ def test_one_private_recommender_leaves_the_run(run):
 
 def test_each_private_one_has_a_ledger_of_all_that_it_cost_and_that_of_the_released_one_is_handed_on(run):
     results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
-    ledgers = {"spectral": run / "release" / "ledger.jsonl", "lazydpsgd": run / "private" / "ledgers" / "lazydpsgd.jsonl"}
+    peer = run / "private" / "ledgers" / "lazydpsgd.jsonl"
+    ledgers = {"spectral": run / "release" / "ledger.jsonl", "lazydpsgd": peer}
     assert [path.name for path in (run / "private" / "ledgers").iterdir()] == ["lazydpsgd.jsonl"]
     for name, path in ledgers.items():
         assert total(read(path), 1e-6) == pytest.approx(results[name]["epsilon"], rel=1e-6)

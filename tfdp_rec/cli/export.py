@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         from tfdp_rec.serving import export
 
         run = WarmStart.read(beside)
-        export(args.folder, found.answers(), run.items, run.titles, args.top_k)
+        export(args.folder, found, run.items, run.titles, args.top_k)
     else:
         found.export(args.folder, k=args.top_k)
     print(f"{args.folder}: signature serving_default, input `history` [batch, n], outputs ids, titles and scores")

@@ -372,7 +372,7 @@ class _Job:
         if is_two_tower(self.released):
             made.model.save(str(part / "model.keras"))
         with replacing(part / SERVABLE) as temporary, writing_a_model(part / SERVABLE):
-            export(temporary, made.model.answers(), items, self.named, min(self.settings.top_k, len(items)))
+            export(temporary, made.model, items, self.named, min(self.settings.top_k, len(items)))
 
     def _conclude(
         self, made: Made, results: list[dict[str, Any]], statements: dict[str, Mapping[str, str]]

@@ -203,7 +203,12 @@ class TwoTower(PrivateTraining, tfrs.Model):
         """
         if kwargs:
             raise TypeError(f"export does not take {', '.join(kwargs)}.")
-        own_ids.export(filepath, self.answers(), Items(self.vocabulary), k=k)
+        own_ids.export(filepath, self, Items(self.vocabulary), k=k)
+
+    @property
+    def item_ids(self) -> np.ndarray:
+        """Raw ids of the catalogue."""
+        return self.vocabulary
 
     def answers(self) -> TwoTowerAnswers:
         """What it answers, with all its noise, for `tfdp_rec.serving.export`."""

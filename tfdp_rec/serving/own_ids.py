@@ -87,21 +87,35 @@ def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(f"{path} could not be written; is the disk full, or read-only? {said}.") from problem
 
 
+class Servable(Protocol):
+    """A recommender that can be exported.
+
+    Attributes:
+        item_ids: Ids that it was made with: the numbers 1 to M, or whole numbers of one's own.
+    """
+
+    item_ids: NDArray[np.int64]
+
+    def answers(self) -> SlotAnswers:
+        """What it answers."""
+
+
 def export(
-    filepath: str | os.PathLike[str], answers: SlotAnswers, items: Items, titles: Mapping[Any, str] | None = None,
+    filepath: str | os.PathLike[str], recommender: Servable, items: Items, titles: Mapping[Any, str] | None = None,
     k: int = 10,
 ) -> None:
     """Writes the SavedModel of any recommender.
 
     Args:
         filepath: Folder that is made.
-        answers: What the recommender answers, of as many slots as there are items.
+        recommender: `SpectralRecommender` that was fitted, `TwoTower`, or another with their two members.
         items: Ids of the catalogue, in its order.
         titles: Titles by id, public; an item without one has the title "".
         k: Number of items in an answer unless the question says.
 
     Raises:
-        ValueError: The items are not as many as the answers', an id has a line break, or k is out of range.
+        RuntimeError: There was no `fit`.
+        ValueError: The items are not those of the recommender, an id has a line break, or k is out of range.
 
     Example:
         >>> from tfdp_rec.spectral import SpectralRecommender
@@ -109,15 +123,17 @@ def export(
         >>> recommender = SpectralRecommender([1, 2, 3], epsilon=8.0, delta=1e-4)
         >>> _ = recommender.fit([[1, 2]] * 300 + [[2, 3]] * 50, verbose=0)
         >>> folder = os.path.join(tempfile.mkdtemp(), "servable")
-        >>> export(folder, recommender.answers(), items, {"jam": "Plum jam"}, k=1)
+        >>> export(folder, recommender, items, {"jam": "Plum jam"}, k=1)
         >>> answer = tf.saved_model.load(folder).signatures["serving_default"](history=tf.constant([["tea"]]))
         >>> answer["ids"].numpy().tolist(), answer["titles"].numpy().tolist()
         ([[b'jam']], [[b'Plum jam']])
     """
-    if len(answers.places) != len(items):
+    answers, own = recommender.answers(), recommender.item_ids
+    numbered = np.array_equal(own, np.arange(1, len(items) + 1))
+    if not numbered and not (pa.types.is_integer(items.ids.type) and np.array_equal(own, items.ids.to_numpy())):
         raise ValueError(
-            f"The recommender has a catalogue of {len(answers.places)} items, and {len(items)} ids were given: give "
-            "those that it was made with."
+            f"The recommender has a catalogue of {len(own)} ids that are neither the numbers 1 to {len(items)} of "
+            "these items nor their ids: make it on the log with these items."
         )
     if not 1 <= k <= len(items):
         raise ValueError(f"k must be between 1 and the {len(items)} items of the catalogue, got {k!r}.")

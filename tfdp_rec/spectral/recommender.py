@@ -252,6 +252,11 @@ class SpectralRecommender:
         found = np.take_along_axis(scores, best, axis=1)
         return np.where(np.isfinite(found), self.catalogue.ids[best], 0), found
 
+    @property
+    def item_ids(self) -> NDArray[np.int64]:
+        """Raw ids of the catalogue."""
+        return self.catalogue.ids
+
     def answers(self) -> Any:
         """What it answers, as a `tf.Module` for `tfdp_rec.serving.export`.
 
@@ -277,11 +282,11 @@ class SpectralRecommender:
             RuntimeError: there was no `fit`.
             ValueError: k is not between 1 and the size of the catalogue.
         """
-        answers = self.answers()
+        self._check_fitted()
         self.check_k(k)
         from tfdp_rec.serving.own_ids import export
 
-        export(filepath, answers, Items(self.catalogue.ids), k=k)
+        export(filepath, self, Items(self.catalogue.ids), k=k)
 
     # Files.
 
