@@ -109,7 +109,7 @@ class RunCheckpoint:
         self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
         self.continues, self._data = continues, ""
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
-        self.folder = RunFolder.reopened(self.out)
+        self.folder = RunFolder(self.out)
         hold(self.directory)
         _adopt(self.directory, self.out)
 
@@ -471,7 +471,7 @@ def _adopt(directory: pathlib.Path, out: Path) -> None:
     mine = directory / LEDGER
     if not mine.exists():
         return
-    path = RunFolder.reopened(out).release / LEDGER
+    path = RunFolder(out).release / LEDGER
     if not path.exists():
         with replacing(path) as temporary:
             shutil.copyfile(mine, temporary)

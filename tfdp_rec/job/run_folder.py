@@ -62,7 +62,7 @@ class FolderPart:
 
 
 class RunFolder:
-    """One run's folder; it must not hold another run.
+    """One run's folder, made if it is not there; one of an older version is put in order.
 
     Example:
         >>> import tempfile
@@ -73,24 +73,12 @@ class RunFolder:
     """
 
     def __init__(self, path: Path):
-        self._at(path)
-        refuse_another(self.path)
-        self._made()
-
-    @classmethod
-    def reopened(cls, path: Path) -> RunFolder:
-        """The folder of a run that goes on, made anew if it is gone; one of an older version is put in order."""
-        folder = cls.__new__(cls)
-        folder._at(path)
-        folder._made()
-        _put_in_order(folder.path)
-        return folder
-
-    def _at(self, path: Path) -> None:
         self.path = pathlib.Path(path)
         self.release, self.private = FolderPart(self.path / RELEASE, False), FolderPart(self.path / PRIVATE, True)
+        self._make()
+        _put_in_order(self.path)
 
-    def _made(self) -> None:
+    def _make(self) -> None:
         """Both parts are there, and can be written to."""
         try:
             for part in (self.release, self.private):

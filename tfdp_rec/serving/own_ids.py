@@ -88,13 +88,11 @@ def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class Servable(Protocol):
-    """A recommender that can be exported.
+    """A recommender that can be exported."""
 
-    Attributes:
-        item_ids: Ids that it was made with: the numbers 1 to M, or whole numbers of one's own.
-    """
-
-    item_ids: NDArray[np.int64]
+    @property
+    def item_ids(self) -> NDArray[np.int64]:
+        """Ids that it was made with: the numbers 1 to M, or whole numbers of one's own."""
 
     def answers(self) -> SlotAnswers:
         """What it answers."""

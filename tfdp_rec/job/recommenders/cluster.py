@@ -86,7 +86,7 @@ def _in_words(run: Run) -> Iterator[None]:
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> Made:
     accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
     made = trainer.resume() if accountant is not None else 0
-    curve = _Curve(run.folder, name, trainer)
+    curve = _ClusterCurve(run.folder, name, trainer)
     left = steps_left(run.settings, made, within)
     if left:
         _fit(trainer, left, [*within, curve], run)
@@ -108,7 +108,7 @@ def _fit(trainer: ParameterServerTrainer, left: int, callbacks: list[keras.callb
         raise
 
 
-class _Curve(keras.callbacks.Callback):
+class _ClusterCurve(keras.callbacks.Callback):
     """Writes a line of metrics a report; the last one comes with the recalls."""
 
     def __init__(self, folder: RunFolder, name: str, trainer: ParameterServerTrainer):
