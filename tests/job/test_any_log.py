@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,6 +14,7 @@ from checker import checked
 from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
+from tfdp_rec.job.recommenders import two_towers
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import read, total
 
@@ -62,6 +64,38 @@ def test_a_two_tower_answers_in_the_logs_ids_with_titles(towers, tmp_path, capsy
     assert main(["export", str(model), str(tmp_path / "again"), "--top-k", "4"]) == 0
     assert answer(capsys, tmp_path / "again", "--history", "sku-30", "sku-31") == found
     assert not any(b"person-" in path.read_bytes() for path in towers.rglob("*") if path.is_file())
+
+
+def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(tmp_path, monkeypatch):
+    began, new_model = [], two_towers.new_model
+    monkeypatch.setattr(two_towers, "new_model", lambda run: began.append(new_model(run)) or began[-1])
+    for number, seed in enumerate((0, 5)):
+        rows = table(users=700 + 50 * number, rows=12_000, seed=seed)
+        pa.parquet.write_table(rows, tmp_path / f"{number}.parquet")
+    (tmp_path / "items.txt").write_text("".join(f"sku-{i}\n" for i in range(150)))
+    (tmp_path / "more.txt").write_text("".join(f"sku-{i}\n" for i in range(190)))
+    options = ["--mechanism", "lazydpsgd", "--days", "2", "--out", tmp_path / "run"]
+    first = ["--data", tmp_path / "0.parquet", "--items", tmp_path / "items.txt"]
+    assert train(*first, *COLUMNS, *SMALL, *options) == 0
+    ledger, model = tmp_path / "run" / "release" / "ledger.jsonl", tmp_path / "run" / "release" / "model.keras"
+    spent, released = total(read(ledger), 1e-6), keras.models.load_model(model, compile=False)
+    starts = began[-1]
+    second = ["--data", tmp_path / "1.parquet", "--items", tmp_path / "more.txt", "--quiet"]
+
+    def remembered(run):
+        began.append([v.numpy() for v in new_model(run).trainable_variables])
+        return new_model(run)
+
+    monkeypatch.setattr(two_towers, "new_model", remembered)
+    assert train("--continue", tmp_path / "run", *second) == 0
+    for mine, before in zip(began[-1], released.trainable_variables):
+        assert np.array_equal(mine[: len(before)], before.numpy())
+    assert [len(each) for each in began[-1]][0] == 191 and len(starts.trainable_variables[0]) == 151
+    labels = [paid.label for paid in read(ledger).paid]
+    assert labels == 2 * ["popularity counts", "training"] and read(ledger).steps == 12
+    assert spent < 6.5 and 7.9 < total(read(ledger), 1e-6) <= 8.0
+    assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
+    assert train("--continue", tmp_path / "run", *second) == 2
 
 
 def movielens(folder, seed, movies):

@@ -208,7 +208,7 @@ def harmed(days, root, harm):
         ("", ["--items", __file__], "leave --items out"),
         ("", ["--keep", "1.5"], "--keep must be above 0 and at most 1, got 1.5"),
         ("", ["--steps", "5"], "has --steps 600, and is asked to go on with 5: leave --steps out"),
-        ("", ["--mechanism", "lazydpsgd"], "--days and --continue add up private sums, and lazydpsgd has none"),
+        ("", ["--mechanism", "lazydpsgd"], "has --mechanism spectral, and is asked to go on with lazydpsgd"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_in_one_line_and_pays_nothing(days, root, capsys, harm, options, says):

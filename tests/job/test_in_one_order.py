@@ -55,7 +55,7 @@ def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     both = ("lazydpftrl", "lazydpsgd")
     settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
     order = FixedOrder(810, 30, unit="user")
-    spent = spent_before_training(Budget.of(8.0, DELTA, public=True), 8.0, DELTA)
+    spent = spent_before_training(Budget.of(8.0, DELTA, public=True))
     noises = two_towers.noises_for(settings, order, DELTA, spent)
     planned = two_towers.correlation_for("lazydpftrl", settings, order)
     left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])
@@ -116,6 +116,7 @@ def cut(monkeypatch, step, dead):
         (["--sampling", "shuffled", "--local", "1", "1"], "--sampling shuffled trains in one process"),
         (["--sampling", "shuffled", "--mechanism", "lazydpsgd"], "planned noise alone"),
         (["--sampling", "unshuffled"], "invalid choice"),
+        (["--sampling", "shuffled", "--mechanism", "lazydpftrl", "--days", "2"], "two-towers of independent noise"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_a_line(tmp_path, capsys, arguments, says):

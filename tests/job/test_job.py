@@ -333,7 +333,7 @@ GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" 
         (["--delta", "0.5"], "--delta 0.5 is above 1 / "),
         (["--top-k", "0"], "--top-k must be positive"),
         (["--mechanism", "lazydpsgd"], "fewer units than a batch"),
-        (["--mechanism", "lazydpsgd", "--days", "2"], "--days and --continue add up private sums"),
+        (["--mechanism", "adam", "--days", "2"], "--days and --continue go with private sums, and with two-towers of"),
         (["--local", "0", "1"], "--local needs at least one worker and one server"),
     ],
 )

@@ -123,15 +123,18 @@ def _refuse_release(settings: JobSettings, continues: bool) -> None:
     """A recommender that cannot leave the run."""
     released = names.released(settings.mechanism, settings.export)
     if names.named(released).claims_epsilon and not names.is_paid(released, settings.sampling == SHUFFLED):
-        planned = " or ".join(each.name for each in names.IN_ORDER)
+        others = " or ".join(each.name for each in names.IN_ORDER)
         raise ValueError(
             f"--sampling shuffled releases planned noise alone, which a ledger can pay for: {released} has noise of "
-            f"its own in each step. Take --mechanism {planned}, or --export another."
+            f"its own in each step. Take --mechanism {others}, or --export another."
         )
-    if released != names.spectral.name and (settings.days > 1 or continues):
+    planned = released in [each.name for each in names.IN_ORDER]
+    trained = names.is_two_tower(released) and names.named(released).claims_epsilon and not settings.servers
+    added = released == names.spectral.name or trained and not planned
+    if (settings.days > 1 or continues) and not added:
         raise ValueError(
-            f"--days and --continue add up private sums, and {released} has none: leave them out, or take --mechanism "
-            "spectral."
+            "--days and --continue go with private sums, and with two-towers of independent noise in this process: "
+            f"leave them out, or release another than {released}, such as --mechanism spectral."
         )
 
 

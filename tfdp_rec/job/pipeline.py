@@ -25,19 +25,19 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import replacing, rows_at_a_time
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import Lifetime
-from tfdp_rec.job.checkpoint import ITEMS, PRIOR, SUMS, ReleasePayment, RunCheckpoint
+from tfdp_rec.job.checkpoint import ITEMS, LABELS, PRIOR, SUMS, ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, measured_record, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
 from tfdp_rec.job.recommenders.popularity import Prior, noisy_popularity
-from tfdp_rec.job.run import Made, Run, Users, prior_noise, spent_before_training
+from tfdp_rec.job.run import Made, Run, Users, spent_before_training
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource
@@ -143,7 +143,12 @@ class _Job:
             from tfdp_rec.job.recommenders import two_towers
 
             assert self.users.sampling is not None
-            kept.keep_noises(two_towers.noises_for(self.settings, self.users.sampling, self.delta, self._spent))
+            past = [] if self.before is None else [
+                (SelfComposedDpEvent(paid.event, paid.attempts), "earlier days") for paid in self.ledger.paid
+            ]  # fmt: skip
+            left = max(1, self.budget.days - sum(paid.label == LABELS[PRIOR] for paid in self.ledger.paid))
+            spent = past + left * self._spent
+            kept.keep_noises(two_towers.noises_for(self.settings, self.users.sampling, self.delta, spent, left))
 
     # What is checked before anything is paid.
 
@@ -163,7 +168,7 @@ class _Job:
 
     @property
     def _spent(self) -> list[tuple[DpEvent, str]]:
-        return spent_before_training(self.budget, self.budget.epsilon, self.delta)
+        return spent_before_training(self.budget)
 
     def _refuse_unfit(self, log: Interactions) -> None:
         """Raises for settings that do not fit each other, or the data's public sizes."""
@@ -313,8 +318,9 @@ class _Job:
 
     def _prior(self) -> np.ndarray:
         self.show.begin("counting popularity, where two-towers start")
-        sigma, run = prior_noise(self.budget.epsilon, self.delta), self.run
-        event, label = self._spent[-1]
+        run, (event, label) = self.run, self._spent[-1]
+        assert isinstance(event, GaussianDpEvent)
+        sigma = event.noise_multiplier
 
         def count(payment: ReleasePayment) -> Prior:
             payment.spend(event, label)
@@ -384,7 +390,8 @@ class _Job:
         config = {
             **asked.as_config(), "when": datetime.datetime.now().isoformat(timespec="minutes"),
             "num_users": len(log), "train_users": len(self.users.train), "num_items": log.num_items,
-            "day": made.model.released.fits if self.released == names.spectral.name else 1, "released": self.released,
+            "day": made.model.released.fits if self.sums is made.model else max(1, self.run.day),
+            "released": self.released,
             "public": self.public is not None, "ordered": log.ordered, "delta": self.delta,
             "recency": self.run.recency, "noise_multipliers": self.kept.noises, "negatives": self.run.negatives,
         }  # fmt: skip

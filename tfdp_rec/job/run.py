@@ -19,6 +19,7 @@ from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.checkpoint import LABELS, PRIOR, RunCheckpoint
 from tfdp_rec.job.evaluation import Evaluation
+from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.names import IN_ORDER, is_two_tower
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
@@ -28,7 +29,7 @@ from tfdp_rec.privacy.fixed_order import FixedOrder
 from tfdp_rec.privacy.gaussian import noise_of_one_release
 from tfdp_rec.privacy.sampling import PoissonSampling, Sampling
 from tfdp_rec.spending.ledger import ZERO_OUT
-from tfdp_rec.spending.statement import Statement
+from tfdp_rec.spending.statement import Statement, rounded_up
 
 _TRAIN, _NEGATIVES = 0.8, 4000  # of the users; where there are so many items
 
@@ -110,15 +111,31 @@ class Run:
         """Number of negatives that a batch shares."""
         return min(self.settings.negatives or _NEGATIVES, self.log.num_items)
 
+    @property
+    def day(self) -> int:
+        """Number of days so far on which a two-tower was trained."""
+        released = self.ledger(names.released(self.settings.mechanism, self.settings.export))
+        return sum(paid.label == LABELS[PRIOR] for paid in released.paid)
+
     def ledger(self, name: str) -> Any:
         """A recommender's ledger; None if nothing is paid for it."""
         return self.checkpoint.ledgers.get(name)
 
 
-def spent_before_training(budget: Budget, epsilon: float, delta: float) -> list[tuple[DpEvent, str]]:
-    """What a two-tower costs beside its steps: finding items, and its popularity prior."""
-    prior = GaussianDpEvent(prior_noise(epsilon, delta))
+def spent_before_training(budget: Budget) -> list[tuple[DpEvent, str]]:
+    """What a two-tower costs on one day beside its steps: finding items, and its popularity prior."""
+    prior = GaussianDpEvent(prior_noise(budget.epsilon, budget.delta) * budget.days**0.5)
     return [*((event, set_union.LABEL) for event in budget.finding), (prior, LABELS[PRIOR])]
+
+
+def days_field(budget: Budget, day: int) -> dict[str, str]:
+    """The entry of a statement that is about days; empty for a single one."""
+    if budget.days == 1:
+        return {}
+    return {
+        "Days": f"{day} so far, of at most {budget.days}, added up as if each user were in all of them; never above "
+        f"epsilon = {rounded_up(budget.epsilon):g}, as the first day decided. What follows is of the last of them"
+    }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

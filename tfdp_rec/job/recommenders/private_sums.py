@@ -12,7 +12,7 @@ from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.checkpoint import LABELS, SUMS, ReleasePayment
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import spectral
-from tfdp_rec.job.run import Made, Run
+from tfdp_rec.job.run import Made, Run, days_field
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.privacy.composing import epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
@@ -78,13 +78,9 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
     """The guarantee of all days so far."""
     budget, several = run.budget, run.budget.days > 1
     day, items = recommender.released.fits, len(recommender.catalogue)
-    days = {
-        "Days": f"{day} so far, of at most {budget.days}, added up as if each user were in all of them; never above "
-        f"epsilon = {rounded_up(budget.epsilon):g}, as the first day decided. What follows is of the last of them"
-    }  # fmt: skip
     return Statement({
         "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {run.delta:g})-differential privacy",
-        **(days if several else {}),
+        **days_field(budget, day),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
         "Mechanism": f"{_items(budget, items)}; then counts of these with Gaussian noise of multiplier "

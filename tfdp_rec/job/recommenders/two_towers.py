@@ -21,7 +21,7 @@ from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.files import only_for_owner
 from tfdp_rec.job.evaluation import KS, Evaluation
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run import Made, Run, spent_before_training
+from tfdp_rec.job.run import Made, Run, days_field, spent_before_training
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
@@ -41,21 +41,32 @@ _COVERS = (
 )
 
 
-def noises_for(settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any]) -> dict[str, float]:
-    """The least noise of each two-tower for the budget, unless it was given."""
+def noises_for(
+    settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any], days: int = 1
+) -> dict[str, float]:
+    """The least noise of each two-tower for the budget, unless it was given.
+
+    Args:
+        settings: Settings of the job.
+        sampling: How users come into batches today; later days are taken to be alike.
+        delta: δ of all days.
+        spent: All that is spent beside the steps of today and of later days.
+        days: Number of days that are left, today included.
+    """
     made = filter(names.is_two_tower, settings.mechanism)
     planned = {name: correlation_for(name, settings, sampling) for name in made}
-    found = {each: _noise_for(each, settings, sampling, delta, spent) for each in set(planned.values())}
+    found = {each: _noise_for(each, settings, sampling, delta, spent, days) for each in set(planned.values())}
     return {name: found[correlation] for name, correlation in planned.items()}
 
 
 def _noise_for(
-    correlation: Correlation | None, settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any]
-) -> float:
+    correlation: Correlation | None, settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any],
+    days: int,
+) -> float:  # fmt: skip
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
     plan = PrivatePlan(
-        sampling=sampling, delta=delta, steps=settings.steps, epsilon=settings.epsilon, correlation=correlation,
+        sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon, correlation=correlation,
         spent=spent,
     )  # fmt: skip
     return plan.noise_multiplier
@@ -74,12 +85,16 @@ def correlation_for(name: str, settings: JobSettings, sampling: Sampling) -> Cor
 
 
 def new_model(run: Run) -> TwoTower:
-    """An untrained model over item numbers; the same for every mechanism."""
+    """An untrained model over item numbers, the same for every mechanism; on a further day, as it was released."""
     settings, numbers = run.settings, np.arange(1, run.log.num_items + 1)
     keras.utils.set_random_seed(settings.seed)
-    return TwoTower(
-        numbers, settings.width, settings.hidden, run.prior, settings.history, KS, name="two_tower"
-    )
+    model = TwoTower(numbers, settings.width, settings.hidden, run.prior, settings.history, KS, name="two_tower")
+    if run.checkpoint.earlier is not None:
+        before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
+        for mine, known in zip(model.trainable_variables, before.trainable_variables, strict=True):
+            # Known items keep their numbers; rows of new ones follow.
+            mine.assign(np.concatenate([known.numpy(), mine.numpy()[len(known) :]]))
+    return model
 
 
 def learning_rate_for(settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None) -> float:
@@ -150,7 +165,7 @@ def accounting(
     if name in mechanisms.names(names.PEERS):
         return None, []
     accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
-    for event, label in [] if ledger else spent_before_training(run.budget, run.settings.epsilon, run.delta):
+    for event, label in [] if ledger else spent_before_training(run.budget):
         accountant.spend(event, label)
     accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
@@ -171,7 +186,9 @@ def with_costs(made: Made, name: str, accountant: Accountant | None, run: Run) -
     if accountant is None:
         return made
     leaves = name == names.released(run.settings.mechanism, run.settings.export) and names.named(name).claims_epsilon
-    said = {**accountant.statement().fields, **({"Covers": _COVERS} if leaves else {})}
+    fields = dict(accountant.statement().fields)
+    days = days_field(run.budget, run.day) if leaves else {}
+    said = {"Guarantee": fields.pop("Guarantee"), **days, **fields, **({"Covers": _COVERS} if leaves else {})}
     return dataclasses.replace(
         made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=run.checkpoint.noises[name]
     )
