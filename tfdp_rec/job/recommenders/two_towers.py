@@ -93,7 +93,7 @@ def new_model(run: Run) -> TwoTower:
         before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
         for mine, known in zip(model.trainable_variables, before.trainable_variables, strict=True):
             # Known items keep their numbers; rows of new ones follow.
-            mine.assign(np.concatenate([known.numpy(), mine.numpy()[len(known) :]]))
+            mine.assign(np.concatenate([known.numpy(), mine.numpy()[known.shape[0] :]]))
     return model
 
 
