@@ -129,7 +129,8 @@ class _Job:
         self.delta = wanted.delta
         self._refuse_large_delta()
         for ledger in kept.ledgers.values():
-            decided = wanted.decided(ledger)
+            wanted.decided(ledger)
+        decided = Lifetime.of(self.ledger.chain)
         self.budget = decided.budget
         for name, ledger in kept.ledgers.items():
             decided.refuse_beyond(ledger, kept.left_to_pay(self._releases(name)))

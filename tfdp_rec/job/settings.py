@@ -123,8 +123,9 @@ class JobSettings:
         base = dataclasses.replace(before, **(free or {}))
         for name, value in dataclasses.asdict(base).items():
             now = getattr(self, name)
-            # A checkpoint is of so many servers; how many workers there are may change.
-            same = now[1:] == value[1:] and bool(now) == bool(value) if name == "local" else now == value
+            # A checkpoint is of so many servers; how many workers there are, and where they are, may change.
+            moved = name in ("local", "cluster") and bool(now) == bool(value)
+            same = now == value or moved and (name == "cluster" or now[1:] == value[1:])
             if not same:
                 raise ValueError(
                     f"The run in {directory} has {flag(name)} {_words(value)}, and is asked to go on with "

@@ -91,10 +91,17 @@ def new_model(run: Run) -> TwoTower:
     model = TwoTower(numbers, settings.width, settings.hidden, run.prior, settings.history, KS, name="two_tower")
     if run.checkpoint.earlier is not None:
         before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
-        for mine, known in zip(model.trainable_variables, before.trainable_variables, strict=True):
-            # Known items keep their numbers; rows of new ones follow.
-            mine.assign(np.concatenate([known.numpy(), mine.numpy()[known.shape[0] :]]))
+        _copy_weights(before, model, len(run.checkpoint.earlier.items) + 1)
     return model
+
+
+def _copy_weights(before: TwoTower, model: TwoTower, rows: int) -> None:
+    """Gives a model the weights of the released one; of tables the rows of known items, which keep their numbers."""
+    for mine, known in zip(model.trainable_variables, before.trainable_variables, strict=True):
+        values = known.numpy()
+        # A day that was cut off after its model was written may have had rows of other items at the end.
+        values = values[:rows] if len(values) == len(before.vocabulary) + 1 else values
+        mine.assign(np.concatenate([values, mine.numpy()[len(values) :]]))
 
 
 def learning_rate_for(settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None) -> float:
