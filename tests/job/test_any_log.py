@@ -90,8 +90,8 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(tmp_path, m
     monkeypatch.setattr(two_towers, "new_model", remembered)
     assert train("--continue", tmp_path / "run", *second) == 0
     for mine, before in zip(began[-1], released.trainable_variables):
-        assert np.array_equal(mine[: len(before)], before.numpy())
-    assert [len(each) for each in began[-1]][0] == 191 and len(starts.trainable_variables[0]) == 151
+        assert np.array_equal(mine[: before.shape[0]], before.numpy())
+    assert len(began[-1][0]) == 191 and starts.trainable_variables[0].shape[0] == 151
     labels = [paid.label for paid in read(ledger).paid]
     assert labels == 2 * ["popularity counts", "training"] and read(ledger).steps == 12
     assert spent < 6.5 and 7.9 < total(read(ledger), 1e-6) <= 8.0
