@@ -177,9 +177,9 @@ def test_a_folder_is_begun_in_once_and_gone_on_with_where_a_run_is(interrupted, 
 @pytest.mark.parametrize(
     "harm, says",
     [
-        (lambda kept: (kept / "../run/release/ledger.jsonl").unlink(), "is gone, so that nobody knows"),
+        (lambda kept: (kept / "../run/release/ledger.jsonl").unlink(), "is gone, so that what was spent"),
         (lambda kept: _first_lines(kept / "../run/release/ledger.jsonl", 2), "lacks entries that were in it before"),
-        (lambda kept: (kept / "../run/private/ledgers/spectral.jsonl").unlink(), "is gone, so that nobody knows"),
+        (lambda kept: (kept / "../run/private/ledgers/spectral.jsonl").unlink(), "is gone, so that what was spent"),
         (lambda kept: (kept / "run.json").write_text("{"), "run.json was changed"),
         (lambda kept: _other_data(kept / "run.json"), "was begun with other data"),
     ],

@@ -190,7 +190,7 @@ def harmed(days, root, harm):
         ("no run", [], "--continue: there is no run in"),
         ("no sums", [], "has no released.npz, what it released"),
         ("broken sums", [], "released.npz was changed"),
-        ("no ledger", [], "has no ledger.jsonl, so that nobody knows what was spent"),
+        ("no ledger", [], "has no ledger.jsonl, so that what was spent is not known"),
         ("changed ledger", [], "of {run}/release/ledger.jsonl was changed"),
         ("older ledger", [], "lacks entries that were in it before"),
         ("another ledger", [], "is not the ledger that this was counted in"),

@@ -276,7 +276,7 @@ def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(r
 @pytest.mark.parametrize(
     "harm, says",
     [
-        (lambda kept: (kept.parent / "run" / "release" / "ledger.jsonl").unlink(), "is gone, so that nobody knows"),
+        (lambda kept: (kept.parent / "run" / "release" / "ledger.jsonl").unlink(), "is gone, so that what was spent"),
         (lambda kept: _another(kept.parent / "run" / "release"), "is not the ledger that this was counted in"),
         (lambda kept: (kept / "run.json").write_text('{"job": "log"}'), "run.json was changed"),
         (lambda kept: _with(kept, data="0" * 64), "was begun with other data"),

@@ -188,7 +188,7 @@ class RunCheckpoint:
             for name, adjacency in adjacencies.items():
                 path = self.folder.path / self._paths[name]
                 if goes_on and not path.exists():
-                    raise ValueError(f"{path} is gone, so that nobody knows what was spent: put the newest one back.")
+                    raise ValueError(f"{path} is gone, so that what was spent is not known: put the newest one back.")
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 self.ledgers[name] = Ledger(path, "user", data, adjacency, data_changed=goes_on)
                 self._check_ledger(self._paths[name], self.ledgers[name])

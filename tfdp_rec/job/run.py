@@ -53,7 +53,7 @@ class Users:
         """The split; a user is on the same side on all days."""
         train, test = log.split(_TRAIN, key=f"tfdp-rec train {settings.seed}")
         if not len(train):
-            raise ValueError(f"The log has {len(log)} users, too few to hold any back: nobody is left to learn from.")
+            raise ValueError(f"The log has {len(log)} users, too few to hold any out: none is left to train on.")
         if settings.sampling == SHUFFLED:
             train = np.random.default_rng(settings.seed).permutation(train)  # an order that may be public
         return cls(train, test, _sampling_of(len(train), settings))

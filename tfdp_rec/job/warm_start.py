@@ -118,7 +118,7 @@ def continued_settings(folder: Path) -> JobSettings:
         WarmStart.load(folder)  # for what it says
     if not ledger.exists():
         raise ValueError(
-            f"--continue: {folder} has no {LEDGER}, so that nobody knows what was spent: put the newest one back."
+            f"--continue: {folder} has no {LEDGER}, so that what was spent is not known: put the newest one back."
         )
     decided = Lifetime.of(read(ledger))
     fixed = {name: value for name, value in dataclasses.asdict(decided).items() if name != "public"}
