@@ -195,7 +195,7 @@ def harmed(days, root, harm):
         ("older ledger", [], "lacks entries that were in it before"),
         ("another ledger", [], "is not the ledger that this was counted in"),
         ("another unit", [], "counts for one click (add-or-remove-one), not for one user"),
-        ("config has a list", [], "config.json was changed: put it back from a backup (its ledger was begun with"),
+        ("config has a list", [], "config.json was changed: its ledger was begun with other items"),
         ("config says more", [], "of the 8 that the first day decided on for 3 days"),
         ("", ["--out", "elsewhere"], "leave --out out"),
         ("", ["--resume", "--checkpoint", "elsewhere"], "leave one out"),

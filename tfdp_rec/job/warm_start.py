@@ -123,13 +123,14 @@ def continued_settings(folder: Path) -> JobSettings:
     decided = Lifetime.of(read(ledger))
     fixed = {name: value for name, value in dataclasses.asdict(decided).items() if name != "public"}
     try:
-        settings = JobSettings.from_config({**config, **fixed})
-        if settings.user and bool(settings.items) != decided.public:
-            raise ValueError("its ledger was begun with other items")
         # The others were made to compare on the first day's data, and were not released.
-        return dataclasses.replace(settings, mechanism=(config.get("released", "spectral"),), export=None)
+        alone: dict[str, Any] = {"mechanism": [config.get("released", "spectral")], "export": None}
+        settings = JobSettings.from_config({**config, **fixed, **alone})
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+    if settings.user and bool(settings.items) != decided.public:
+        raise ValueError(f"{path} was changed: its ledger was begun with other items. Put it back.")
+    return settings
 
 
 def _config(path: pathlib.Path) -> dict[str, Any]:
