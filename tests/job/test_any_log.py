@@ -27,6 +27,46 @@ def answer(capsys, run, *arguments):
     return [(each["id"], each["title"]) for each in json.loads(capsys.readouterr().out)["recommendations"]]
 
 
+def movielens(folder, seed, movies):
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    listed = "".join(f'{10 * i},"Film, {i}",Drama\n' for i in range(1, movies + 1))
+    (folder / "movies.csv").write_text("movieId,title,genres\n" + listed)
+    rows = [f"{u},{10 * m},3.0,{rng.integers(10**9)}" for u in range(1, 301) for m in
+            1 + rng.choice(movies, 6, replace=False)]  # fmt: skip
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows) + "\n")
+    return folder
+
+
+def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_path, capsys):
+    first, second = movielens(tmp_path / "one", 1, 30), movielens(tmp_path / "two", 2, 34)
+    options = ["--mechanism", "spectral", "--days", "2", "--out", tmp_path / "run", "--quiet"]
+    assert train("--data", first, *options) == 0
+    assert train("--continue", tmp_path / "run", "--data", second, "--quiet") == 0
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid] == ["private sums"] * 2 and 7.99 < total(ledger, 1e-6) <= 8.0
+    assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
+    earlier = WarmStart.load(tmp_path / "run")
+    assert earlier.items.ids.to_pylist() == [10 * i for i in range(1, 35)] and earlier.titles[340] == "Film, 34"
+    found = answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "33")
+    assert len(found) == 33 and (340, "Film, 34") in found
+    capsys.readouterr()
+    assert train("--continue", tmp_path / "run", "--quiet") == 2
+    assert "--data is missing" in capsys.readouterr().err
+
+
+def test_what_claims_no_epsilon_says_so_in_its_statement_and_in_its_ledger(tmp_path):
+    data, options = movielens(tmp_path / "one", 1, 30), ["--mechanism", "spectral-exact", "--quiet"]
+    assert train("--data", data, *options, "--out", tmp_path / "run") == 0
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid] == ["training without a guarantee"]
+    assert math.isinf(total(ledger, 1e-6))
+    said = (tmp_path / "run" / "release" / "statement.txt").read_text()
+    assert said.startswith("Guarantee:      none") and "**Not private.**" in (
+        tmp_path / "run" / "release" / "card.md"
+    ).read_text()
+
+
 @pytest.fixture(scope="module")
 def towers(tmp_path_factory):
     """A two-tower on a log whose items are found."""
@@ -97,46 +137,6 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(tmp_path, m
     assert spent < 6.5 and 7.9 < total(read(ledger), 1e-6) <= 8.0
     assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
     assert train("--continue", tmp_path / "run", *second) == 2
-
-
-def movielens(folder, seed, movies):
-    rng = np.random.default_rng(seed)
-    folder.mkdir()
-    listed = "".join(f'{10 * i},"Film, {i}",Drama\n' for i in range(1, movies + 1))
-    (folder / "movies.csv").write_text("movieId,title,genres\n" + listed)
-    rows = [f"{u},{10 * m},3.0,{rng.integers(10**9)}" for u in range(1, 301) for m in
-            1 + rng.choice(movies, 6, replace=False)]  # fmt: skip
-    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows) + "\n")
-    return folder
-
-
-def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_path, capsys):
-    first, second = movielens(tmp_path / "one", 1, 30), movielens(tmp_path / "two", 2, 34)
-    options = ["--mechanism", "spectral", "--days", "2", "--out", tmp_path / "run", "--quiet"]
-    assert train("--data", first, *options) == 0
-    assert train("--continue", tmp_path / "run", "--data", second, "--quiet") == 0
-    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
-    assert [paid.label for paid in ledger.paid] == ["private sums"] * 2 and 7.99 < total(ledger, 1e-6) <= 8.0
-    assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
-    earlier = WarmStart.load(tmp_path / "run")
-    assert earlier.items.ids.to_pylist() == [10 * i for i in range(1, 35)] and earlier.titles[340] == "Film, 34"
-    found = answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "33")
-    assert len(found) == 33 and (340, "Film, 34") in found
-    capsys.readouterr()
-    assert train("--continue", tmp_path / "run", "--quiet") == 2
-    assert "--data is missing" in capsys.readouterr().err
-
-
-def test_what_claims_no_epsilon_says_so_in_its_statement_and_in_its_ledger(tmp_path):
-    data, options = movielens(tmp_path / "one", 1, 30), ["--mechanism", "spectral-exact", "--quiet"]
-    assert train("--data", data, *options, "--out", tmp_path / "run") == 0
-    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
-    assert [paid.label for paid in ledger.paid] == ["training without a guarantee"]
-    assert math.isinf(total(ledger, 1e-6))
-    said = (tmp_path / "run" / "release" / "statement.txt").read_text()
-    assert said.startswith("Guarantee:      none") and "**Not private.**" in (
-        tmp_path / "run" / "release" / "card.md"
-    ).read_text()
 
 
 @pytest.mark.slow
