@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from dp_accounting import GaussianDpEvent
 from job.conftest import train
 
 from tfdp_rec import interruption
@@ -304,6 +305,19 @@ def test_an_empty_ledger_is_a_fresh_one_only_where_nothing_was_paid(small, tmp_p
         (ledger.parent / "statement.txt").touch()
     assert train(*small) == (0 if left in ("empty", "begun") else 2)
     assert labels(tmp_path / "run") == SUMS if left in ("empty", "begun") else "Go on" not in capsys.readouterr().err
+
+
+def test_no_run_is_begun_where_a_recommender_that_was_only_compared_has_paid(small, tmp_path, capsys):
+    peer = tmp_path / "run" / "private" / "ledgers" / "dpsgd.jsonl"
+    peer.parent.mkdir(parents=True)
+    with Ledger(peer, "user", Snapshot(9, "x"), ZERO_OUT) as ledger:
+        ledger.pay(GaussianDpEvent(9.0))
+    before = peer.read_bytes()
+    assert train(*small) == 2
+    assert "cut off after it had paid" in capsys.readouterr().err and peer.read_bytes() == before
+    peer.unlink()
+    Ledger(peer, "user", Snapshot(9, "x"), ZERO_OUT).close()
+    assert train(*small) == 0 and not peer.exists()
 
 
 # What may be handed on.
