@@ -391,7 +391,7 @@ class _Job:
         config = {
             **asked.as_config(), "when": datetime.datetime.now().isoformat(timespec="minutes"),
             "num_users": len(log), "train_users": len(self.users.train), "num_items": log.num_items,
-            "day": made.model.released.fits if self.sums is made.model else max(1, self.run.day),
+            "day": made.model.released.fits if self.released == names.spectral.name else max(1, self.run.day),
             "released": self.released,
             "public": self.public is not None, "ordered": log.ordered, "delta": self.delta,
             "recency": self.run.recency, "noise_multipliers": self.kept.noises, "negatives": self.run.negatives,

@@ -139,8 +139,12 @@ class JobSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> JobSettings:
         """The inverse of `as_config`, through JSON; other entries are left out."""
-        known: dict[str, Any] = {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+        known: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            if field.name in config:
+                value = config[field.name]
+                known[field.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**known)
 
 
 def _words(value: Any) -> str:
