@@ -67,6 +67,26 @@ def test_what_claims_no_epsilon_says_so_in_its_statement_and_in_its_ledger(tmp_p
     ).read_text()
 
 
+def test_a_training_that_is_cut_off_without_a_checkpoint_goes_on_in_its_run_folder(tmp_path, monkeypatch, capsys):
+    data, run = movielens(tmp_path / "one", 1, 30), tmp_path / "run"
+    whole = two_towers.TrainingCheckpoint.on_train_batch_end
+
+    def cut(self, batch, logs=None):
+        whole(self, batch, logs)
+        if int(self.model.optimizer.iterations) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
+        assert train("--data", data, *SMALL, "--mechanism", "lazydpsgd", "--out", run) == 130
+    assert f"Go on with: tfdp-rec train --out {run} --resume" in capsys.readouterr().err
+    ledger = run / "release" / "ledger.jsonl"
+    assert read(ledger).steps == 4 and not (run / "private" / "resume" / "log").exists()
+    assert train("--out", run, "--resume", "--quiet") == 0
+    assert [paid.label for paid in read(ledger).paid].count("popularity counts") == 1 and read(ledger).steps == 6
+    assert 7.9 < total(read(ledger), 1e-6) <= 8.0 and not (run / "private" / "resume").exists()
+
+
 @pytest.fixture(scope="module")
 def towers(tmp_path_factory):
     """A two-tower on a log whose items are found."""
