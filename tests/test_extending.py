@@ -34,7 +34,7 @@ def ran():
 
 
 def test_the_page_has_what_can_be_added():
-    assert list(SECTIONS) == ["A mechanism", "A clipping rule", "A sampling scheme", "A data set"]
+    assert list(SECTIONS) == ["A mechanism", "A clipping rule", "A sampling scheme", "A data set", "A source of logs"]
     assert all(len(blocks) >= 2 for blocks in SECTIONS.values())
 
 

@@ -16,21 +16,20 @@ PACKAGE = ROOT / "tfdp_rec"
 # The floors, from the ground up: a part imports from lower floors alone, and from its own where it is named.
 FLOORS = (
     {
-        "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "page", "quiet",
+        "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "quiet",
         "interruption", "refused", "registration", "settings",
     },
-    {"noise", "run_folder", "withheld"},
+    {"noise", "withheld"},
     {"independence"},
     {"clipping", "audit", "datasets"},
     {"pricing"},
     {"sampling", "sums"},
     {"spending"},
     {"optimizers"},
-    {"training"},
+    {"training", "serving"},
     {"data", "models", "callbacks", "spectral"},
-    {"federated", "distribute", "private_plan", "serving"},
-    {"movies", "private_fit", "privacy"},
-    {"own_log"},
+    {"federated", "distribute", "private_plan"},
+    {"job", "private_fit", "privacy"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}

@@ -19,7 +19,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "60000 rows read, of 4000 users." in said and "private vocabulary" in said
     assert 100 < names["log"].num_items <= 200 and names["plan"].accountant.epsilon() <= 6.0
-    answer = names["items"].of(names["answer"]["movie_ids"].numpy()[0])
+    answer = names["items"].of(names["answer"]["ids"].numpy()[0])
     assert len(set(answer)) == 5 and not {None, "sku-30", "sku-31"} & set(answer)
     recall = float(re.search(r"'recall@10': (0\.\d+)", said)[1])
     assert recall > 0.4, recall  # 0.7 to 0.9 were seen; ten of 200 items cannot hold so much by popularity

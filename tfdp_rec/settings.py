@@ -53,7 +53,7 @@ def option(
     choices: Sequence[str] | None = None,
     metavar: str | tuple[str, ...] | None = None,
     group: str = "",
-    several: str = "+",
+    several: str | int = "+",
 ) -> Any:
     """A field of a settings dataclass that can be given on the command line.
 
@@ -64,7 +64,7 @@ def option(
         choices: the values there are.
         metavar: what stands for the value in the help.
         group: the heading of the help that it stands under.
-        several: how many values a field of several takes: "+", at least one, or "*".
+        several: how many values a field of several takes: "+", at least one, "*", or a number.
     """
     known = {"words": words, "check": check, "choices": choices, "metavar": metavar, "group": group, "several": several}
     return dataclasses.field(default=default, metadata={"option": known})
@@ -98,7 +98,7 @@ def _add(group: Any, field: dataclasses.Field, hint: Any, known: dict[str, Any])
         more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
     else:
         more = {"type": whole if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
-        more |= {"nargs": known["several"]} if several else {}
+        more |= {"nargs": known["several"], "action": "extend"} if several else {}
     group.add_argument(flag(field.name), default=None, help=words.replace("%", "%%"), **more)
 
 

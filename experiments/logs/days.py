@@ -80,8 +80,7 @@ def _measured(args: argparse.Namespace, seed: int, ledger: Path) -> Iterator[tup
     import pyarrow as pa
 
     from experiments.logs.stream import Stream
-    from tfdp_rec.movies.tested import everybody_the_same
-    from tfdp_rec.own_log.chosen import popularity
+    from tfdp_rec.job.evaluation import same_for_all
 
     tables = list(Stream(users=args.users, drift=args.drift, life=args.life, seed=seed).days(args.days + 1))
     added = _Added(args, ledger)
@@ -98,8 +97,8 @@ def _measured(args: argparse.Namespace, seed: int, ledger: Path) -> Iterator[tup
         models |= {"scratch": _scratch(whole, args, args.days), "frozen": frozen}
         for name, (model, items) in models.items():
             yield day, name, tomorrow.recall(functools.partial(_scores, model), items)
-        counts = popularity(today.of(added.items), today.log.with_items(added.items).catalogue)
-        yield day, "popularity", tomorrow.recall(everybody_the_same(counts), added.items)
+        counts = today.of(added.items).exact_counts(today.log.with_items(added.items).catalogue)
+        yield day, "popularity", tomorrow.recall(same_for_all(counts), added.items)
         sizes = ", ".join(f"{NAMES[name]}: {len(items)} items, head {len(model.head)}" for name, (model, items) in
                           models.items())  # fmt: skip
         print(f"stream {seed}, day {day}: epsilon = {added.spent():.4f} by the ledger; {sizes}", flush=True)
@@ -121,26 +120,24 @@ class _Day:
 
     def of(self, items: Any) -> Any:
         """Who is counted, by these items."""
-        from tfdp_rec.own_log.chosen import ChosenUsers
+        from tfdp_rec.job.user_subset import UserSubset
 
-        return ChosenUsers(self.log.with_items(items), self.train)
+        return UserSubset(self.log.with_items(items), self.train)
 
     def recall(self, scores: Callable[..., Any], items: Any) -> Any:
-        """Of users who were held back."""
+        """Of held-out users."""
+        from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
         from tfdp_rec.metrics import Mean
-        from tfdp_rec.movies.tested import Tests
-        from tfdp_rec.own_log.tested import NewItems
 
-        tests = Tests(NewItems(self.log.with_items(items), self.test), 0, 500)
-        places = tests.places(scores)
-        return Mean.of((places < 10).astype(float))
+        ranks = Evaluation(NewItemExamples(self.log.with_items(items), self.test), 0, 500).ranks(scores)
+        return Mean.of((ranks < 10).astype(float))
 
 
 class _Added:
     """What `--continue` does on each day, for each of `KEEPS`; of these, one is paid for, as one would be run."""
 
     def __init__(self, args: argparse.Namespace, ledger: Path):
-        from tfdp_rec.own_log.lifetime import Lifetime
+        from tfdp_rec.job.budget import Lifetime
 
         self.items: Any = None
         self.path, self.made = ledger, dict[float, Any]()
@@ -191,7 +188,7 @@ def _items(day: _Day, budget: Any, before: Any = None) -> Any:
 
 def _scratch(day: _Day, args: argparse.Namespace, days: int) -> tuple[Any, Any]:
     """(recommender, its items) of a day by itself, at one of so many shares of ε."""
-    from tfdp_rec.own_log.budget import Budget
+    from tfdp_rec.job.budget import Budget
     from tfdp_rec.spectral import SpectralRecommender
 
     budget = Budget.of(args.epsilon, 1e-6, args.public_items, args.items_epsilon, days)

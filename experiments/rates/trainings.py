@@ -22,8 +22,8 @@ from experiments.study import Study
 from experiments.tables import markdown
 from tfdp_rec.data import NextItemExamples, PoissonSampling
 from tfdp_rec.datasets.movielens import generated
+from tfdp_rec.job.evaluation import Evaluation
 from tfdp_rec.models import TwoTower
-from tfdp_rec.movies.tested import Tests
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.recursion import Recursion
 from tfdp_rec.privacy import calibrate_noise
@@ -113,7 +113,7 @@ class Towers(Task):
         test = test[timelines.lengths[test] >= 2]
         self.units, self._ids = len(train), timelines.movie_ids
         self._examples = NextItemExamples(timelines, train, negatives=sizes.movies // 2)
-        self._tests = Tests(NextItemExamples(timelines, test, negatives=0), 0)
+        self._tests = Evaluation(NextItemExamples(timelines, test, negatives=0), 0)
         counts = np.bincount(np.concatenate([timelines[user] for user in train]), minlength=sizes.movies + 1)
         self._prior = counts[1:] + 1.0  # exact, which is for a study alone
 

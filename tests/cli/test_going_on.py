@@ -16,10 +16,9 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
-from tfdp_rec.movies import two_towers
-from tfdp_rec.movies.kept import RunCheckpoint
-from tfdp_rec.movies.problem import prior_noise
-from tfdp_rec.privacy import Accountant, PoissonSampling
+from tfdp_rec.job.recommenders import two_towers
+from tfdp_rec.job.run import prior_noise
+from tfdp_rec.privacy import Accountant, Ledger, PoissonSampling, Snapshot
 from tfdp_rec.spending.ledger import read, total
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
@@ -43,7 +42,7 @@ def cut_at(monkeypatch, step):
 
 
 def results_of(run):
-    return {r["mechanism"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    return {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
 
 
 def files(folder):
@@ -64,13 +63,19 @@ def interrupted(tmp_path_factory):
     return root
 
 
+def copied(interrupted, root):
+    """A copy elsewhere, and what its run.json says."""
+    shutil.copytree(interrupted, root, dirs_exist_ok=True)
+    run = json.loads((root / "kept" / "run.json").read_text())
+    (root / "kept" / "run.json").write_text(json.dumps({**run, "out": str(root / "run")}))
+    return run
+
+
 @pytest.fixture(scope="module")
 def resumed(interrupted, tmp_path_factory):
     """A copy that went on to its end."""
     root = tmp_path_factory.mktemp("resumed")
-    shutil.copytree(interrupted, root, dirs_exist_ok=True)
-    run = json.loads((root / "kept" / "run.json").read_text())
-    (root / "kept" / "run.json").write_text(json.dumps({**run, "out": str(root / "run")}))
+    copied(interrupted, root)
     assert train(root / "kept", "--resume", "--quiet") == 0
     return root
 
@@ -78,19 +83,20 @@ def resumed(interrupted, tmp_path_factory):
 def test_ctrl_c_says_how_to_go_on_and_keeps_what_it_takes(interrupted):
     kept = interrupted / "kept"
     assert f"Go on with: tfdp-rec train --checkpoint {kept} --resume" in (interrupted / "said").read_text()
-    assert {"run.json", "prior.npy", "ledger.jsonl", "000007-step-7.training-checkpoint"} <= files(kept)
-    assert read(kept / "lazydpsgd" / "ledger.jsonl").steps == 7
-    assert {p.stat().st_mode & 0o77 for p in [kept, *kept.rglob("*")] if p.name != "in-use"} == {0}
+    assert {"run.json", "prior.npy", "recommender.npz", "000007-step-7.training-checkpoint"} <= files(kept)
+    assert read(interrupted / "run" / "release" / "ledger.jsonl").steps == 7
+    assert {p.stat().st_mode & 0o77 for p in [kept, *kept.iterdir()] if p.name not in ("in-use", ".log.lock")} == {0}
 
 
 def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
-    ledger = resumed / "kept" / "lazydpsgd" / "ledger.jsonl"
+    ledger = resumed / "run" / "release" / "ledger.jsonl"
     paid = read(ledger).paid
     assert [p.label for p in paid].count("popularity counts") == 1 and read(ledger).steps == 12
     result = results_of(resumed / "run")["lazydpsgd"]
     assert result["steps"] == 12
-    noise = json.loads((resumed / "run" / "private" / "config.json").read_text())["noise_multipliers"]["lazydpsgd"]
-    oracle = Accountant(GaussianDpEvent(noise), PoissonSampling(480, 60, unit="user"), DELTA)
+    config = json.loads((resumed / "run" / "private" / "config.json").read_text())
+    noise = config["noise_multipliers"]["lazydpsgd"]
+    oracle = Accountant(GaussianDpEvent(noise), PoissonSampling(config["train_users"], 60, unit="user"), DELTA)
     oracle.spend(GaussianDpEvent(prior_noise(2.0, DELTA)), "popularity counts")
     assert result["epsilon"] == pytest.approx(oracle.epsilon(12)) == pytest.approx(total(read(ledger), DELTA))
     assert 1.9 < result["epsilon"] <= 2.0
@@ -100,44 +106,39 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
 
 
 def test_private_sums_are_paid_for_once_and_never_made_again(interrupted, resumed):
-    ledgers = [root / "kept" / "spectral" / "ledger.jsonl" for root in (interrupted, resumed)]
+    ledgers = [root / "run" / "private" / "ledgers" / "spectral.jsonl" for root in (interrupted, resumed)]
     (paid,) = read(ledgers[1]).paid
-    assert (paid.label, paid.adjacency) == ("spectral release", "zero-out")
+    assert (paid.label, paid.adjacency) == ("private sums", "zero-out")
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
-    kept = [ledger.with_name("recommender.npz").read_bytes() for ledger in ledgers]
+    kept = [(root / "kept" / "recommender.npz").read_bytes() for root in (interrupted, resumed)]
     assert kept[0] == kept[1]
     result = results_of(resumed / "run")["spectral"]
     assert result["epsilon"] == pytest.approx(total(read(ledgers[0]), DELTA)) and 1.9 < result["epsilon"] <= 2.0
     assert "recommender.npz" not in files(resumed / "run")
 
 
-def test_sums_that_were_paid_for_and_lost_are_not_made_again(tmp_path):
-    def cut_off():
-        raise KeyboardInterrupt
-
-    kept, asked = RunCheckpoint.fresh(tmp_path, 50), []
-    terms = "spectral", PoissonSampling(480, 60, unit="user"), GaussianDpEvent(2.0), "spectral release"
-    with pytest.raises(KeyboardInterrupt):
-        kept.sums(*terms, cut_off)
-    with pytest.raises(ValueError, match="to make them again would cost as much again: begin in another --checkpoint"):
-        RunCheckpoint.fresh(tmp_path, 50).sums(*terms, lambda: asked.append(1))
-    assert not asked and len(read(tmp_path / "spectral" / "ledger.jsonl").paid) == 1
+def test_what_a_peer_has_paid_for_and_lost_is_not_made_again(interrupted, tmp_path, capsys):
+    copied(interrupted, tmp_path)
+    (tmp_path / "kept" / "recommender.npz").unlink()
+    assert train(tmp_path / "kept", "--resume", "--quiet") == 2
+    assert "spectral.jsonl has paid for the private sums of a run that ended" in capsys.readouterr().err
 
 
 def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interrupted, resumed):
     lines = [json.loads(line) for line in (resumed / "run" / "private" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]
-    assert [line["step"] for line in lines if line["mechanism"] == "sgd"] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in lines if line["recommender"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]
+    assert [line["step"] for line in lines if line["recommender"] == "sgd"] == [2, 4, 6, 8, 10, 12]
     assert (interrupted / "kept" / "sgd" / "result.json").exists()
 
 
 def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_releases_the_same(resumed, tmp_path):
     import keras
 
-    ledger = resumed / "kept" / "lazydpsgd" / "ledger.jsonl"
+    ledger = resumed / "run" / "release" / "ledger.jsonl"
     before = ledger.read_bytes()
     weights = keras.models.load_model(resumed / "run" / "release" / "model.keras").get_weights()
-    shutil.rmtree(resumed / "run")
+    shutil.rmtree(resumed / "run" / "release" / "servable")
+    (resumed / "run" / "release" / "model.keras").unlink()
     assert train(resumed / "kept", "--resume", "--quiet") == 0
     again = keras.models.load_model(resumed / "run" / "release" / "model.keras").get_weights()
     assert all(np.array_equal(one, other) for one, other in zip(weights, again, strict=True))
@@ -150,9 +151,9 @@ def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_releases_the_same(
     "arguments, says",
     [
         (["--steps", 13], "has --steps 12, and is asked to go on with 13: leave --steps out"),
-        (["--mechanism", "eana"], "has --mechanism sgd, lazydpsgd, spectral, and is asked to go on with eana"),
+        (["--mechanism", "eana"], "--export lazydpsgd is not among those that are made (eana)"),
         (["--users", 700], "has --users 600"),
-        (["--local", 1, 1], "trains in one process, and a checkpoint of that cannot go on on 1 servers of its own"),
+        (["--local", 1, 1], "has --local left out, and is asked to go on with 1, 1: leave --local out"),
         (["--out", "elsewhere"], "leave --out out to go on with it"),
         (["--checkpoint-every", 0], "--checkpoint-every must be positive"),
     ],
@@ -176,18 +177,15 @@ def test_a_folder_is_begun_in_once_and_gone_on_with_where_a_run_is(interrupted, 
 @pytest.mark.parametrize(
     "harm, says",
     [
-        (lambda kept: (kept / "lazydpsgd" / "ledger.jsonl").unlink(), "is not the ledger that this was counted in"),
-        (
-            lambda kept: _first_lines(kept / "lazydpsgd" / "ledger.jsonl", 2),
-            "lacks entries that were in it before",
-        ),
-        (lambda kept: (kept / "spectral" / "ledger.jsonl").unlink(), "is not the ledger that this was counted in"),
+        (lambda kept: (kept / "../run/release/ledger.jsonl").unlink(), "is gone, so that what was spent"),
+        (lambda kept: _first_lines(kept / "../run/release/ledger.jsonl", 2), "lacks entries that were in it before"),
+        (lambda kept: (kept / "../run/private/ledgers/spectral.jsonl").unlink(), "is gone, so that what was spent"),
         (lambda kept: (kept / "run.json").write_text("{"), "run.json was changed"),
         (lambda kept: _other_data(kept / "run.json"), "was begun with other data"),
     ],
 )
 def test_a_folder_that_was_tampered_with_is_refused(interrupted, tmp_path, capsys, harm, says):
-    shutil.copytree(interrupted / "kept", tmp_path / "kept")
+    copied(interrupted, tmp_path)
     harm(tmp_path / "kept")
     assert train(tmp_path / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
@@ -206,12 +204,11 @@ def _other_data(path):
 @pytest.mark.slow
 def test_a_run_that_has_lost_its_last_steps_ends_within_its_budget(interrupted, tmp_path):
     """Killed when all was paid for: nobody may make those steps again, and what there is is released."""
-    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
-    run = json.loads((tmp_path / "kept" / "run.json").read_text())
-    (tmp_path / "kept" / "run.json").write_text(json.dumps({**run, "out": str(tmp_path / "run")}))
-    path = tmp_path / "kept" / "lazydpsgd" / "ledger.jsonl"
-    sampling = PoissonSampling(480, 60, unit="user")
-    accountant = Accountant(GaussianDpEvent(run["noises"]["lazydpsgd"]), sampling, DELTA, ledger=path)
+    run = copied(interrupted, tmp_path)
+    path = tmp_path / "run" / "release" / "ledger.jsonl"
+    sampling = PoissonSampling(read(path).paid[-1].settings["sampling"]["num_units"], 60, unit="user")
+    ledger = Ledger(path, "user", Snapshot(600, "user, item, time"), sampling.adjacency)
+    accountant = Accountant(GaussianDpEvent(run["noises"]["lazydpsgd"]), sampling, DELTA, ledger=ledger)
     accountant.record(GaussianDpEvent(run["noises"]["lazydpsgd"]), 4)  # that a process made, and took with it
     accountant.close()
     assert train(tmp_path / "kept", "--resume", "--quiet") == 0
@@ -226,7 +223,7 @@ def test_a_killed_run_goes_on(tmp_path):
     command = [sys.executable, "-m", "tfdp_rec.cli", "train", "--checkpoint", str(tmp_path / "kept")]
     begin = [*SMALL, "--steps", "400", "--mechanism", "lazydpsgd", "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    ledger = tmp_path / "kept" / "lazydpsgd" / "ledger.jsonl"
+    ledger = tmp_path / "run" / "release" / "ledger.jsonl"
     for life in range(3):
         process = subprocess.Popen([*command, *(begin if not life else ["--resume", "--quiet"])], env=environment)
         wait_for(process, lambda wanted=100 * life + 1: ledger.exists() and read(ledger).steps >= wanted)
@@ -261,12 +258,12 @@ def test_a_run_on_a_cluster_goes_on(tmp_path, end):
     command = [sys.executable, "-m", "tfdp_rec.cli", "train", "--checkpoint", str(kept)]
     begin = [*SMALL, "--steps", "300", "--mechanism", "lazydpsgd", "--negatives", "40", "--local", "1", "2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    ledger = kept / "lazydpsgd" / "ledger.jsonl"
+    ledger = out / "release" / "ledger.jsonl"
     process = subprocess.Popen(
         [*command, *begin, "--out", str(out)], env=environment, stderr=subprocess.PIPE, text=True
     )
     wait_for(process, lambda: ledger.exists() and read(ledger).steps > 100)
-    timelines = out / "private" / "timelines"
+    timelines = kept / "timelines"
     assert {p.stat().st_mode & 0o77 for p in [timelines, *timelines.iterdir()]} == {0}
     os.kill(trainer_of(process) if end == signal.SIGKILL else process.pid, end)
     said = process.communicate(timeout=100)[1]

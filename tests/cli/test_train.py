@@ -9,11 +9,12 @@ from helpers import bytes_in, of_this_machine
 from pages import fits, self_contained
 
 from tfdp_rec.cli import main
-from tfdp_rec.movies import report
-from tfdp_rec.movies.problem import prior_noise
+from tfdp_rec.job import report
+from tfdp_rec.job.run import prior_noise
+from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import epsilon_of
-from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.statement import entries, rounded_up
+from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.statement import rounded_up
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()
@@ -31,36 +32,48 @@ def test_a_run_folder_holds_everything(run):
     assert {p.name for p in run.iterdir()} == {"private", "release"}
     assert {p.name for p in (run / "private").iterdir()} == {
         "config.json", "metrics.jsonl", "results.json", "report.html", "report.md", "recall_at_k.png", "loss.png",
-        "recall.png", "epsilon.png", "tensorboard",
+        "recall.png", "epsilon.png", "tensorboard", "ledgers",
     }  # fmt: skip
     assert {p.stat().st_mode & 0o77 for p in [run / "private", *(run / "private").rglob("*")]} == {0}
-    released = {"servable", "recommender.npz", "titles.json", "servable.txt", "statement.txt", "card.md"}
+    released = {"servable", "released.npz", "ledger.jsonl", "statement.txt", "card.md"}
     assert {p.name for p in (run / "release").iterdir()} == released
     statement, card = ((run / "release" / name).read_text() for name in ("statement.txt", "card.md"))
     assert "differential privacy" in statement and statement in card and "recall" not in card
-    results = {r["mechanism"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
     assert set(results) == {"popularity", "dp-popularity", "lazydpsgd", "eana", "spectral", "spectral-exact"}
     assert 0 < results["lazydpsgd"]["epsilon"] <= 2
     assert 1.9 < results["spectral"]["epsilon"] <= 2
     counts = GaussianDpEvent(prior_noise(2.0, 1e-6))
     assert results["dp-popularity"]["epsilon"] == pytest.approx(epsilon_of(counts, 1e-6))
     assert {results[name]["epsilon"] for name in ("eana", "spectral-exact")} == {float("inf")}
-    assert {result["test_users"] for result in results.values()} == {120}
-    assert results["lazydpsgd"]["steps"] == 8
+    (tested,) = {result["test_users"] for result in results.values()}
     config = json.loads((run / "private" / "config.json").read_text())
+    assert tested == 600 - config["train_users"] and 80 < tested < 160 and config["released"] == "spectral"
+    assert results["lazydpsgd"]["steps"] == 8
     assert config["negatives"] == 150  # all movies: there are no 4,000
     lines = [json.loads(line) for line in (run / "private" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["mechanism"] == "lazydpsgd"] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if line["recommender"] == "lazydpsgd"] == [2, 4, 6, 8]
 
 
 def test_one_private_recommender_leaves_the_run(run):
     """Chosen by its name; of the others there is nothing in the folder, and the page says what more would cost."""
-    assert (run / "release" / "servable.txt").read_text() == "spectral\n"
     assert not (run / "release" / "model.keras").exists()
     page = (run / "private" / "report.md").read_text()
     assert "**SpectralRecommender** is in `release/servable/`, and it alone" in page
     assert "LazyDPSGD, SpectralRecommender were made from the same users" in page and "the sum of their ε" in page
     assert page.count("Guarantee:") == 3  # EANA's says that it has none
+
+
+def test_each_private_one_has_a_ledger_of_all_that_it_cost_and_that_of_the_released_one_is_handed_on(run):
+    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    peer = run / "private" / "ledgers" / "lazydpsgd.jsonl"
+    ledgers = {"spectral": run / "release" / "ledger.jsonl", "lazydpsgd": peer}
+    assert [path.name for path in (run / "private" / "ledgers").iterdir()] == ["lazydpsgd.jsonl"]
+    for name, path in ledgers.items():
+        assert total(read(path), 1e-6) == pytest.approx(results[name]["epsilon"], rel=1e-6)
+    assert [paid.label for paid in read(ledgers["spectral"]).paid] == ["private sums"]
+    assert [paid.label for paid in read(ledgers["lazydpsgd"]).paid] == ["popularity counts", "training"]
+    assert read(ledgers["lazydpsgd"]).steps == 8
 
 
 def test_the_report_says_what_it_is_made_of(run):
@@ -79,7 +92,7 @@ def test_the_report_is_one_page_that_says_what_its_markdown_says(run):
     assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
     statements = re.findall(r"```\n(Guarantee:.*?)\n```", told, re.S)
     assert len(statements) == 3 and all(page.text.count(statement) == 1 for statement in statements)
-    assert f"{rounded_up(results[2]['epsilon']):g}" in [row[3] for row in page.rows if row[0] == "two-tower, LazyDPSGD"]
+    assert f"{rounded_up(results[2]['epsilon']):g}" in [row[4] for row in page.rows if row[0] == "two-tower, LazyDPSGD"]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -89,28 +102,27 @@ def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
 
 def test_the_card_says_what_the_statement_says_and_how_to_ask(run, capsys):
     page = self_contained((run / "private" / "report.html").read_text())
-    said = entries(SpectralRecommender.load(run / "release" / "recommender.npz").statement())
-    for name in ("Guarantee", "Protected unit", "Adjacency", "Covers", "Does not cover"):
-        assert f"{name}\n{said[name]}\n" in page.text
-    assert "generated timelines, of nobody" in page.text and "nothing of real users" in page.text
+    assert page.text.count((run / "release" / "statement.txt").read_text()) == 1
+    assert "Guarantee\n(epsilon = 2, delta = 1e-06)-differential privacy\n" in page.text
+    assert "generated timelines, of no real users" in page.text and "nothing of real users" in page.text
     (typed,) = re.findall("tfdp-rec (recommend small --history .*)", page.text)
     first, *_ = [row for row in page.rows if row[0].isdigit()]
-    assert first[1] == json.loads((run / "release" / "titles.json").read_text())[first[0]] and first[0] in typed
+    assert first[1] == WarmStart.load(run).titles[int(first[0])] and first[0] in typed
     assert main(["recommend", str(run), *typed.split()[2:]]) == 0
 
 
 def test_recommend_answers_and_names_unknown_ids(run, capsys):
-    known = [int(i) for i in list(json.loads((run / "release" / "titles.json").read_text()))[:2]]
+    known = WarmStart.load(run).items.of([1, 2])
     assert main(["recommend", str(run), "--history", *map(str, known), "999999999", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["unknown"] == [999999999]
     assert len(answer["recommendations"]) == 10
-    assert not set(known) & {r["movie_id"] for r in answer["recommendations"]}
+    assert not set(known) & {r["id"] for r in answer["recommendations"]}
     assert main(["recommend", str(run)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 10
     assert main(["recommend", str(run), "--top-k", "3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    wrong = {"--top-k 11": "at most 10", "--top-k 0": "positive", "--history x": "64 bits", "--among 3": "of your own"}
+    wrong = {"--top-k 0": "positive", "--history x": "64 bits"}
     for options, says in wrong.items():
         assert main(["recommend", str(run), *options.split()]) == 2
         assert says in capsys.readouterr().err
@@ -119,12 +131,12 @@ def test_recommend_answers_and_names_unknown_ids(run, capsys):
 def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
     import tensorflow as tf
 
-    assert main(["export", str(run / "release" / "recommender.npz"), str(tmp_path / "again"), "--top-k", "10"]) == 0
+    assert main(["export", str(run / "release" / "released.npz"), str(tmp_path / "again"), "--top-k", "10"]) == 0
     history = tf.constant([[0]], tf.int64)
     served = [tf.saved_model.load(str(folder)) for folder in (run / "release" / "servable", tmp_path / "again")]
-    first, again = (one.serve(history) for one in served)
-    assert first["movie_ids"].numpy().tolist() == again["movie_ids"].numpy().tolist()
-    assert main(["export", str(run / "release" / "recommender.npz"), str(tmp_path / "again")]) == 2
+    first, again = (one.signatures["serving_default"](history=history) for one in served)
+    assert all(first[name].numpy().tolist() == again[name].numpy().tolist() for name in ("ids", "titles", "scores"))
+    assert main(["export", str(run / "release" / "released.npz"), str(tmp_path / "again")]) == 2
     assert "exists already" in capsys.readouterr().err
 
 
@@ -139,10 +151,10 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
         (["--data", ".", "."], "--data takes one MovieLens folder"),
         (["--batch-size", "5000"], "fewer units than a batch"),
         (["--mechanism", "magic"], "invalid choice"),
-        (["--mechanism", "eana", "--export", "spectral"], "--export spectral is not among those that take part (eana)"),
+        (["--mechanism", "eana", "--export", "spectral"], "--export spectral is not among those that are made (eana)"),
         (["--steps", "-3"], "--steps must be positive"),
         (["--top-k", "1000"], "1000"),
-        (["--negatives", "1000"], "negatives"),
+        (["--negatives", "1000"], "--negatives must be at most the 150 items"),
     ],
 )
 def test_bad_arguments_are_answered_in_one_line_and_leave_nothing(arguments, words, tmp_path, capsys):

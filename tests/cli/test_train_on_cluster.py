@@ -30,8 +30,8 @@ def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     assert "Failed to remove" not in done.stderr, "pages about servers that are gone, as they should be"
     assert {"report.md", "results.json"} <= {p.name for p in (folder / "private").iterdir()}
     assert {"servable", "model.keras"} <= {p.name for p in (folder / "release").iterdir()}
-    assert not (folder / "private" / "timelines").exists()
-    results = {r["mechanism"]: r for r in json.loads((folder / "private" / "results.json").read_text())}
+    assert not (folder / "private" / "resume").exists() and read(folder / "release" / "ledger.jsonl").steps == 4
+    results = {r["recommender"]: r for r in json.loads((folder / "private" / "results.json").read_text())}
     assert results["lazydpsgd"]["steps"] == 4 and 0 < results["lazydpsgd"]["epsilon"] <= 2
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     assert "recall@10" in lines[-1] and lines[-1]["step"] == 4
@@ -64,7 +64,7 @@ def test_a_lost_server_is_one_sentence_and_no_server_listens_where_others_could_
         [sys.executable, "-m", "tfdp_rec.cli", *command, "--checkpoint", str(kept)], stderr=subprocess.PIPE, text=True,
         env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
     )  # fmt: skip
-    ledger = kept / "lazydpsgd" / "ledger.jsonl"
+    ledger = folder / "release" / "ledger.jsonl"
     wait_for(process, lambda: ledger.exists() and len(read(ledger).lines) > 4)
     started, alone = descendants(process.pid), own_network.run(["true"]) == 0
     assert not alone or os.readlink("/proc/self/ns/net") not in {os.readlink(f"/proc/{pid}/ns/net") for pid in started}

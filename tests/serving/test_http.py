@@ -16,7 +16,7 @@ import pytest
 
 import tfdp_rec
 from tfdp_rec.cli import main
-from tfdp_rec.run_folder import servable_in
+from tfdp_rec.job.run_folder import servable_in
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.serving.rest import BadRequest
 

@@ -131,5 +131,5 @@ def test_what_a_line_cannot_hold_is_refused_and_the_rest_is_held(recommender, tm
     history = tf.constant([[o for o in odd if o]])
     known = tf.saved_model.load(str(tmp_path / "servable")).signatures["serving_default"](history=history)["known"]
     assert known.numpy().tolist() == [len(odd) - 1]
-    with pytest.raises(ValueError, match="fit it on the log with these items"):
+    with pytest.raises(ValueError, match="make it on the log with these items"):
         export(str(tmp_path / "other"), recommender, Items(pa.array(["one", "two"])))

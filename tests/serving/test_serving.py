@@ -38,7 +38,7 @@ def folder(model, tmp_path_factory):
 def ask(folder, histories):
     served = tf.saved_model.load(str(folder))
     answer = served.serve(tf.constant(histories, tf.int64))
-    return answer["movie_ids"].numpy(), answer["scores"].numpy()
+    return answer["ids"].numpy(), answer["scores"].numpy()
 
 
 def expected(model, history, k=4):
@@ -87,7 +87,7 @@ def test_only_the_last_movies_count_but_all_are_left_out(folder):
 
 @pytest.mark.parametrize("k", [0, 8])
 def test_k_out_of_range_is_refused(model, tmp_path, k):
-    with pytest.raises(ValueError, match="k must be between 1 and the 7 movies"):
+    with pytest.raises(ValueError, match="k must be between 1 and the 7 items"):
         model.export(str(tmp_path / "x"), k=k)
 
 
@@ -98,7 +98,7 @@ def test_saved_model_cli_gives_the_same_answer(folder, tmp_path):
     arguments += ["--inputs", f"history={tmp_path / 'history.npy'}", "--outdir", tmp_path]
     subprocess.run(arguments, check=True, capture_output=True, timeout=120)
     ids, scores = ask(folder, [HISTORY])
-    assert np.load(tmp_path / "movie_ids.npy").tolist() == ids.tolist()
+    assert np.load(tmp_path / "ids.npy").tolist() == ids.tolist()
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, rtol=1e-5)
 
 

@@ -159,7 +159,7 @@ def test_the_export_answers_as_python_does(fitted, served, history):
     padded = np.concatenate([[0], np.asarray(history, np.int64), [0, 0]])
     answer = served.signatures["serving_default"](history=tf.constant([padded], tf.int64))
     ids, scores = fitted.recommend([history], k=6)
-    assert answer["movie_ids"].numpy().tolist() == ids.tolist()
+    assert answer["ids"].numpy().tolist() == ids.tolist()
     found = ids > 0
     np.testing.assert_allclose(answer["scores"].numpy()[found], scores[found], rtol=1e-4, atol=1e-6)
 
@@ -167,7 +167,7 @@ def test_the_export_answers_as_python_does(fitted, served, history):
 def test_the_export_takes_many_histories(fitted, served):
     histories = np.stack([history for history in tastes(40, seed=5)])
     ids, _ = fitted.recommend(histories, k=6)
-    assert served.serve(histories)["movie_ids"].numpy().tolist() == ids.tolist()
+    assert served.serve(histories)["ids"].numpy().tolist() == ids.tolist()
 
 
 def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
@@ -185,7 +185,7 @@ def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
     served = tf.saved_model.load(str(tmp_path / "servable"))
     answer = served.serve(tf.constant([repeating], tf.int64))
     ids, scores = ordered.recommend([repeating], k=4)
-    assert answer["movie_ids"].numpy().tolist() == ids.tolist()
+    assert answer["ids"].numpy().tolist() == ids.tolist()
     np.testing.assert_allclose(answer["scores"].numpy(), scores, rtol=1e-4)
 
 

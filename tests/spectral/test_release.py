@@ -142,7 +142,7 @@ def test_a_fit_on_a_tests_noise_has_no_guarantee_whatever_it_adds():
     added = fitted([[1, 2]] * 50, 4, first, 1.0)
     assert np.isinf(added.epsilon) and not added.released.private
     honest = fitted([[1, 2]] * 50, 4, fitted([[1, 2]] * 50, 4, None, 1.0).released, 1.0)
-    assert honest.released.private and "but for the 1 earlier releases in it" in honest.statement()
+    assert honest.released.private and "but for the 1 earlier releases in it" in honest.statement().fields["Covers"]
 
 
 def test_what_was_added_up_is_saved_and_answers_the_same(tmp_path):

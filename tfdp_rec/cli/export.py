@@ -8,11 +8,12 @@ import pathlib
 from typing import Any
 
 HELP = """\
-  tfdp-rec export runs/20260101-120000/recommender.npz servable --top-k 20
-  tfdp-rec export runs/20260101-120000/model.keras servable --top-k 20
+  tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
+  tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
 
 Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
-movies out. A training checkpoint is refused: its weights may lack noise.
+items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is refused: its
+weights may lack noise.
 """
 
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `export`."""
     parser.add_argument("model", metavar="MODEL", help="an .npz or a .keras file")
     parser.add_argument("folder", metavar="FOLDER", help="where to write the SavedModel; must not exist")
-    parser.add_argument("--top-k", type=int, default=10, help="movies an answer (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, default=10, help="items an answer (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,9 +32,18 @@ def run(args: argparse.Namespace) -> int:
     if os.path.exists(args.folder):
         raise FileExistsError(f"{args.folder} exists already.")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfdp_rec.job.warm_start import RELEASED, WarmStart
+
     found = _spectral(path) if path.suffix == ".npz" else _two_tower(path)
-    found.export(args.folder, k=args.top_k)
-    print(f"{args.folder}: signature serving_default, input `history` int64 [batch, n], outputs movie_ids and scores")
+    beside = path.with_name(RELEASED)
+    if beside.is_file():
+        from tfdp_rec.serving import export
+
+        run = WarmStart.read(beside)
+        export(args.folder, found, run.items, run.titles, args.top_k)
+    else:
+        found.export(args.folder, k=args.top_k)
+    print(f"{args.folder}: signature serving_default, input `history` [batch, n], outputs ids, titles and scores")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`tfdp-rec recommend`: of a run on movies, or on a log of one's own."""
+"""`tfdp-rec recommend`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from tfdp_rec import quiet
-from tfdp_rec.run_folder import servable_in
+from tfdp_rec.job.run_folder import servable_in
 from tfdp_rec.settings import whole
 
 HELP = """\
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN", nargs="?", help="a run folder; default: the newest in runs/")
     parser.add_argument("--history", nargs="*", default=[], metavar="ID", help="ids, the last one last")
     parser.add_argument("--top-k", type=whole, metavar="K", help="items to answer (default: what the run was given)")
-    parser.add_argument("--among", nargs="+", metavar="ID", help="answer these items alone; of a log of your own")
+    parser.add_argument("--among", nargs="+", metavar="ID", help="answer these items alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -39,13 +39,9 @@ def run(args: argparse.Namespace) -> int:
     if not (servable / "saved_model.pb").is_file():
         raise FileNotFoundError(f"{args.folder} holds no exported model (expected {servable}).")
     quiet.import_tensorflow()
-    if (servable / "assets" / "items.txt").is_file():
-        from tfdp_rec.own_log import recommend as own_log
+    from tfdp_rec.job import answers
 
-        return own_log.run(args)
-    from tfdp_rec.movies import recommend as movies
-
-    return movies.run(args)
+    return answers.run(args)
 
 
 def _newest() -> str:

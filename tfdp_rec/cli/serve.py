@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     quiet.import_tensorflow()
-    from tfdp_rec.run_folder import servable_in
+    from tfdp_rec.job.run_folder import servable_in
     from tfdp_rec.serving.rest import Served
     from tfdp_rec.serving.server import Server
 

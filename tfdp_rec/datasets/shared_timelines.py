@@ -27,7 +27,7 @@ class SharedTimelines:
         folder: Folder on a file system that all workers share; it will hold the users' data, for its owner alone.
 
     Raises:
-        ValueError: for a log without times, or users with fewer than two rows.
+        ValueError: The log has no times.
 
     Example:
         >>> import tempfile
@@ -47,11 +47,6 @@ class SharedTimelines:
         self.num_movies = examples.num_items
         if not examples.ordered:
             raise ValueError("Workers of a cluster predict what comes next: read the log with time=.")
-        if not (examples.lengths > 1).all():
-            raise ValueError(
-                "Workers of a cluster take users with at least 2 events: leave the others out, as "
-                "timelines.split_users does."
-            )
         held = {"movies": examples.items, "starts": examples.starts, "lengths": examples.lengths}
         for name, values in held.items():
             with writing(self.folder / name, "wb", private=True) as file:
@@ -67,9 +62,11 @@ class SharedTimelines:
 
         def fetch(indices: tf.Tensor) -> dict[str, tf.Tensor]:
             lengths = tf.gather(held["lengths"], indices)
+            # Any place but the first; a single item is the label, without context, and no item is label 0.
+            first = tf.cast(lengths > 1, tf.int64)
             share = tf.random.uniform(tf.shape(indices), dtype=tf.float64)
-            positions = 1 + tf.cast(share * tf.cast(lengths - 1, tf.float64), tf.int64)
-            return self._examples(held, indices, tf.minimum(positions, lengths - 1))
+            positions = first + tf.cast(share * tf.cast(lengths - first, tf.float64), tf.int64)
+            return self._examples(held, indices, tf.clip_by_value(positions, 0, tf.maximum(lengths - 1, 0)))
 
         shared = (lambda: {"negatives": self._draw_negatives()}) if self.negatives else None
         return sampling.graph_batches(fetch, shared=shared)
@@ -77,11 +74,13 @@ class SharedTimelines:
     def _examples(self, held: dict[str, tf.Tensor], indices: tf.Tensor, positions: tf.Tensor) -> dict[str, tf.Tensor]:
         """Labels at these places of the timelines, with what comes before."""
         movies, labels = held["movies"], tf.gather(held["starts"], indices) + positions
+        labels = tf.clip_by_value(labels, 0, tf.size(movies, tf.int64) - 1)
         counts = tf.minimum(positions, self.history)[:, None]
         columns = tf.range(self.history, dtype=tf.int64)
         places = tf.minimum(labels[:, None] - counts + columns, tf.size(movies, tf.int64) - 1)
         context = tf.where(columns < counts, tf.gather(movies, places), PADDING)
-        return {"context": context, "label": tf.gather(movies, labels)}
+        has = tf.gather(held["lengths"], indices) > 0
+        return {"context": context, "label": tf.where(has, tf.gather(movies, labels), PADDING)}
 
     def _draw_negatives(self) -> tf.Tensor:
         """The places of the largest of as many uniform numbers as there are movies."""

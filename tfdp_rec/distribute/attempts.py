@@ -27,8 +27,8 @@ LEDGER = "ledger.jsonl"
 class Attempts:
     """A count of attempts, in a ledger if there is one."""
 
-    def __init__(self, payments: Payments | None = None):
-        self._payments, self._lock = payments, threading.Lock()
+    def __init__(self, payments: Payments | None = None, owned: bool = True):
+        self._payments, self._owned, self._lock = payments, owned, threading.Lock()
         self._reserved = payments.ledger.steps if payments else 0
         self._left, self._block = 0, 0
         self._paid_for: dp_accounting.DpEvent | None = None
@@ -86,14 +86,18 @@ class Attempts:
             self._payments.ledger.refuse_behind(*found)
 
     def close(self) -> None:
-        """Lets another trainer have the ledger."""
+        """Lets another trainer have the ledger, if it is owned here."""
         self.end()
-        if self._payments:
+        if self._payments and self._owned:
             self._payments.ledger.close()
 
 
-def opened(directory: str | None, sampling: PoissonSampling, data_changed: bool) -> Attempts:
-    """The attempts of a training; without a directory they are counted in memory."""
+def opened(
+    directory: str | None, sampling: PoissonSampling, data_changed: bool, ledger: Ledger | None = None
+) -> Attempts:
+    """The attempts of a training; without a directory they are counted in memory. A given ledger is its owner's."""
+    if ledger is not None:
+        return Attempts(Payments(ledger, sampling), owned=False)
     if directory is None:
         return Attempts()
     os.makedirs(directory, mode=0o700, exist_ok=True)

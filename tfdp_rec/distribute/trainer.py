@@ -32,6 +32,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, source_of
 from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import normalised
 from tfdp_rec.training.model import PrivateTraining
@@ -56,6 +57,8 @@ class ParameterServerTrainer:
         checkpoint_directory: Directory of training checkpoints and of the ledger that attempts are paid in, on a file
             system that all processes share; one training, one directory, one trainer at a time. None for neither.
         checkpoint_every: Attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
+        ledger: Open `Ledger` of this training alone, to pay attempts in, which its owner closes; one in
+            checkpoint_directory if left out.
         data_changed: Whether the training continues on other data than before, grown for instance. Steps on the old
             data keep their price.
         min_shard_bytes: Least size of a shard: a table is divided among servers only where no shard gets smaller.
@@ -90,6 +93,7 @@ class ParameterServerTrainer:
         sampling: PoissonSampling | None = None,
         checkpoint_directory: str | None = None,
         checkpoint_every: int | None = None,
+        ledger: Ledger | None = None,
         data_changed: bool = False,
         min_shard_bytes: int = 1 << 18,
         seconds_without_progress: float = 300.0,
@@ -111,7 +115,7 @@ class ParameterServerTrainer:
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
         # Before all that takes long: what may not train here is refused at once.
-        self._attempts = self._open_attempts(checkpoint_directory, data_changed)
+        self._attempts = self._open_attempts(checkpoint_directory, data_changed, ledger)
         try:
             self._make(cluster, min_shard_bytes, checkpoint_directory)
         except BaseException:
@@ -129,12 +133,12 @@ class ParameterServerTrainer:
         self._make_step()
         self._checkpoints = self._make_checkpoints(directory)
 
-    def _open_attempts(self, directory: str | None, data_changed: bool) -> Attempts:
-        if directory is None or not self._private:
+    def _open_attempts(self, directory: str | None, data_changed: bool, ledger: Ledger | None) -> Attempts:
+        if directory is None and ledger is None or not self._private:
             return Attempts()
-        attempts = opened(directory, self.sampling, data_changed)  # type: ignore[arg-type]
+        attempts = opened(directory, self.sampling, data_changed, ledger)  # type: ignore[arg-type]
         try:
-            attempts.refuse_forgetting(Checkpoints(directory, [], {}))
+            attempts.refuse_forgetting(Checkpoints(directory, [], {}) if directory is not None else None)
         except BaseException:
             attempts.close()
             raise

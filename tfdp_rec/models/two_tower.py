@@ -23,7 +23,9 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import loss_tracker
+from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
 PADDING = 0
@@ -185,27 +187,33 @@ class TwoTower(PrivateTraining, tfrs.Model):
     # Serving.
 
     def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:  # type: ignore[override]
-        """Writes a SavedModel: histories of raw movie ids in, the k best movies not in the history out.
+        """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        Signature `serving_default`: `history` int64 `[batch, n]`, padded with 0 anywhere; ids that are not in the
-        catalogue are ignored; the last `history_length` movies count. Outputs `movie_ids` int64 and `scores` float32,
-        `[batch, k]`, best first. An empty history is answered by popularity.
+        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
+        ids that are not in the catalogue are ignored; the last `history_length` items count. Outputs `ids` int64 and
+        `scores` float32, `[batch, k]`, best first. An empty history is answered by popularity.
 
         Args:
             filepath: Folder that is made.
-            k: Number of movies in an answer.
+            k: Number of items in an answer.
             **kwargs: Refused, if any.
 
         Raises:
-            ValueError: if k is not between 1 and the size of the catalogue.
+            ValueError: k is not between 1 and the size of the catalogue.
         """
         if kwargs:
             raise TypeError(f"export does not take {', '.join(kwargs)}.")
-        if not 1 <= k <= len(self.vocabulary):
-            raise ValueError(f"k must be between 1 and the {len(self.vocabulary)} movies of the catalogue, got {k}.")
+        own_ids.export(filepath, self, Items(self.vocabulary), k=k)
+
+    @property
+    def item_ids(self) -> np.ndarray:
+        """Raw ids of the catalogue."""
+        return self.vocabulary
+
+    def answers(self) -> TwoTowerAnswers:
+        """What it answers, with all its noise, for `tfdp_rec.serving.export`."""
         with self.release.leaving():
-            servable = Servable(self, k)
-            tf.saved_model.save(servable, str(filepath), signatures={"serving_default": servable.serve})
+            return TwoTowerAnswers(self)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -219,39 +227,51 @@ class TwoTower(PrivateTraining, tfrs.Model):
         }
 
 
-class Servable(tf.Module):
-    """What is exported: copies of the weights, and the lookup from raw ids to rows."""
+class TwoTowerAnswers(tf.Module):
+    """What a `TwoTower` answers, to be served; see `serving.own_ids.SlotAnswers`. A slot is a number less 1.
 
-    def __init__(self, model: TwoTower, k: int):
+    Args:
+        model: Settled model, whose weights are copied.
+    """
+
+    def __init__(self, model: TwoTower):
         super().__init__()
-        raw = tf.constant(model.vocabulary, tf.int64)
-        numbers = tf.range(1, tf.size(raw, tf.int64) + 1)
-        initializer = tf.lookup.KeyValueTensorInitializer(raw, numbers)
-        self.lookup = tf.lookup.StaticHashTable(initializer, default_value=PADDING)
-        self.raw = tf.Variable(raw, trainable=False)
+        self.places = np.arange(len(model.vocabulary))
         self.candidates = tf.Variable(model._candidates(), trainable=False)
-        self.weights = [tf.Variable(w.numpy(), trainable=False) for w in _tower_weights(model)]
-        self.history_length, self.k = model.history_length, k
+        self.tower = [tf.Variable(w.numpy(), trainable=False) for w in _tower_weights(model)]
+        self.history_length = model.history_length
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64, name="history")])
-    def serve(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The k best movies for each history, and their scores."""
-        watched = self.lookup.lookup(history)
-        known = tf.cast(tf.not_equal(watched, PADDING), tf.int64)
-        recent = tf.cumsum(known, axis=1, reverse=True) <= self.history_length
-        scores = tf.matmul(
-            _with_one(self._encode(watched, known * tf.cast(recent, tf.int64))), self.candidates, transpose_b=True
-        )
-        rows = tf.repeat(tf.range(tf.shape(watched)[0], dtype=tf.int64), tf.shape(watched)[1])
-        places = tf.stack([rows, tf.maximum(tf.reshape(watched, [-1]) - 1, 0)], axis=1)
+    def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Slots and scores of the k best items that are not in the history."""
+        return self._first(self._scores(history), tf.range(len(self.places), dtype=tf.int64), k)
+
+    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `best`, of some items alone."""
+        allowed, _ = tf.unique(tf.boolean_mask(allowed, allowed >= 0))
+        allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
+        return self._first(tf.gather(self._scores(history), allowed, axis=1), allowed, k)
+
+    def _scores(self, history: tf.Tensor) -> tf.Tensor:
+        """Scores of the catalogue, `[batch, items]`; what the history holds is left out."""
+        known = tf.cast(history >= 0, tf.int64)
+        recent = tf.cast(tf.cumsum(known, axis=1, reverse=True) <= self.history_length, tf.int64)
+        query = _with_one(self._encode(history + 1, known * recent))
+        scores = tf.matmul(query, self.candidates, transpose_b=True)
+        rows = tf.repeat(tf.range(tf.shape(history)[0], dtype=tf.int64), tf.shape(history)[1])
+        places = tf.stack([rows, tf.maximum(tf.reshape(history, [-1]), 0)], axis=1)
         seen = tf.scatter_nd(places, tf.reshape(known, [-1]), tf.shape(scores, tf.int64)) > 0
-        best, index = tf.math.top_k(tf.where(seen, tf.float32.min, scores), self.k)
-        # Where the history holds nearly the whole catalogue, fewer than k are left: the rest is id 0.
-        ids = tf.where(best > tf.float32.min, tf.gather(self.raw, index), tf.constant(0, tf.int64))
-        return {"movie_ids": ids, "scores": best}
+        return tf.where(seen, own_ids.LEFT_OUT, scores)
+
+    def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        best, index = tf.math.top_k(scores, tf.minimum(k, tf.size(slots)))
+        nothing = tf.constant(own_ids.NOTHING, tf.int64)
+        found = tf.where(best > own_ids.LEFT_OUT, tf.gather(slots, index), nothing)
+        missing = [[0, 0], [0, k - tf.shape(best)[1]]]
+        filled = tf.pad(found, missing, constant_values=own_ids.NOTHING)
+        return filled, tf.pad(best, missing, constant_values=own_ids.LEFT_OUT)
 
     def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-        table, *hidden = self.weights
+        table, *hidden = self.tower
         weight = tf.cast(counted, tf.float32)[:, :, None]
         rows = tf.gather(table, watched)
         bag = tf.math.divide_no_nan(tf.reduce_sum(rows * weight, axis=1), tf.sqrt(tf.reduce_sum(weight, axis=1)))

@@ -22,19 +22,41 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
-from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spectral.servable import NOTHING, Answers
 
 VOCABULARY = "items.txt"
+NOTHING = -1  # the slot of what is unknown, or of no answer
+LEFT_OUT = tf.float32.min  # the score of what is not answered
+
+
+class SlotAnswers(Protocol):
+    """What a recommender answers, a `tf.Module`: histories of slots in, the best slots out.
+
+    Attributes:
+        places: Place in the catalogue of each slot.
+    """
+
+    places: NDArray[np.int64]
+
+    def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Slots and scores of the k best items that are not in the history, `[batch, k]`; slot −1 fills up.
+
+        Args:
+            history: Slots, oldest first, −1 anywhere for what does not count, `[batch, n]`.
+            k: Number of items.
+        """
+
+    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `best`, of some items alone: slots, −1 for what is unknown, `[a]`."""
 
 
 def line_breaks(items: Items) -> pa.Array:
@@ -54,23 +76,36 @@ def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(f"{path} could not be written; is the disk full, or read-only? {said}.") from problem
 
 
+class Servable(Protocol):
+    """A recommender that can be exported."""
+
+    @property
+    def item_ids(self) -> NDArray[np.int64]:
+        """Ids that it was made with: the numbers 1 to M, or whole numbers of one's own."""
+
+    def answers(self) -> SlotAnswers:
+        """What it answers."""
+
+
 def export(
-    filepath: str, recommender: SpectralRecommender, items: Items, titles: Mapping[Any, str] | None = None, k: int = 10
+    filepath: str | os.PathLike[str], recommender: Servable, items: Items, titles: Mapping[Any, str] | None = None,
+    k: int = 10,
 ) -> None:
-    """Writes the SavedModel.
+    """Writes the SavedModel of any recommender.
 
     Args:
         filepath: Folder that is made.
-        recommender: Recommender fitted on the log by number: its catalogue is 1..M.
-        items: Ids of these numbers.
-        titles: Public titles by id; an item without one has the title "".
-        k: Number of items in an answer where the caller does not say.
+        recommender: `SpectralRecommender` that was fitted, `TwoTower`, or another with their two members.
+        items: Ids of the catalogue, in its order.
+        titles: Titles by id, public; an item without one has the title "".
+        k: Number of items in an answer where the request does not say.
 
     Raises:
-        RuntimeError: there was no `fit`.
-        ValueError: the items are not those of the recommender, an id has a line break, or k is out of range.
+        RuntimeError: There was no `fit`.
+        ValueError: The items are not those of the recommender, an id has a line break, or k is out of range.
 
     Example:
+        >>> from tfdp_rec.spectral import SpectralRecommender
         >>> items = Items(["tea", "jam", "towel"])
         >>> recommender = SpectralRecommender([1, 2, 3], epsilon=8.0, delta=1e-4)
         >>> _ = recommender.fit([[1, 2]] * 300 + [[2, 3]] * 50, verbose=0)
@@ -80,20 +115,21 @@ def export(
         >>> answer["ids"].numpy().tolist(), answer["titles"].numpy().tolist()
         ([[b'jam']], [[b'Plum jam']])
     """
-    recommender.statement()  # for what that refuses
-    recommender.check_k(k)
-    if not np.array_equal(recommender.catalogue.ids, np.arange(1, len(items) + 1)):
+    answers, own = recommender.answers(), recommender.item_ids
+    numbered = np.array_equal(own, np.arange(1, len(items) + 1))
+    if not numbered and not (pa.types.is_integer(items.ids.type) and np.array_equal(own, items.ids.to_numpy())):
         raise ValueError(
-            f"The recommender has a catalogue of {len(recommender.catalogue)} ids that are not the numbers 1 to "
-            f"{len(items)} of these items: fit it on the log with these items."
+            f"The recommender has a catalogue of {len(own)} ids that are neither the numbers 1 to {len(items)} of "
+            "these items nor their ids: make it on the log with these items."
         )
+    if not 1 <= k <= len(items):
+        raise ValueError(f"k must be between 1 and the {len(items)} items of the catalogue, got {k!r}.")
     place = pc.index(line_breaks(items), True).as_py()
     if place >= 0:
         raise ValueError(
             f"The item {items.ids[place].as_py()[:60]!r} has a line break in its id, and a served vocabulary has a "
             "line for each item: write such ids without."
         )
-    answers = Answers(recommender.head, recommender.weights, recommender.prior, recommender.recency)
     in_slots = items.ids.take(pa.array(answers.places)).to_pylist()
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = os.path.join(folder, VOCABULARY)
@@ -101,7 +137,7 @@ def export(
             file.writelines(f"{item}\n" for item in in_slots)
         named = [_in_a_line((titles or {}).get(item, "")) for item in in_slots]
         served = OwnIds(vocabulary, in_slots, named, answers, k)
-        tf.saved_model.save(served, filepath, signatures=served.signatures())
+        tf.saved_model.save(served, os.fspath(filepath), signatures=served.questions)
 
 
 def _in_a_line(title: str) -> str:
@@ -119,7 +155,7 @@ def _padding(ids: Sequence[Any]) -> Any:
 class OwnIds(tf.Module):
     """The exported module: answers by slot, with the caller's own ids and titles."""
 
-    def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: Answers, k: int):
+    def __init__(self, vocabulary: str, ids: Sequence[Any], titles: Sequence[str], answers: SlotAnswers, k: int):
         super().__init__()
         self.kind = tf.string if isinstance(ids[0], str) else tf.int64
         self.slots = tf.lookup.StaticHashTable(_lines(vocabulary, self.kind), default_value=NOTHING)
@@ -127,8 +163,10 @@ class OwnIds(tf.Module):
         self.ids = tf.Variable(ids, trainable=False, dtype=self.kind)
         self.titles = tf.Variable(titles, trainable=False, dtype=tf.string)
         self.answers, self.k = answers, k
+        self.questions = self._questions()
+        self.serve = self.questions["serving_default"]
 
-    def signatures(self) -> dict[str, Any]:
+    def _questions(self) -> dict[str, Any]:
         """What the SavedModel is asked by."""
         history, k = tf.TensorSpec([None, None], self.kind, "history"), tf.TensorSpec([], tf.int32, "k")
         several = tf.TensorSpec([None], self.kind, "items"), tf.TensorSpec([None], tf.int32, "lengths")

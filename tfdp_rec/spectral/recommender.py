@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from tfdp_rec.datasets.histories import AnyHistories, Catalogue, histories_of
+from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.pricing.composition import epsilon_of
@@ -28,7 +29,7 @@ from tfdp_rec.spectral import rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.release import Release
-from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import private_counts
 from tfdp_rec.sums.fixed_point import checked_noise, released_pairs
 
@@ -115,7 +116,7 @@ class SpectralRecommender:
         """ε at δ of `fit` alone, by dp_accounting; infinite where a test supplied the noise."""
         return epsilon_of(self.event, self.delta)
 
-    def statement(self) -> str:
+    def statement(self) -> Statement:
         """The guarantee in words.
 
         Raises:
@@ -123,23 +124,21 @@ class SpectralRecommender:
         """
         self._check_fitted()
         if math.isinf(self.epsilon):
-            return "Guarantee:      none: the noise was supplied by a test, and whoever has it can subtract it.\n"
-        lines = (
-            ("Guarantee", f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy"),
-            ("Protected unit", "one user, with all of their history"),
-            ("Adjacency", "zero-out: data sets that differ by one user whose history counts as empty"),
-            ("Mechanism", f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
-             f"the {len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more "
-             f"than one Gaussian of multiplier {self.noise_multiplier:.4g}"),
-            ("Public", f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items"),
-            ("Covers", "everything that this recommender holds, answers or exports" + (
-                "" if self.released.fits == 1 else
-                f", but for the {self.released.fits - 1} earlier releases in it, each of which costs what it cost"
-            )),
-            ("Does not cover", "another fit on the same users, which costs as much again; users whose history comes in "
-             "more than one piece; whoever reads the memory of the counting"),
-        )  # fmt: skip
-        return "".join(f"{name + ':':<16}{text}.\n" for name, text in lines)
+            return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
+        earlier = self.released.fits - 1
+        return Statement({
+            "Guarantee": f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
+            "Protected unit": "one user, with all of their history",
+            "Adjacency": "zero-out: data sets that differ by one user whose history counts as empty",
+            "Mechanism": f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
+            f"the {len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more "
+            f"than one Gaussian of multiplier {self.noise_multiplier:.4g}",
+            "Public": f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items",
+            "Covers": "everything that this recommender holds, answers or exports"
+            + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
+            "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
+            "more than one piece; an observer of the memory of the counting",
+        })  # fmt: skip
 
     # Fitting.
 
@@ -269,15 +268,31 @@ class SpectralRecommender:
         found = np.take_along_axis(scores, best, axis=1)
         return np.where(np.isfinite(found), self.catalogue.ids[best], 0), found
 
+    @property
+    def item_ids(self) -> NDArray[np.int64]:
+        """Raw ids of the catalogue."""
+        return self.catalogue.ids
+
+    def answers(self) -> Any:
+        """What it answers, as a `tf.Module` for `tfdp_rec.serving.export`.
+
+        Raises:
+            RuntimeError: there was no `fit`.
+        """
+        self._check_fitted()
+        from tfdp_rec.spectral.servable import SpectralAnswers  # TensorFlow is needed here alone
+
+        return SpectralAnswers(self.head, self.weights, self.prior, self.recency)
+
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        Signature `serving_default`, that of `TwoTower.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
-        ids that are not in the catalogue are ignored. Outputs `movie_ids` int64 and `scores` float32, `[batch, k]`.
+        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
+        ids that are not in the catalogue are ignored. Outputs `ids` int64 and `scores` float32, `[batch, k]`.
 
         Args:
-            filepath: a folder that is made.
-            k: items an answer.
+            filepath: Folder that is made.
+            k: Number of items in an answer.
 
         Raises:
             RuntimeError: there was no `fit`.
@@ -285,9 +300,9 @@ class SpectralRecommender:
         """
         self._check_fitted()
         self.check_k(k)
-        from tfdp_rec.spectral.servable import write  # TensorFlow is needed here alone
+        from tfdp_rec.serving.own_ids import export
 
-        write(filepath, self.catalogue.ids, self.head, self.weights, self.prior, self.recency, k)
+        export(filepath, self, Items(self.catalogue.ids), k=k)
 
     # Files.
 
@@ -304,18 +319,19 @@ class SpectralRecommender:
         with writing(filepath, "wb") as file:
             self.write(file)
 
-    def write(self, file: IO[bytes]) -> None:
+    def write(self, file: IO[bytes], **more: Any) -> None:
         """Writes what `save` does into an open file.
 
         Args:
-            file: the file, at its beginning.
+            file: File, at its beginning.
+            **more: Further arrays by name, which `load` leaves alone.
 
         Raises:
             RuntimeError: there was no `fit`.
         """
         self._check_fitted()
         kept = {name: getattr(self, name) for name in _KEPT}
-        np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays())
+        np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays(), **more)
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:

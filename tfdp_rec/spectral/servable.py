@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-NOTHING = -1  # the slot of an unknown item, or of no answer
-LEFT_OUT = tf.float32.min
+from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING
 
 
 def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -28,17 +27,15 @@ def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.
     return np.concatenate([head, rest[np.argsort(-prior[rest], kind="stable")]])
 
 
-class Answers(tf.Module):
-    """Histories of slots in, the best slots out. It holds released numbers, and nothing else.
+class SpectralAnswers(tf.Module):
+    """What a `SpectralRecommender` answers, to be served; see `serving.own_ids.SlotAnswers`. It holds released numbers,
+    and nothing else.
 
     Args:
-        head: places of the items that have weights.
-        weights: between them.
-        prior: of all items, by place.
-        recency: see `SpectralRecommender`.
-
-    Attributes:
-        places: the place of each slot, in NumPy, to put names in the order of slots.
+        head: Places of the items that have weights.
+        weights: Weights between them.
+        prior: Prior scores of all items, by place.
+        recency: Exponent of `SpectralRecommender`.
     """
 
     def __init__(
@@ -114,51 +111,3 @@ def _held(history: tf.Tensor, slots: tf.Tensor) -> tf.Tensor:
     wanted = tf.repeat(slots[None], tf.shape(history)[0], axis=0)
     near = tf.minimum(tf.searchsorted(in_order, wanted), tf.shape(in_order)[1] - 1)
     return tf.gather(in_order, near, batch_dims=1) == wanted
-
-
-class Servable(tf.Module):
-    """What `SpectralRecommender.export` writes: raw ids of whole numbers, with the signature of `TwoTower.export`.
-
-    Args:
-        item_ids: raw ids of the catalogue.
-        answers: for slots.
-        k: items an answer.
-    """
-
-    def __init__(self, item_ids: NDArray[np.int64], answers: Answers, k: int):
-        super().__init__()
-        raw = tf.constant(item_ids[answers.places], tf.int64)
-        initializer = tf.lookup.KeyValueTensorInitializer(raw, tf.range(tf.size(raw, tf.int64)))
-        self.lookup = tf.lookup.StaticHashTable(initializer, default_value=NOTHING)
-        self.raw, self.answers, self.k = tf.Variable(raw, trainable=False), answers, k
-
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64, name="history")])
-    def serve(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The k best items for each history, and their scores; where fewer are left, id 0 fills up."""
-        slots, scores = self.answers.best(self.lookup.lookup(history), self.k)
-        ids = tf.where(slots >= 0, tf.gather(self.raw, tf.maximum(slots, 0)), tf.constant(0, tf.int64))
-        return {"movie_ids": ids, "scores": scores}
-
-
-def write(
-    filepath: str,
-    item_ids: NDArray[np.int64],
-    head: NDArray[np.int64],
-    weights: NDArray[np.float32],
-    prior: NDArray[np.float32],
-    recency: float,
-    k: int,
-) -> None:
-    """Writes the SavedModel.
-
-    Args:
-        filepath: a folder that is made.
-        item_ids: raw ids of the catalogue.
-        head: see `Answers`.
-        weights: see `Answers`.
-        prior: see `Answers`.
-        recency: see `Answers`.
-        k: items an answer.
-    """
-    servable = Servable(item_ids, Answers(head, weights, prior, recency), k)
-    tf.saved_model.save(servable, str(filepath), signatures={"serving_default": servable.serve})

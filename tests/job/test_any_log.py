@@ -1,0 +1,168 @@
+"""Any recommender on any log: two-towers on files of one's own, private sums on MovieLens files, what has no ε."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from checker import checked
+from job.conftest import COLUMNS, table, train
+
+from tfdp_rec.cli import main
+from tfdp_rec.job.recommenders import two_towers
+from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.spending.ledger import read, total
+
+LABELS = ["private vocabulary", "popularity counts", "training"]
+SMALL = ["--steps", "6", "--batch-size", "80", "--width", "4", "--hidden", "0", "--quiet"]
+
+
+def answer(capsys, run, *arguments):
+    capsys.readouterr()
+    assert main(["recommend", str(run), "--json", *arguments]) == 0
+    return [(each["id"], each["title"]) for each in json.loads(capsys.readouterr().out)["recommendations"]]
+
+
+def movielens(folder, seed, movies):
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    listed = "".join(f'{10 * i},"Film, {i}",Drama\n' for i in range(1, movies + 1))
+    (folder / "movies.csv").write_text("movieId,title,genres\n" + listed)
+    rows = [f"{u},{10 * m},3.0,{rng.integers(10**9)}" for u in range(1, 301) for m in
+            1 + rng.choice(movies, 6, replace=False)]  # fmt: skip
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows) + "\n")
+    return folder
+
+
+def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_path, capsys):
+    first, second = movielens(tmp_path / "one", 1, 30), movielens(tmp_path / "two", 2, 34)
+    options = ["--mechanism", "spectral", "--days", "2", "--out", tmp_path / "run", "--quiet"]
+    assert train("--data", first, *options) == 0
+    assert train("--continue", tmp_path / "run", "--data", second, "--quiet") == 0
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid] == ["private sums"] * 2 and 7.99 < total(ledger, 1e-6) <= 8.0
+    assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
+    earlier = WarmStart.load(tmp_path / "run")
+    assert earlier.items.ids.to_pylist() == [10 * i for i in range(1, 35)] and earlier.titles[340] == "Film, 34"
+    found = answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "33")
+    assert len(found) == 33 and (340, "Film, 34") in found
+    capsys.readouterr()
+    assert train("--continue", tmp_path / "run", "--quiet") == 2
+    assert "--data is missing" in capsys.readouterr().err
+
+
+def test_what_claims_no_epsilon_says_so_in_its_statement_and_in_its_ledger(tmp_path):
+    data, options = movielens(tmp_path / "one", 1, 30), ["--mechanism", "spectral-exact", "--quiet"]
+    assert train("--data", data, *options, "--out", tmp_path / "run") == 0
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid] == ["training without a guarantee"]
+    assert math.isinf(total(ledger, 1e-6))
+    said = (tmp_path / "run" / "release" / "statement.txt").read_text()
+    assert said.startswith("Guarantee:      none") and "**Not private.**" in (
+        tmp_path / "run" / "release" / "card.md"
+    ).read_text()
+
+
+def test_a_training_that_is_cut_off_without_a_checkpoint_goes_on_in_its_run_folder(tmp_path, monkeypatch, capsys):
+    data, run = movielens(tmp_path / "one", 1, 30), tmp_path / "run"
+    whole = two_towers.TrainingCheckpoint.on_train_batch_end
+
+    def cut(self, batch, logs=None):
+        whole(self, batch, logs)
+        if int(self.model.optimizer.iterations) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
+        assert train("--data", data, *SMALL, "--mechanism", "lazydpsgd", "--out", run) == 130
+    assert f"Go on with: tfdp-rec train --out {run} --resume" in capsys.readouterr().err
+    ledger = run / "release" / "ledger.jsonl"
+    assert read(ledger).steps == 4 and not (run / "private" / "resume" / "log").exists()
+    assert train("--out", run, "--resume", "--quiet") == 0
+    assert [paid.label for paid in read(ledger).paid].count("popularity counts") == 1 and read(ledger).steps == 6
+    assert 7.9 < total(read(ledger), 1e-6) <= 8.0 and not (run / "private" / "resume").exists()
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory):
+    """A two-tower on a log whose items are found, on the first of two days."""
+    root = tmp_path_factory.mktemp("towers")
+    pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
+    (root / "titles.csv").write_text("sku,title\n" + "".join(f"sku-{i},Thing {i}\n" for i in range(200)))
+    options = ["--mechanism", "lazydpsgd", "--titles", root / "titles.csv", "--days", "2", "--items-epsilon", "4"]
+    assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options, "--out", root / "run") == 0
+    return root / "run"
+
+
+def test_a_two_tower_on_ones_own_log_costs_its_items_its_prior_and_its_steps(towers, tmp_path):
+    ledger = towers / "release" / "ledger.jsonl"
+    assert [paid.label for paid in read(ledger).paid] == LABELS
+    delta = json.loads((towers / "private" / "config.json").read_text())["delta"]
+    spent = total(read(ledger), delta)
+    assert 4 < spent < 6.5 and checked(ledger, delta, tmp_path) == pytest.approx(spent, abs=1e-3)
+    (result,) = [each for each in json.loads((towers / "private" / "results.json").read_text())
+                 if each["recommender"] == "lazydpsgd"]  # fmt: skip
+    assert result["epsilon"] == pytest.approx(spent) and result["steps"] == 6
+    said = (towers / "release" / "statement.txt").read_text()
+    assert "private vocabulary" in said and "popularity counts" in said and "released.npz" in said
+    assert said in (towers / "release" / "card.md").read_text()
+
+
+def test_a_two_tower_answers_in_the_logs_ids_with_titles(towers, tmp_path, capsys):
+    names = {path.name for path in (towers / "release").iterdir()}
+    assert names == {"servable", "model.keras", "released.npz", "ledger.jsonl", "statement.txt", "card.md"}
+    one, other, third = WarmStart.load(towers).items.of([1, 2, 3])
+    found = answer(capsys, towers, "--history", one, other, "--top-k", "4")
+    assert len(found) == 4 and all(title == item.replace("sku-", "Thing ") for item, title in found)
+    assert not {one, other} & {item for item, _ in found}
+    among = answer(capsys, towers, "--history", one, "--among", other, one, third, "nowhere")
+    assert sorted(item for item, _ in among) == sorted([other, third])
+    model = towers / "release" / "model.keras"
+    assert main(["export", str(model), str(tmp_path / "again"), "--top-k", "4"]) == 0
+    assert answer(capsys, tmp_path / "again", "--history", one, other) == found
+    assert not any(b"person-" in path.read_bytes() for path in towers.rglob("*") if path.is_file())
+
+
+def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp_path, monkeypatch):
+    run, began, new_model = tmp_path / "run", [], two_towers.new_model
+    shutil.copytree(towers, run)
+    before, known = keras.models.load_model(run / "release" / "model.keras", compile=False), WarmStart.load(run).items
+    pa.parquet.write_table(table(users=850, rows=12_000, seed=5), tmp_path / "next.parquet")
+
+    def remembered(run):
+        model = new_model(run)
+        began.append([variable.numpy() for variable in model.trainable_variables])
+        return model
+
+    monkeypatch.setattr(two_towers, "new_model", remembered)
+    assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 0
+    for mine, released in zip(began[0], before.trainable_variables):
+        assert np.array_equal(mine[: released.shape[0]], released.numpy())
+    earlier, ledger = WarmStart.load(run), read(run / "release" / "ledger.jsonl")
+    assert len(began[0][0]) == len(earlier.items) + 1
+    assert earlier.items.ids.to_pylist()[: len(known)] == known.ids.to_pylist()
+    assert [paid.label for paid in ledger.paid] == 2 * LABELS and ledger.steps == 12
+    assert 7.9 < total(ledger, 1e-6) <= 8.0
+    assert "2 so far, of at most 2" in (run / "release" / "statement.txt").read_text()
+    assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
+
+
+@pytest.mark.slow
+def test_where_nothing_is_trained_no_optimizer_is_loaded(tmp_path):
+    data = movielens(tmp_path / "one", 1, 30)
+    rooms = ("optimizers", "training", "models", "callbacks", "clipping", "distribute", "private_plan")
+    code = f"""
+import sys
+from tfdp_rec.cli import main
+own = ["--user", "userId", "--item", "movieId", "--time", "timestamp", "--items-epsilon", "4", "--quiet"]
+assert main(["train", "--data", {str(data / 'ratings.csv')!r}, *own, "--out", {str(tmp_path / 'run')!r}]) == 0
+loaded = [name for name in sys.modules if name.startswith("tfdp_rec.") and name.split(".")[1] in {rooms!r}]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -1,0 +1,84 @@
+"""Who trains, the popularity prior under noise of the size its event claims, and the tests of a job."""
+
+import numpy as np
+import pytest
+
+from tfdp_rec.data import Interactions, NextItemExamples
+from tfdp_rec.datasets.timelines import Timelines
+from tfdp_rec.job.evaluation import Evaluation, same_for_all
+from tfdp_rec.job.recommenders.popularity import noisy_popularity
+from tfdp_rec.job.run import Users
+from tfdp_rec.job.settings import JobSettings
+
+MOVIES = 200_000
+UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
+
+
+@pytest.mark.parametrize("error, accepted", [(1.0, True), (0.95, False), (1.05, False)])
+def test_movies_that_nobody_watched_show_the_noise(error, accepted):
+    """What is left of N(0, σ²) above zero has mean square σ²/2, and that has variance 5/4 σ⁴."""
+    catalogue = np.arange(1, MOVIES + 1)
+    nobody = Interactions.read({"u": [1], "i": [MOVIES + 1]}, user="u", item="i", items=catalogue.tolist())
+    sigma = 3.0
+    released, event = noisy_popularity(nobody, np.array([0]), sigma)
+    above = (released - 0.25 * sigma - 0.1) / (error * sigma)
+    assert above.min() >= -1e-9
+    assert (abs(np.mean(above**2) - 0.5) < UNLIKELY * np.sqrt(1.25 / MOVIES)) == accepted
+    assert event.noise_multiplier == sigma
+    assert not np.array_equal(released, noisy_popularity(nobody, np.array([0]), sigma).values)
+
+
+def test_what_many_watched_stays_visible():
+    watched = Interactions.read({"u": range(500), "i": [8] * 500}, user="u", item="i", items=[7, 8])
+    released = noisy_popularity(watched, np.arange(500), 1.0).values
+    assert abs(released[1] - 500.35) < 8 and 0 < released[0] < 8
+
+
+def watching(lengths, movies=40, seed=0):
+    rng = np.random.default_rng(seed)
+    each = [rng.permutation(movies)[:length] + 1 for length in lengths]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Timelines(np.concatenate(each), offsets, range(len(lengths)), range(1, movies + 1), [""] * movies)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_one_user_watched_has_no_say_in_who_the_others_are(left):
+    """Else neighbouring data sets would train on other users altogether, whatever noise they got."""
+    settings, lengths = JobSettings(batch_size=10, mechanism=("lazydpsgd",)), np.full(100, 6)
+    whole, of_all = split(watching(lengths), settings)
+    for user in (0, 57, 99):
+        fewer, tested = split(watching(np.where(np.arange(100) == user, left, lengths)), settings)
+        assert np.array_equal(fewer.train, whole.train) and fewer.sampling.num_units == len(whole.train)
+        assert tested == of_all - (user in whole.test)
+    assert not set(whole.train) & set(whole.test) and len(whole.train) + len(whole.test) == 100 and of_all > 8
+
+
+def split(timelines, settings):
+    """The users' sides, and how many are tested; a user without known items has a row of another item."""
+    users = np.repeat(timelines.user_ids, timelines.lengths)
+    rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.movies.tolist()}
+    log = Interactions.read(rows, user="u", item="i")
+    found = Users.of(log, settings)
+    known = log.with_items(range(1, 41))
+    return found, sum(len(np.unique(known[user])) > 1 for user in found.test)
+
+
+def test_a_place_in_the_list_is_what_sorting_gives():
+    timelines = watching(np.arange(2, 32))
+    tests = Evaluation(NextItemExamples(timelines, history=5, negatives=1), seed=3)
+    scores = np.random.default_rng(1).integers(0, 8, [30, 40]).astype(np.float32)  # many are equal
+    scores[4, 7] = np.nan
+    row = iter(range(30))
+    places = tests.ranks(lambda context: scores[[next(row) for _ in context]])
+    for user, (context, label) in enumerate(zip(tests.context, tests.label)):
+        others = [movie for movie in range(1, 41) if movie not in context]
+        order = sorted(others, key=lambda movie: (-np.nan_to_num(scores[user, movie - 1], nan=-np.inf), movie))
+        assert places[user] == order.index(label)
+    found = tests.measured(lambda context: scores[: len(context)])
+    assert found["recall@5"].value == np.mean(places < 5)
+    assert found["nDCG@10"].value == pytest.approx(np.mean([1 / np.log2(p + 2) if p < 10 else 0 for p in places]))
+
+
+def test_who_answers_with_no_number_finds_nothing():
+    tests = Evaluation(NextItemExamples(watching([9] * 20), history=5, negatives=1), seed=3)
+    assert tests.measured(same_for_all(np.full(40, np.nan)))["recall@1"].value < 0.5

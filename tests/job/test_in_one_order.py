@@ -1,0 +1,127 @@
+"""`tfdp-rec train --sampling shuffled`: planned noise for users in one order, and what it costs."""
+
+import json
+
+import numpy as np
+import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
+
+from tfdp_rec.cli import main
+from tfdp_rec.data import Interactions
+from tfdp_rec.job.budget import Budget
+from tfdp_rec.job.recommenders import two_towers
+from tfdp_rec.job.run import Users, prior_noise, spent_before_training
+from tfdp_rec.job.settings import SHUFFLED, JobSettings
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
+from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
+from tfdp_rec.spending.ledger import read, total
+
+SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
+DELTA = 1e-6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of planned and of independent noise on one order: its folder."""
+    folder = tmp_path_factory.mktemp("shuffled") / "run"
+    chosen = ["--sampling", "shuffled", "--mechanism", "lazydpftrl", "--mechanism", "lazydpsgd"]
+    assert main(["train", *SMALL, *chosen, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_each_costs_what_the_run_may(run):
+    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    config = json.loads((run / "private" / "config.json").read_text())
+    noises, order = config["noise_multipliers"], FixedOrder(config["train_users"], 60, unit="user")
+    plan = optimised_correlation(12, order.separation, participations=order.participations(12))
+    whole = {
+        "lazydpftrl": plan.dp_event(noises["lazydpftrl"]),
+        "lazydpsgd": SelfComposedDpEvent(GaussianDpEvent(noises["lazydpsgd"]), order.participations(12)),
+    }
+    for name, event in whole.items():
+        spent = epsilon_of(ComposedDpEvent([event, GaussianDpEvent(prior_noise(2.0, DELTA))]), DELTA)
+        assert results[name]["epsilon"] == pytest.approx(spent, rel=1e-6) and 1.9 < spent <= 2
+        assert results[name]["steps"] == 12
+
+
+def test_the_report_says_what_the_order_promises_and_releases_the_planned_one(run):
+    said = (run / "private" / "report.md").read_text()
+    assert "no amplification claimed" in " ".join(said.split())
+    assert "**LazyDPFTRL** is in `release/servable/`" in said and "LazyDPFTRL" in said.split("## What is promised")[1]
+
+
+def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
+    """600 steps of 27 batches an epoch: what is left of it in the weights' noise, planned and independent."""
+    both = ("lazydpftrl", "lazydpsgd")
+    settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
+    order = FixedOrder(810, 30, unit="user")
+    spent = spent_before_training(Budget.of(8.0, DELTA, public=True))
+    noises = two_towers.noises_for(settings, order, DELTA, spent)
+    planned = two_towers.correlation_for("lazydpftrl", settings, order)
+    left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])
+    assert left == pytest.approx(planned.against_independent(), rel=0.02) and left < 0.25
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 30.0])
+def test_the_popularity_counts_leave_the_budget_to_training(epsilon):
+    """A twenty-fifth of it at most, in σ⁻²; at ε = 8 what the rest was tuned with."""
+    share = (noise_of_one_release(epsilon, DELTA) / prior_noise(epsilon, DELTA)) ** 2
+    assert share <= 1 / 25 + 1e-9 and prior_noise(8.0, DELTA) == 4.0
+
+
+def test_the_users_order_is_shuffled_and_is_everybodys():
+    log = Interactions.read({"u": range(1000), "i": np.arange(1000) % 7}, user="u", item="i")
+    users = Users.of(log, JobSettings(mechanism=("lazydpftrl",), sampling=SHUFFLED, batch_size=30))
+    assert 750 < len(np.unique(users.train)) == users.sampling.num_units and (np.diff(users.train) < 0).mean() > 0.4
+    assert users.adjacency("lazydpftrl") == "zero-out"
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["interrupted", "killed"])
+def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch, dead):
+    kept, chosen = tmp_path / "kept", ["--sampling", "shuffled", "--mechanism", "lazydpftrl"]
+    with monkeypatch.context() as cutting:
+        cut(cutting, 7, dead)
+        keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
+        assert main(["train", *SMALL, *chosen, *keeping, "--out", str(tmp_path / "run")]) == 130
+    ledger = tmp_path / "run" / "release" / "ledger.jsonl"
+    before = total(read(ledger), DELTA)
+    assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
+    results = json.loads((tmp_path / "run" / "private" / "results.json").read_text())
+    (result,) = [r for r in results if r["recommender"] == "lazydpftrl"]
+    assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
+    assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
+
+
+def cut(monkeypatch, step, dead):
+    """Ctrl-C after so many steps; or an end of which nobody gets to know, so that nothing more is written."""
+    checkpoint, settle = two_towers.TrainingCheckpoint, Accountant.settle
+    whole, written = checkpoint.on_train_batch_end, checkpoint.save
+    ended = []
+
+    def end(self, batch, logs=None):
+        whole(self, batch, logs)
+        if self.model.optimizer.position == step:
+            ended.append(dead)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "on_train_batch_end", end)
+    monkeypatch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
+    monkeypatch.setattr(Accountant, "settle", lambda self: None if any(ended) else settle(self))
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--mechanism", "lazydpftrl"], "add --sampling shuffled"),
+        (["--sampling", "shuffled", "--local", "1", "1"], "--sampling shuffled trains in one process"),
+        (["--sampling", "shuffled", "--mechanism", "lazydpsgd"], "planned noise alone"),
+        (["--sampling", "unshuffled"], "invalid choice"),
+        (["--sampling", "shuffled", "--mechanism", "lazydpftrl", "--days", "2"], "two-towers of independent noise"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_a_line(tmp_path, capsys, arguments, says):
+    try:
+        assert main(["train", *SMALL, "--out", str(tmp_path / "run"), *arguments]) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "run").exists()

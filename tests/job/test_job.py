@@ -1,0 +1,470 @@
+"""`tfdp-rec train` on a log of one's own: what comes of it, what it costs, and that nothing is spent twice."""
+
+import errno
+import fcntl
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checker import checked
+from dp_accounting import GaussianDpEvent
+from job.conftest import COLUMNS, table, train
+from pages import fits, self_contained
+
+from tfdp_rec.cli import main
+from tfdp_rec.data import Interactions
+from tfdp_rec.datasets.histories import Histories
+from tfdp_rec.datasets.logs import grouping
+from tfdp_rec.job import answers, pipeline, report
+from tfdp_rec.job.budget import Budget, Lifetime
+from tfdp_rec.job.checkpoint import sweep
+from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
+from tfdp_rec.job.user_subset import UserSubset
+from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
+from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.ledger import ZERO_OUT, read, total
+
+DELTA = 1e-6
+
+
+def answer(capsys, run, *arguments):
+    capsys.readouterr()
+    assert main(["recommend", str(run), "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# What comes of it.
+
+
+def test_a_run_folder_holds_everything_and_no_row_of_the_log(run):
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
+    assert sorted(path.name for path in run.iterdir()) == ["private", "release"]
+    private = {"config.json", "results.json", "report.html", "report.md", "recall_at_k.png"}
+    assert {path.name for path in (run / "private").iterdir()} == private
+    released = {"statement.txt", "ledger.jsonl", "servable", "released.npz", "card.md"}
+    assert {path.name for path in (run / "release").iterdir()} == released
+    assert "release/servable/assets/items.txt" in names
+    assert not any(b"person-" in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    earlier = WarmStart.load(run)
+    assert earlier.release.fits == 1 and earlier.mark.lines == len(read(run / "release" / "ledger.jsonl").lines)
+    vocabulary = (run / "release/servable/assets/items.txt").read_text().split()
+    assert sorted(earlier.items.ids.to_pylist()) == sorted(vocabulary)
+    kept = run.parent / "kept"
+    assert {path.stat().st_mode & 0o77 for path in kept.iterdir() if path.name not in ("in-use", ".log.lock")} == {0}
+    assert oct(kept.stat().st_mode)[-3:] == "700"
+
+
+def test_what_is_spent_is_what_is_stated_by_a_checker_that_knows_nothing_of_us(run, tmp_path):
+    ledger = run / "release" / "ledger.jsonl"
+    epsilon = checked(ledger, DELTA, tmp_path)
+    assert 7.99 < epsilon <= 8.0 and epsilon == pytest.approx(total(read(ledger), DELTA), abs=2e-4)
+    assert [paid.label for paid in read(ledger).paid] == ["private vocabulary", "private sums"]
+    assert {paid.adjacency for paid in read(ledger).paid} == {"zero-out"}
+    said = (run / "release" / "statement.txt").read_text()
+    assert "(epsilon = 8, delta = 1e-06)-differential privacy" in said and "by itself epsilon = 2" in said
+    assert said in (run / "private" / "report.md").read_text()
+
+
+def test_the_recommender_is_tested_beside_popularity_and_the_page_says_what_that_is(run):
+    found = {result["recommender"]: result for result in json.loads((run / "private" / "results.json").read_text())}
+    assert set(found) == {"popularity", "dp-popularity", "spectral"}
+    assert found["spectral"]["recalls"]["recall@10"] > 0.8 > 0.2 > found["popularity"]["recalls"]["recall@10"]
+    assert found["popularity"]["epsilon"] is None and 2 < found["dp-popularity"]["epsilon"] < 8
+    assert all(0 < result["errors"]["recall@1"] < 0.03 for result in found.values())
+    page = (run / "private" / "report.md").read_text()
+    assert "computed from users' data without noise" in page.split("|")[0] and "95% intervals" in page
+
+
+def test_the_report_is_one_page_with_the_statement_word_for_word(run):
+    page = self_contained((run / "private" / "report.html").read_text())
+    said = (run / "release" / "statement.txt").read_text()
+    assert page.text.count(said) == 1
+    results = json.loads((run / "private" / "results.json").read_text())
+    assert page.rows[:4] == report.table(results) and page.tags.count("img") == 1
+    assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
+    assert "0.parquet, 1.parquet, users in user_id, items in sku, times in ts" in page.text
+    assert str(run.parent) not in page.text and "tfdp-rec recommend run --history sku-" in page.text
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
+    fits((run / "private" / "report.html").read_text(), width, tmp_path)
+
+
+def test_what_a_log_calls_things_stays_words_on_the_page(tmp_path, capsys):
+    """Files, columns, ids and titles that are markup; and the command's last line says where the page is."""
+    bad = "<script>alert(1)</script>"
+    skus = [f"<b>{i}|`*" for i in range(4)]
+    rows = "".join(f"{u},{skus[i]}\n" for u in range(300) for i in range(u % 2, 4, 2))
+    data = written(tmp_path, "<img src=x>.csv", f"u,<i>sku\n{rows}")
+    titles = written(tmp_path, "titles.csv", "id,title\n" + "".join(f"{sku},{bad}\n" for sku in skus))
+    asked = ["--data", data, "--user", "u", "--item", "<i>sku", "--titles", titles, "--out", tmp_path / "<run>"]
+    assert train(*asked) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{tmp_path}/<run>/private/report.html   ")
+    page = self_contained((tmp_path / "<run>" / "private" / "report.html").read_text())
+    assert [skus[0], bad] in page.rows and "<img src=x>.csv, users in u, items in <i>sku" in page.text
+    told = (tmp_path / "<run>" / "private" / "report.md").read_text()
+    told = re.sub(r"(`+).*?\1", "", told, flags=re.S)  # without code
+    assert r"\<script\>" in told and not re.search(r"(?<!\\)<", told)
+
+
+def test_it_answers_with_the_users_own_ids_and_titles(run, capsys):
+    found = answer(capsys, run, "--history", "sku-31", "sku-30", "nowhere", "--top-k", "4")
+    assert found["unknown"] == ["nowhere"]
+    ids = [each["id"] for each in found["recommendations"]]
+    assert len(set(ids)) == 4 and set(ids) <= {f"sku-{i}" for i in range(32, 40)}
+    assert all(each["title"] == each["id"].replace("sku-", "Thing ") for each in found["recommendations"])
+    assert len(answer(capsys, run)["recommendations"]) == 10
+    untitled = answer(capsys, run, "--history", "sku-170", "--top-k", "1")["recommendations"][0]
+    assert untitled["id"].startswith("sku-17") and untitled["title"] == ""
+    among = answer(capsys, run, "--history", "sku-31", "--among", "sku-5", "sku-31", "sku-33", "nowhere")
+    assert [each["id"] for each in among["recommendations"]] == ["sku-33", "sku-5"]
+    assert main(["recommend", str(run), "--history", "sku-31", "nowhere"]) == 0
+    said = capsys.readouterr().out
+    assert "nowhere  (unknown: ignored)" in said and "Thing 3" in said
+    assert main(["recommend", str(run), "--top-k", "0"]) == 2
+    assert "--top-k must be positive" in capsys.readouterr().err
+
+
+def left_behind(folder):
+    """What a process that was killed leaves."""
+    folder.mkdir()
+    nothing = {"job": "log", "out": str(folder / "gone"), "continues": None, "ledger": {}, "since": 0, "data": ""}
+    (folder / "run.json").write_text(json.dumps(nothing))
+    (folder / "in-use").touch()
+    return folder
+
+
+def test_a_log_as_logs_are(tmp_path, capsys):
+    """Whole numbers, 0 among them, in CSV; rows without user or item; repeated rows; one user with half of all rows;
+    a public list; no times; nothing kept.
+    """
+    rng = np.random.default_rng(1)
+    rows = [f"{u},{u % 5 * 4 + i}" for u in range(400) for i in rng.integers(0, 4, 6)]
+    huge = [f"999,{i % 20}" for i in range(2400)]
+    (tmp_path / "log.csv").write_text("\n".join(["who,what", *rows, *huge, ",3", "7,", *rows[:50]]) + "\n")
+    (tmp_path / "public.txt").write_text("".join(f"{i}\n" for i in range(20)))
+    options = ["--items", tmp_path / "public.txt", "--out", tmp_path / "run", "--top-k", "3"]
+    left, used = (left_behind(tmp_path / f".{name}.private") for name in ("run", "other"))
+    with open(used / "in-use", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert train("--data", tmp_path / "log.csv", "--user", "who", "--item", "what", *options) == 0
+    assert not left.exists() and used.exists()
+    shutil.rmtree(used)
+    said = capsys.readouterr().out
+    for words in ("1 rows left out: no user id", "1 rows left out: no item id", "they repeat user", "[5/5]", "of 401"):
+        assert words in said, said
+    assert max(map(len, said.split("Held-out users")[1].split("\n\n")[0].splitlines())) <= 80
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.csv", "public.txt", "run"]
+    assert not (tmp_path / "run" / "private" / "resume").exists()
+    found = answer(capsys, tmp_path / "run", "--history", "0", "1")
+    assert {each["id"] for each in found["recommendations"][:2]} == {"2", "3"} and found["unknown"] == []
+    (paid,) = read(tmp_path / "run" / "release" / "ledger.jsonl").paid
+    assert 7.99 < epsilon_of(paid.event, DELTA) <= 8.0
+
+
+@pytest.mark.parametrize("wrong", ["sku-1", "1.5", str(2**63)])
+def test_ids_that_are_no_whole_numbers_are_refused_where_ids_are(wrong):
+    assert answers.ids_of(["7", "-3"], tf.int64, "--history") == [7, -3]
+    assert answers.ids_of([wrong], tf.string, "--history") == [wrong]
+    with pytest.raises(ValueError, match="--among: the ids of this run are whole numbers of 64 bits"):
+        answers.ids_of([wrong], tf.int64, "--among")
+
+
+# Nothing is spent twice.
+
+
+def interrupted(log, root, monkeypatch, where, error=KeyboardInterrupt):
+    """A run that ends while it makes something."""
+
+    def cut(*args, **kwargs):
+        whole(*args, **kwargs)
+        raise error
+
+    home, name = where
+    whole = getattr(home, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(home, name, cut)
+        options = ["--out", root / "run", "--checkpoint", root / "kept", "--quiet"]
+        return train("--data", log, *COLUMNS, *options)
+
+
+MOMENTS = [
+    (pipeline, "private_items"), (SpectralRecommender, "fit"),
+    pytest.param((pipeline, "export"), marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", MOMENTS, ids=lambda where: where[1])
+def test_ctrl_c_anywhere_and_gone_on_with_costs_once(log, tmp_path, monkeypatch, capsys, where):
+    assert interrupted(log, tmp_path, monkeypatch, where) == 130
+    assert f"Go on with: tfdp-rec train --checkpoint {tmp_path / 'kept'} --resume" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "private" / "config.json").exists()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "kept").glob("*.[np][pa][zr]*")}
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
+    assert all((tmp_path / "kept" / name).read_bytes() == content for name, content in before.items())
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid] == ["private vocabulary", "private sums"]
+    assert 7.99 < total(ledger, DELTA) <= 8.0
+
+
+def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, capsys):
+    with pytest.raises(MemoryError):
+        interrupted(log, tmp_path, monkeypatch, (SpectralRecommender, "fit"), MemoryError)
+    capsys.readouterr()
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert "has paid for the private sums of a run that ended before it kept it" in said and said.count("\n") == 1
+    assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
+
+
+def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path, monkeypatch, capsys):
+    def ends(where, error):
+        with monkeypatch.context() as patch:
+            whole = getattr(*where)
+            patch.setattr(*where, lambda *a, **o: (whole(*a, **o), _raised(error)))
+            return train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet")
+
+    assert ends((pipeline, "private_items"), KeyboardInterrupt) == 130
+    assert list(tmp_path.iterdir()) == [], "given back: nobody saw any of it"
+    with pytest.raises(MemoryError):
+        ends((SpectralRecommender, "fit"), MemoryError)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl", "private", "release", "run"]
+    assert "What it paid for was not kept" in capsys.readouterr().err
+    assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
+    capsys.readouterr()
+    assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet") == 2
+    assert "cut off after it had paid" in capsys.readouterr().err
+
+
+def _raised(error):
+    raise error
+
+
+@pytest.mark.parametrize("cut_short", [0, 5])
+def test_what_a_killed_run_has_paid_stays_in_its_folder(run, tmp_path, cut_short):
+    """As older versions left it, beside the run folder."""
+    left = tmp_path / ".run.private"
+    shutil.copytree(run.parent / "kept", left)
+    written = json.loads((left / "run.json").read_text())
+    (left / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
+    text = (run / "release" / "ledger.jsonl").read_bytes()
+    (left / "ledger.jsonl").write_bytes(text[: len(text) - cut_short])
+    assert sweep(tmp_path) == [f"tfdp-rec train --checkpoint {left} --resume"]
+    assert not (left / "log").exists() and not (left / "ledger.jsonl").exists() and (left / "recommender.npz").exists()
+    assert sweep(tmp_path) == []
+    assert (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes() == text[: len(text) - cut_short]
+
+
+def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(run, tmp_path, capsys):
+    shutil.copytree(run.parent / "kept", tmp_path / "kept")
+    written = json.loads((tmp_path / "kept" / "run.json").read_text())
+    (tmp_path / "kept" / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
+    (tmp_path / "run" / "release").mkdir(parents=True)
+    shutil.copy(run / "release" / "ledger.jsonl", tmp_path / "run" / "release")
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet", "--epsilon", "8") == 0
+    ledgers = [folder / "release" / "ledger.jsonl" for folder in (tmp_path / "run", run)]
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
+    asked = ["--history", "sku-3", "--top-k", "20"]
+    assert answer(capsys, tmp_path / "run", *asked) == answer(capsys, run, *asked)
+
+
+@pytest.mark.parametrize(
+    "harm, says",
+    [
+        (lambda kept: (kept.parent / "run" / "release" / "ledger.jsonl").unlink(), "is gone, so that what was spent"),
+        (lambda kept: _another(kept.parent / "run" / "release"), "is not the ledger that this was counted in"),
+        (lambda kept: (kept / "run.json").write_text('{"job": "log"}'), "run.json was changed"),
+        (lambda kept: _with(kept, data="0" * 64), "was begun with other data"),
+        (lambda kept: ["--epsilon", "9"], "has --epsilon 8.0, and is asked to go on with 9.0: leave --epsilon out"),
+        (lambda kept: ["--item", "ts"], "has --item sku, and is asked to go on with ts"),
+        (lambda kept: ["--out", "elsewhere"], "leave --out out to go on with it"),
+        (lambda kept: ["--batch-size", "5"], "has --batch-size 4096, and is asked to go on with 5"),
+    ],
+)
+def test_another_run_than_the_one_that_was_kept_is_refused_in_one_line(run, tmp_path, capsys, harm, says):
+    shutil.copytree(run.parent / "kept", tmp_path / "kept")
+    shutil.copytree(run, tmp_path / "run")
+    _with(tmp_path / "kept", out=str(tmp_path / "run"))
+    more = harm(tmp_path / "kept")
+    more = more if isinstance(more, list) else []
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet", *more) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def _another(folder):
+    (folder / "ledger.jsonl").unlink()
+    Ledger(folder / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT).close()
+
+
+def _with(kept, **fields):
+    path = kept / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+# What is refused, in a line, before anything is spent.
+
+
+def written(folder, name, text):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" for u in range(300))
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--item", "product"], "--item: {data} has no column 'product'; it has 'user_id', 'sku', 'ts'."),
+        (["--user", ""], "--user is missing: say which column of the log holds the users' ids."),
+        (["--data", "nowhere.csv"], "--data: there is nothing at nowhere.csv."),
+        (["--time", "user_id"], "user_id, sku, user_id names one twice."),
+        (["--items", "nowhere.txt"], "--items: there is no file nowhere.txt."),
+        (["--titles", "nowhere.csv"], "--titles: there is no file nowhere.csv."),
+        (["--titles", "{data}"], 'one with titles, called "title"'),
+        (["--items-epsilon", "9"], "--items-epsilon must be less than --epsilon 8, got 9."),
+        (["--epsilon", "0"], "--epsilon must be positive"),
+        (["--delta", "0.5"], "--delta 0.5 is above 1 / "),
+        (["--top-k", "0"], "--top-k must be positive"),
+        (["--mechanism", "lazydpsgd"], "fewer units than a batch"),
+        (["--mechanism", "adam", "--days", "2"], "--days and --continue go with private sums, and with two-towers of"),
+        (["--local", "0", "1"], "--local needs at least one worker and one server"),
+    ],
+)
+def test_wrong_options_are_answered_in_one_line_in_their_own_words(tmp_path, capsys, options, says):
+    data = written(tmp_path, "log.csv", GOOD)
+    options = [option.replace("{data}", str(data)) for option in options]
+    assert train("--data", data, *COLUMNS, "--out", tmp_path / "run", "--quiet", *options) == 2
+    said = capsys.readouterr().err
+    assert says.replace("{data}", str(data)) in said and said.count("\n") == 1, said
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "is empty, not even a header"),
+        (GOOD + "u-1,sku-1,1.2.2024\n", "row 301: ts is '1.2.2024', and was '2024-01-01'"),
+        ("user_id,sku,ts\nu-1,sku-1\n", "log.csv cannot be read"),
+        (GOOD.replace("2024-01-0", "day "), "ts is 'day 1', which is no time"),
+        ("user_id,sku,ts\nu-1,sku-1,2024-01-01\n", "No item has so many users"),
+    ],
+    ids=["empty", "two formats", "broken", "no time", "one user"],
+)
+def test_wrong_files_are_answered_in_one_line(tmp_path, capsys, text, says):
+    data = written(tmp_path, "log.csv", text)
+    assert train("--data", data, *COLUMNS, "--out", tmp_path / "run", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1, said
+
+
+def test_items_that_no_one_may_be_told_of_are_not_told(tmp_path, capsys):
+    rows = "".join(f"u-{u},own-{u}\n" for u in range(300))
+    data = written(tmp_path, "log.csv", "user_id,sku\n" + rows)
+    assert train("--data", data, *COLUMNS[:4], "--out", tmp_path / "run", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert "No item has so many users" in said and "--items" in said and "own-" not in said
+
+
+def test_a_run_folder_and_a_checkpoint_are_begun_in_once(run, log, tmp_path, capsys):
+    assert train("--data", log, *COLUMNS, "--out", run) == 2
+    assert "holds another run; give another --out" in capsys.readouterr().err
+    assert train("--data", log, *COLUMNS, "--out", tmp_path / "x", "--checkpoint", run.parent / "kept") == 2
+    assert "holds a run: go on with it by --resume" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    data = written(tmp_path, "log.csv", GOOD)
+    asked = ["--data", data, *COLUMNS, "--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(grouping._Grouping, "_join", full)
+        assert train(*asked) == 2
+    said = capsys.readouterr().err
+    assert "The disk is full" in said and "--resume" in said and "folder=" not in said and said.count("\n") == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+        assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
+    assert "has 0 MB left, and what is about to be paid for" in capsys.readouterr().err
+    assert read(tmp_path / "run" / "release" / "ledger.jsonl").paid == []
+    assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
+
+
+# Its parts.
+
+
+@pytest.mark.parametrize("epsilon, delta", [(0.1, 1e-9), (8.0, 1e-7)])
+def test_shares_come_to_the_budget_and_never_above_it(epsilon, delta):
+    for budget in (Budget.of(epsilon, delta, public=True), Budget.of(epsilon, delta, public=False)):
+        assert epsilon - 5e-4 * max(1, epsilon / 50) < epsilon_of(budget.event, delta) <= epsilon
+    tenth = GaussianDpEvent(budget.sums * 0.999)
+    assert epsilon_of(type(budget.event)([budget.events[0], tenth]), delta) > epsilon * 0.9999
+
+
+@pytest.mark.parametrize("public", [True, False])
+@pytest.mark.parametrize("days", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_all_days_come_to_the_budget_and_one_more_would_pass_it(tmp_path, days, public):
+    decided = Lifetime(8.0, DELTA, days, public, None)
+    budget, one = decided.budget, Budget.of(8.0, DELTA, public)
+    assert budget.sums == pytest.approx(one.sums * days**0.5, rel=1e-3)
+    with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT) as ledger:
+        with pytest.raises(ValueError, match="does not say what all days together may cost"):
+            Lifetime.of(ledger.chain)
+        assert decided.decided(ledger) == decided
+        assert Lifetime(800.0, DELTA, days, public, None).decided(ledger) == decided  # who comes later decides nothing
+        for event in (days - 1) * budget.events:
+            ledger.pay(event)
+        decided.refuse_beyond(ledger, budget.events)
+        for event in budget.events:
+            ledger.pay(event)
+        assert 7.99 < ledger.epsilon(DELTA) <= 8.0
+        with pytest.raises(ValueError, match=f"of the 8 that the first day decided on for {days} days"):
+            decided.refuse_beyond(ledger, budget.events)
+    assert checked(tmp_path / "ledger.jsonl", DELTA, tmp_path) == pytest.approx(ledger.epsilon(DELTA), abs=2e-3)
+
+
+def test_chosen_users_count_as_their_rows_alone_would():
+    items = [f"sku-{i}" for i in range(150)]
+    log = Interactions.read(table(users=70, rows=900), user="user_id", item="sku", items=items)
+    users = np.arange(0, len(log), 3)
+    read = []
+    chosen = UserSubset(log, users, read.append)
+    alone = [log[user] for user in users]
+    oracle = Histories(np.concatenate(alone), np.cumsum([0, *map(len, alone)]))
+    for events in (50, 10**6):
+        (whole,) = oracle.parts(log.catalogue)
+        parts = list(chosen.parts(log.catalogue, events))
+        starts = np.cumsum([0, *(part.num_users for part in parts)])
+        assert starts[-1] == len(chosen) == len(users)
+        assert np.concatenate([p.users + s for p, s in zip(parts, starts)]).tolist() == whole.users.tolist()
+        assert np.concatenate([part.places for part in parts]).tolist() == whole.places.tolist()
+    assert read[-1] == 2 * len(log)
+    expected = np.bincount(np.concatenate([np.unique(rows) for rows in alone]), minlength=151)[1:]
+    assert chosen.exact_counts(log.catalogue).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("time", ["ts", ""])
+def test_who_is_asked_is_asked_for_an_item_that_was_new(time):
+    log = Interactions.read(table(users=60, rows=1500), user="user_id", item="sku", time=time)
+    known = log.with_items([f"sku-{i}" for i in range(0, 200, 2)])
+    examples = NewItemExamples(known, np.arange(len(known)))
+    fixed, again = examples.fixed(3), examples.fixed(3)
+    assert all(np.array_equal(fixed[name], again[name]) for name in fixed)
+    assert fixed["context"].shape[1] == HISTORY and len(fixed["label"]) == len(known)
+    assert 0.3 < np.mean(fixed["label"] == 0) < 0.7  # half of the items are not known: nobody finds those
+    for user, (context, label) in enumerate(zip(fixed["context"], fixed["label"])):
+        own = set(known[user].tolist())
+        assert set(context[context > 0].tolist()) <= own and label not in context[context > 0]
+        assert label == 0 or label in own
+    evaluation = Evaluation(examples, 3, at_once=7)
+    ranks = evaluation.ranks(lambda context: np.zeros([len(context), known.num_items], np.float32))
+    assert (ranks[fixed["label"] == 0] == known.num_items).all() and (ranks[fixed["label"] > 0] < 100).all()

@@ -1,0 +1,177 @@
+"""What all days of a job may cost, and how that is shared by finding items, by the recommender, and by days.
+
+Finding items is a Gaussian of noise multiplier σ_v and a threshold that fails with probability δ_ρ; private sums are
+a Gaussian of σ_s on the same users. Together they are one Gaussian and one failure,
+
+    σ⁻² = σ_v⁻² + σ_s⁻²,     ε = ε(Gaussian of σ, at δ − δ_ρ),     δ_ρ = δ/10.
+
+So σ is what ε and δ allow, σ_v is what the items' own ε allows, and σ_s is what is left: a quarter of ε by itself takes
+about a twentieth of σ⁻². dp_accounting has the last word, and its grid makes σ a hair larger. Two-towers get the noise
+that makes finding items, counting popularity and all steps together cost ε (`recommenders/two_towers.py`).
+
+**Days.** A user may be in the log of every day, so that days add up: T of them are T Gaussians on that user, and T
+failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever the day brings; all T together cost ε.
+
+**Who decides.** The first day's ε, δ and number of days are written in the ledger before anything is paid. A later day
+cannot change them: a budget that could be raised by the one it limits is none. What was spent is the total of the
+ledger's entries as they stand, days that were cut off included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
+
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.pricing.events import FailingDpEvent
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.ledger_lines import Chain, Payment
+from tfdp_rec.spending.statement import rounded_up
+
+LABEL = "budget of all days"
+_OF_ITEMS = 0.25  # of ε, by itself
+_FAILING = 0.1  # of δ
+_GRID = 1e-4  # of ε: what a further distribution may be rounded up by
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Shares of a job's releases.
+
+    Attributes:
+        epsilon: ε of all days together.
+        delta: δ of all days together.
+        items: (ε, δ) for `private_items` on one day; None where the items are public.
+        sums: Noise multiplier σ_s of the sums of one day.
+        days: Number of days, T.
+    """
+
+    epsilon: float
+    delta: float
+    items: tuple[float, float] | None
+    sums: float
+    days: int = 1
+
+    @classmethod
+    def of(
+        cls, epsilon: float, delta: float, public: bool, items_epsilon: float | None = None, days: int = 1
+    ) -> Budget:
+        """The shares of an (ε, δ) that is never exceeded.
+
+        Args:
+            epsilon: ε of all days together.
+            delta: δ of all days together.
+            public: Whether the items are a public list, on which nothing is spent.
+            items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if left out.
+            days: Number of days.
+
+        Example:
+            >>> budget = Budget.of(8.0, 1e-6, public=False)
+            >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.event, 1e-6), 2)
+            ((2.0, 2e-07), 0.68, 8.0)
+            >>> month = Budget.of(8.0, 1e-6, public=False, days=30)
+            >>> round(month.sums, 2), round(epsilon_of(month.event, 1e-6), 2)
+            (3.73, 8.0)
+        """
+        failing, of_items = _FAILING * delta, _OF_ITEMS * epsilon if items_epsilon is None else items_epsilon
+        items = None if public else _of_one_day(of_items, failing, days)
+        found = 0.0 if items is None else _noise_of(items) ** -2
+        aimed = epsilon
+        while True:
+            whole = noise_of_one_release(aimed, delta if public else delta - failing)
+            budget = cls(epsilon, delta, items, (whole**-2 / days - found) ** -0.5, days)
+            over = epsilon_of(budget.event, delta) - epsilon
+            if over <= 0:
+                return budget
+            aimed -= max(over, _GRID)
+
+    @property
+    def finding(self) -> list[DpEvent]:
+        """The event of finding items on one day; empty where they are public."""
+        if self.items is None:
+            return []
+        return [ComposedDpEvent([GaussianDpEvent(_noise_of(self.items)), FailingDpEvent(self.items[1] / 2)])]
+
+    @property
+    def events(self) -> list[DpEvent]:
+        """Events of one day with private sums, in their order."""
+        return [*self.finding, GaussianDpEvent(self.sums)]
+
+    @property
+    def event(self) -> DpEvent:
+        """All days with private sums, composed as a ledger composes its entries."""
+        return ComposedDpEvent([SelfComposedDpEvent(event, self.days) for event in self.events])
+
+
+def _of_one_day(epsilon: float, failing: float, days: int) -> tuple[float, float]:
+    """(ε, δ) of one of so many equal releases that together cost ε, and fail with that probability."""
+    if days == 1:
+        return epsilon, 2 * failing
+    noise = noise_of_one_release(epsilon, failing) * days**0.5
+    return epsilon_of(GaussianDpEvent(noise), failing / days), 2 * failing / days
+
+
+def _noise_of(items: tuple[float, float]) -> float:
+    """As `private_items` finds it."""
+    epsilon, delta = items
+    return noise_of_one_release(epsilon, delta / 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetime:
+    """What the first day decides for all.
+
+    Attributes:
+        epsilon: ε of all days together.
+        delta: δ of all days together.
+        days: Most days there may be.
+        public: Whether the items are a public list.
+        items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if None.
+    """
+
+    epsilon: float
+    delta: float
+    days: int
+    public: bool
+    items_epsilon: float | None
+
+    @property
+    def budget(self) -> Budget:
+        """Shares of a day."""
+        return Budget.of(self.epsilon, self.delta, self.public, self.items_epsilon, self.days)
+
+    def decided(self, ledger: Ledger) -> Lifetime:
+        """The decision that stands in a ledger; this one, written there, if there is none."""
+        if not _notes(ledger.chain):
+            ledger.note(LABEL, dataclasses.asdict(self))
+        return Lifetime.of(ledger.chain)
+
+    @classmethod
+    def of(cls, chain: Chain) -> Lifetime:
+        """The first decision in a ledger: no later one counts."""
+        notes = _notes(chain)
+        if not notes:
+            raise ValueError(
+                f"{chain.path} does not say what all days together may cost, so that no day can be added: begin "
+                "another run with --days."
+            )
+        return cls(**notes[0])
+
+    def refuse_beyond(self, ledger: Ledger, events: Sequence[DpEvent]) -> None:
+        """Raises if paying for these events would pass what was decided."""
+        after = ledger.epsilon(self.delta, more=[Payment(event) for event in events]) if events else 0.0
+        if after > self.epsilon:
+            spent = rounded_up(ledger.epsilon(self.delta)) if ledger.paid else 0.0
+            days = "1 day" if self.days == 1 else f"{self.days} days"
+            raise ValueError(
+                f"{ledger.path} has spent epsilon = {spent:g} of the {self.epsilon:g} that the first day decided on "
+                f"for {days} (--epsilon, --days), and this day would make it {rounded_up(after):g}: what is released "
+                "can be served on, and nothing more is to be asked of these users."
+            )
+
+
+def _notes(chain: Chain) -> list[dict]:
+    return [line["settings"] for line in chain.lines if line["kind"] == "note" and line["label"] == LABEL]

@@ -1,0 +1,503 @@
+"""What a run needs to be resumed, in one folder that is as private as the log.
+
+    DIR/run.json            settings, where results go, a hash of the log, noise multipliers, where the ledgers stood
+    DIR/log/                the log, grouped by user
+    DIR/items.parquet       the items: found, and paid for, once; or as they were given
+    DIR/prior.npy           the popularity prior of two-towers: counted, and paid for, once
+    DIR/recommender.npz     the private sums: made, and paid for, once
+    DIR/NAME/...            training checkpoints of a two-tower; result.json once it is done
+
+DIR is what --checkpoint says, and then stays as it is. Without it DIR is `private/resume` of the run folder: it goes
+once the run is done; if the run is cut off, the log is removed, which can be grouped again, and what was paid for
+stays.
+
+**Nothing is spent twice, and nothing paid is lost.** The disk space for a release is reserved before it is paid for. A
+release that is in its file is taken from there. **Ctrl-C** while one is being made gives its payment back, and so does
+a disk that fails: what had been drawn is gone with the process, and until it is in its file nothing that is shown or
+written depends on it. A crash cannot tell, so that the release stays paid, and the run cannot be resumed. Training
+steps are paid for in blocks (`spending.payments`); those that a crash cut off are made again, and stay paid for.
+
+**Ledgers.** Each recommender that claims an ε has one, with everything that it cost: the released one's is
+RUN/release/ledger.jsonl, those only compared have RUN/private/ledgers/NAME.jsonl. A process holds them from before the
+first payment to the end, so that no two days are added to the same release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from dp_accounting import DpEvent
+
+from tfdp_rec import interruption
+from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.files import Path, hold, let_go, remove, replacing, unheld, writing
+from tfdp_rec.job.run_folder import (
+    LEDGER,
+    LEDGERS,
+    PRIVATE,
+    RELEASE,
+    RESUME,
+    SERVABLE,
+    STATEMENT,
+    RunFolder,
+    find,
+    refuse_another,
+)
+from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.warm_start import RELEASED, WarmStart, mark_of
+from tfdp_rec.spending.ledger import Ledger, read
+from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.sums import set_union
+
+LOG, RUN = "log", "run.json"
+TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts
+ITEMS, PRIOR, SUMS = "items.parquet", "prior.npy", "recommender.npz"
+LABELS = {ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums"}
+NOTHING, RESUMABLE, LOST = "nothing was paid", "all that was paid for is kept", "what was paid for was not kept"
+Loaded = TypeVar("Loaded")
+
+
+class Writable(Protocol):
+    """A release that can be written into an open file."""
+
+    def write(self, file: Any) -> None:
+        """Writes it."""
+
+
+class ReleasePayment:
+    """Payment for one release in several ledgers; `private_items` pays through it as through an `Accountant`.
+
+    Args:
+        ledgers: Ledgers to pay in.
+        paid: Function that is called when something was paid.
+    """
+
+    def __init__(self, ledgers: Sequence[Ledger], paid: Callable[[], None]):
+        self.ledgers, self.numbers, self._paid = ledgers, list[tuple[Ledger, int]](), paid
+
+    def spend(self, event: DpEvent, label: str) -> None:
+        """Pays, durably; the log may be looked at once this has returned."""
+        with interruption.deferred():  # else a payment could stand in a ledger that is never given back
+            for ledger in self.ledgers:
+                self.numbers.append((ledger, ledger.pay(event, label=label, settings={"sampling": None})))
+            self._paid()
+
+    def give_back(self) -> None:
+        """Takes back all of it."""
+        for ledger, number in self.numbers:
+            ledger.give_back(number, 1)
+
+
+class RunCheckpoint:
+    """The folder of one run, held by this process.
+
+    Args:
+        directory: Folder; made if missing.
+        settings: Settings of the run.
+        out: Run folder.
+        every: Steps between two training checkpoints.
+        continues: Position of the run folder's ledger when its release was written, if this adds a day to it.
+
+    Attributes:
+        ledgers: Ledgers by recommender, once `open` was called.
+        earlier: What the days before have released; None on the first.
+        noises: Noise multipliers of two-towers, by name; empty until they are decided.
+        seen: Whether a day before had data of the same public count and shape.
+    """
+
+    def __init__(self, directory: Path, settings: JobSettings, out: Path, every: int, continues: Mark | None = None):
+        self.directory, self.settings, self.out = pathlib.Path(directory).absolute(), settings, os.path.abspath(out)
+        self.every, self.earlier, self.seen = every, None, False
+        self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
+        self.continues, self._data = continues, ""
+        self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
+        self.folder = RunFolder(self.out)
+        hold(self.directory)
+        _adopt(self.directory, self.out)
+
+    earlier: WarmStart | None
+
+    @classmethod
+    def fresh(
+        cls, directory: Path | None, settings: JobSettings, out: Path, every: int, continues: Mark | None = None
+    ) -> RunCheckpoint:
+        """For a run, or a day, that begins; in the run folder if no directory is given."""
+        place = resume_folder(out) if directory is None else pathlib.Path(directory)
+        if (place / RUN).exists():
+            hold(place)
+            let_go(place)
+            if directory is not None:
+                raise ValueError(f"{directory} holds a run: go on with it by --resume, or give another --checkpoint.")
+            if clear(place) == RESUMABLE:
+                raise ValueError(
+                    f"{out} holds a run that was cut off, and all that it paid for: go on with it, {how(None, out)}; "
+                    f"or, to give that up, remove {place}."
+                )
+        if continues is None:
+            refuse_another(pathlib.Path(out))
+            _refuse_paid(out)
+        found = cls(place, settings, out, every, continues)
+        if continues is None:
+            _remove_unpaid(out)
+        found._write()
+        return found
+
+    @classmethod
+    def resumed(
+        cls, directory: Path, given: Callable[[JobSettings], JobSettings], out: Path | None, every: int
+    ) -> RunCheckpoint:
+        """Of a run that goes on; `given` is a function from its settings to those that it is asked for now."""
+        try:
+            run = run_of(directory)
+            before, data = JobSettings.from_config(run["asked"]), run["data"]
+            marks, noises, since = run["ledgers"], run["noises"], run["since"]
+            continues = Mark(**run["continues"]) if run["continues"] else None
+        except FileNotFoundError:
+            raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            path = pathlib.Path(directory) / RUN
+            raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+        now = given(before)
+        now.refuse_other(before, directory)
+        if out and os.path.abspath(out) != run["out"]:
+            raise ValueError(f"The run in {directory} writes to {run['out']}: leave --out out to go on with it.")
+        found = cls(directory, now, run["out"], every, continues)
+        found._data, found._marks, found._since, found.noises = data, marks, since, noises
+        return found
+
+    @property
+    def log(self) -> pathlib.Path:
+        """Where the log is grouped."""
+        return self.directory / LOG
+
+    def open(self, log: Interactions, adjacencies: Mapping[str, str], released: str) -> None:
+        """Opens the ledgers, which this process holds until `close`.
+
+        Args:
+            log: Log whose users they protect.
+            adjacencies: Adjacency of each recommender that has a ledger, by name.
+            released: Name of the recommender that leaves the run.
+        """
+        found = _hash(log.folder)
+        if self._data not in ("", found):
+            raise ValueError(
+                f"The run in {self.directory} was begun with other data: put those back to go on; for these, begin "
+                "another run in another --checkpoint."
+            )
+        self._data, data, goes_on = found, Snapshot(len(log), "user, item, time"), bool(self.continues or self._marks)
+        self._paths = {n: f"{RELEASE}/{LEDGER}" if n == released else f"{PRIVATE}/{LEDGERS}/{n}.jsonl"
+                       for n in adjacencies}  # fmt: skip
+        try:
+            for name, adjacency in adjacencies.items():
+                path = self.folder.path / self._paths[name]
+                if goes_on and not path.exists():
+                    raise ValueError(f"{path} is gone, so that what was spent is not known: put the newest one back.")
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                self.ledgers[name] = Ledger(path, "user", data, adjacency, data_changed=goes_on)
+                self._check_ledger(self._paths[name], self.ledgers[name])
+        except BaseException:
+            self.close()
+            raise
+        ledger, since = self.ledgers[released], self._since[self._paths[released]]
+        self.seen = any(paid.data == data.id for paid in ledger.paid if paid.number < since)
+        self._marked()
+
+    def _check_ledger(self, path: str, ledger: Ledger) -> None:
+        """It is this run's, and nothing was added to it since; what was released is read while nothing can be added."""
+        mark = self._marks.get(path)
+        if mark:
+            ledger.refuse_behind(0, Mark(**mark))
+        self._since.setdefault(path, 0)
+        if self.continues:
+            self.earlier = WarmStart.load(self.out)
+            ledger.refuse_behind(0, self.earlier.mark)
+            if self.earlier.mark != self.continues:
+                raise self._gone_on()
+            self._since[path] = self._since[path] or ledger.mark.lines
+        elif mark and any(paid.number >= mark["lines"] and paid.label in LABELS.values() for paid in ledger.paid):
+            if not _lost(ledger.paid, 0, self.directory):
+                raise self._gone_on()
+
+    def _gone_on(self) -> ValueError:
+        return ValueError(
+            f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: add "
+            f"a day to it with --continue {self.out}, and another --checkpoint."
+        )
+
+    def close(self) -> None:
+        """Lets another process own the ledgers."""
+        for ledger in self.ledgers.values():
+            ledger.close()
+
+    # Releases.
+
+    def left_to_pay(self, events: Mapping[str, DpEvent]) -> list[DpEvent]:
+        """Of releases by file name, the events of those that are not in their files."""
+        left = [event for name, event in events.items() if not (self.directory / name).exists()]
+        if left:
+            self._refuse_lost()
+        return left
+
+    def release(
+        self, name: str, ledgers: Iterable[str], most: int, make: Callable[[ReleasePayment], Writable],
+        load: Callable[[pathlib.Path], Loaded],
+    ) -> Loaded:  # fmt: skip
+        """A release: as it was made, or made now that it is paid for.
+
+        Args:
+            name: Name of its file.
+            ledgers: Names of the recommenders that pay for it.
+            most: Bytes that the file may have.
+            make: Function that pays, and makes it.
+            load: Function that reads the file.
+        """
+        path = self.directory / name
+        payment = ReleasePayment([self.ledgers[each] for each in ledgers], self._marked)
+        if not path.exists():
+            self._refuse_lost()
+            try:
+                with writing(path, "wb", private=True, reserve=most) as file:
+                    make(payment).write(file)
+            except (KeyboardInterrupt, OSError):
+                if not path.exists():  # else it was kept, and is paid for
+                    with interruption.deferred():
+                        payment.give_back()
+                        self._marked()
+                raise
+        return load(path)
+
+    def _refuse_lost(self) -> None:
+        for name, ledger in self.ledgers.items():
+            lost = _lost(ledger.paid, self._since[self._paths[name]], self.directory)
+            if lost:
+                another = "begin the day again, with --continue," if self.continues else "begin another run"
+                raise ValueError(
+                    f"{ledger.path} has paid for the {lost[0]} of a run that ended before it kept it, and to "
+                    f"make it again would cost as much again: {another} in another --checkpoint."
+                )
+
+    # Trainings.
+
+    def training_folder(self, name: str) -> str:
+        """Folder of a two-tower's training checkpoints."""
+        path = self.directory / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return str(path)
+
+    def finish(self, name: str, result: Mapping[str, Any]) -> None:
+        """Keeps what came of a recommender."""
+        with writing(pathlib.Path(self.training_folder(name)) / "result.json", private=True) as file:
+            json.dump(result, file, indent=1)
+
+    def finished(self, name: str) -> dict[str, Any] | None:
+        """What came of a recommender; None if it is not done."""
+        path = self.directory / name / "result.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def keep_noises(self, noises: dict[str, float]) -> None:
+        """Keeps the noise multipliers that two-towers begin with."""
+        self.noises = noises
+        self._write()
+
+    def _marked(self) -> None:
+        for name, ledger in self.ledgers.items():
+            self._marks[self._paths[name]] = dataclasses.asdict(ledger.mark)
+        self._write()
+
+    def _write(self) -> None:
+        continues = dataclasses.asdict(self.continues) if self.continues else None
+        out = None if self.in_run_folder else self.out  # a run folder may be moved
+        run = {"job": "log", "asked": self.settings.as_config(), "out": out, "continues": continues,
+               "since": self._since, "data": self._data, "ledgers": self._marks, "noises": self.noises}  # fmt: skip
+        with writing(self.directory / RUN, private=True) as file:
+            json.dump(run, file, indent=1)
+
+    # The end.
+
+    @property
+    def in_run_folder(self) -> bool:
+        """Whether no --checkpoint was asked for."""
+        return self.directory == resume_folder(self.out)
+
+    def ended(self, done: bool) -> str:
+        """Closes the ledgers, and removes what is not needed any more unless a --checkpoint was asked for.
+
+        Returns:
+            NOTHING, RESUMABLE or LOST.
+        """
+        self.close()
+        let_go(self.directory)
+        if not self.in_run_folder:
+            return state(self.directory)
+        if done:
+            remove(self.directory)
+            return RESUMABLE
+        found = clear(self.directory)
+        if found == NOTHING and self.continues is None:
+            _remove_unpaid(self.out)
+            self.folder.remove_if_empty()
+        return found
+
+
+def resume_folder(out: Path) -> pathlib.Path:
+    """Where a run is kept without --checkpoint."""
+    return pathlib.Path(out).absolute() / PRIVATE / RESUME
+
+
+def how(checkpoint: Path | None, out: Path) -> str:
+    """The command that goes on with a run."""
+    return f"tfdp-rec train {f'--checkpoint {checkpoint}' if checkpoint else f'--out {out}'} --resume"
+
+
+def state(directory: Path) -> str:
+    """NOTHING, RESUMABLE or LOST: what became of a run's payments. A folder that was changed counts as RESUMABLE."""
+    try:
+        return _state(pathlib.Path(directory), run_of(directory))
+    except (AttributeError, KeyError, OSError, TypeError, ValueError):
+        return RESUMABLE
+
+
+def _state(directory: pathlib.Path, run: dict[str, Any]) -> str:
+    released = find(run["out"], RELEASED)
+    if run["continues"] and (not released.exists() or mark_of(released) != Mark(**run["continues"])):
+        return NOTHING  # that day is done, or another was added since
+    if not run["continues"] and released.exists():
+        return NOTHING
+    found = NOTHING
+    for path in run["ledgers"]:
+        since = run["since"].get(path, 0)
+        paid = [each for each in read(_ledger_at(run["out"], path)).paid if each.number >= since]
+        if _lost(paid, since, directory):
+            return LOST
+        found = RESUMABLE if paid else found
+    return found
+
+
+def clear(directory: pathlib.Path) -> str:
+    """Removes the log that a process left, and all of the folder unless it holds what was paid for.
+
+    Args:
+        directory: Folder of a run that no process holds, in its run folder.
+
+    Returns:
+        What became of the run's payments.
+    """
+    for left in [directory / LOG, directory / TIMELINES, *directory.glob(f".*.{LOG}")]:  # the last half grouped
+        remove(left)
+    found = state(directory)
+    if found != RESUMABLE:
+        remove(directory)
+    return found
+
+
+def sweep(runs: pathlib.Path) -> list[str]:
+    """Removes what killed processes left of users' logs in a folder of run folders.
+
+    Returns:
+        The command that goes on with each run that was cut off and has kept what it paid for.
+    """
+    commands = []
+    for lock in [*runs.glob(f"*/{PRIVATE}/{RESUME}/in-use"), *runs.glob(".*.private/in-use")]:
+        directory = lock.parent
+        with unheld(directory) as free:
+            if free and (directory / RUN).exists():
+                with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+                    _adopt(directory, run_of(directory)["out"])
+                was_there = (directory / LOG).exists()
+                if clear(directory) == RESUMABLE and was_there:
+                    ours = directory.name == RESUME
+                    commands.append(how(None if ours else directory, directory.parent.parent))
+    return commands
+
+
+def run_of(directory: Path) -> dict[str, Any]:
+    """What run.json says; one of an older version in today's form, where one ledger was all."""
+    path = pathlib.Path(directory).absolute()
+    run = json.loads((path / RUN).read_text(encoding="utf-8"))
+    run["out"] = run["out"] or os.fspath(path.parent.parent)
+    if "ledger" in run:
+        only = f"{RELEASE}/{LEDGER}"
+        run |= {"ledgers": {only: run["ledger"]} if run["ledger"] else {}, "since": {only: run["since"]}, "noises": {}}
+        # Only private sums were made of logs.
+        run["asked"] = {"mechanism": ["spectral"], **run.get("asked", {})}
+    return run
+
+
+def _ledger_at(out: Path, path: str) -> pathlib.Path:
+    return find(out, LEDGER) if path == f"{RELEASE}/{LEDGER}" else pathlib.Path(out) / path
+
+
+def _lost(paid: Sequence[Any], since: int, directory: pathlib.Path) -> list[str]:
+    """Labels of releases that were paid for since then, and are in no file."""
+    lost = {label for name, label in LABELS.items() if not (directory / name).exists()}
+    return [each.label for each in paid if each.number >= since and each.label in lost]
+
+
+def _refuse_paid(out: Path) -> None:
+    """Raises if a run folder holds a ledger that has paid, or one that may have."""
+    written = any(find(out, name).exists() for name in (RELEASED, SERVABLE, STATEMENT))
+    if written or any(map(_may_have_paid, _ledgers_in(out))):
+        raise FileExistsError(
+            f"{out} holds the ledger of a run that was cut off after it had paid: give another --out."
+        )
+
+
+def _ledgers_in(out: Path) -> list[pathlib.Path]:
+    return [find(out, LEDGER), *pathlib.Path(out, PRIVATE, LEDGERS).glob("*.jsonl")]
+
+
+def _may_have_paid(path: pathlib.Path) -> bool:
+    """Whether a ledger holds a payment, or cannot be read; an empty file is what Ctrl-C at its making left."""
+    try:
+        return path.exists() and path.stat().st_size > 0 and bool(read(path).paid)
+    except ValueError:
+        return True
+
+
+def _remove_unpaid(out: Path) -> None:
+    """Removes ledgers that have paid for nothing: what they say of a budget is not for another run."""
+    for path in _ledgers_in(out):
+        if path.exists() and not _may_have_paid(path):
+            with open(path, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise ValueError(f"{path} is in use by another run: give another --out.") from None
+                path.unlink()
+    beside = pathlib.Path(out, PRIVATE, LEDGERS)
+    if beside.is_dir() and not any(beside.iterdir()):
+        beside.rmdir()
+
+
+def _adopt(directory: pathlib.Path, out: Path) -> None:
+    """Puts the ledger that an older version kept beside the log into the run folder, where it belongs."""
+    mine = directory / LEDGER
+    if not mine.exists():
+        return
+    path = RunFolder(out).release / LEDGER
+    if not path.exists():
+        with replacing(path) as temporary:
+            shutil.copyfile(mine, temporary)
+            os.chmod(temporary, 0o600)
+    elif not path.read_bytes().startswith(mine.read_bytes()):
+        raise ValueError(f"{path} is the ledger of another run than {mine}: move one of the two folders away first.")
+    mine.unlink()
+
+
+def _hash(folder: pathlib.Path) -> str:
+    """Of all that is in a grouped log; it never leaves a folder that is as private."""
+    digest = hashlib.sha256()
+    for name in ("users.arrow", "offsets.bin", "found.arrow", "rows.bin", "times.bin"):
+        if (folder / name).exists():
+            with open(folder / name, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""What a job can make of a log: private sums, two-towers by any mechanism, popularity."""

@@ -1,0 +1,130 @@
+"""Two-towers on parameter servers: the same model, mechanisms and budget, trained by a cluster's workers.
+
+The training users' timelines are written where all workers can read them, and are gone when training is. Batches are
+drawn by the workers, steps are counted as attempts, and recall is computed once, on the released model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.datasets.shared_timelines import SharedTimelines
+from tfdp_rec.distribute import Cluster, ParameterServerTrainer
+from tfdp_rec.distribute.connection import ServerLost, connect
+from tfdp_rec.files import remove
+from tfdp_rec.job.checkpoint import TIMELINES, how
+from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.recommenders.two_towers import (
+    accounting,
+    examples_of,
+    new_model,
+    optimizer_for,
+    steps_left,
+    with_costs,
+)  # fmt: skip
+from tfdp_rec.job.run import Made, Run
+from tfdp_rec.job.run_folder import RunFolder
+
+
+class ClusterTraining:
+    """Trains one two-tower after the other on a cluster; stands for `two_towers.train_one`.
+
+    Args:
+        resolver: Resolver of the cluster. The run's folder, and --checkpoint, must be where all workers and servers can
+            read and write them.
+    """
+
+    def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver):
+        self._resolver = resolver
+        Cluster(resolver.cluster_spec().as_dict()).wait()
+        connect(resolver)  # before the data are prepared: TensorFlow forgets what was traced ahead of this
+
+    def __call__(self, name: str, run: Run) -> Made:
+        """Trains, accounts and tests."""
+        settings, kept, sampling = run.settings, run.checkpoint, run.sampling
+        with _shared(run) as timelines, _in_words(run):
+            trainer = ParameterServerTrainer(
+                lambda: new_model(run), lambda: optimizer_for(name, settings, kept.noises[name]),
+                lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
+                checkpoint_directory=kept.training_folder(name), checkpoint_every=kept.every,
+                ledger=run.ledger(name) if names.named(name).claims_epsilon else None,
+            )  # fmt: skip
+            with trainer:
+                return _made(trainer, name, run)
+
+
+@contextlib.contextmanager
+def _shared(run: Run) -> Iterator[SharedTimelines]:
+    """The training users' timelines, in files as long as the block lasts."""
+    path = run.checkpoint.directory / TIMELINES
+    remove(path)
+    try:
+        yield SharedTimelines(examples_of(run), path)
+    finally:
+        remove(path)
+
+
+@contextlib.contextmanager
+def _in_words(run: Run) -> Iterator[None]:
+    """Says of a lost server which command goes on."""
+    try:
+        yield
+    except (ServerLost, TimeoutError) as problem:
+        fact, kept = getattr(problem, "fact", problem), run.checkpoint
+        command = how(None if kept.in_run_folder else kept.directory, kept.out)
+        raise ConnectionError(
+            f"{fact} Go on from the last checkpoint, once all of them run: {command}."
+        ) from problem
+
+
+def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> Made:
+    accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
+    made = trainer.resume() if accountant is not None else 0
+    curve = _ClusterCurve(run.folder, name, trainer)
+    left = steps_left(run.settings, made, within)
+    if left:
+        _fit(trainer, left, [*within, curve], run)
+    model, steps = trainer.model(), trainer.attempts
+    means = run.evaluation.measured(model)
+    found = Made(model, model, steps=steps, steps_per_second=curve.steps_per_second, means=means)
+    found = with_costs(found, name, accountant, run)
+    last = {"recommender": name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
+    run.folder.append({**last, **{each: mean.value for each, mean in means.items()}})
+    return found
+
+
+def _fit(trainer: ParameterServerTrainer, left: int, callbacks: list[keras.callbacks.Callback], run: Run) -> None:
+    a_report = -(-run.settings.steps // min(run.settings.evaluations, run.settings.steps))
+    try:
+        trainer.fit(left, callbacks, steps_per_report=a_report, verbose=run.verbose)
+    except KeyboardInterrupt:
+        trainer.save()
+        raise
+
+
+class _ClusterCurve(keras.callbacks.Callback):
+    """Writes a line of metrics a report; the last one comes with the recalls."""
+
+    def __init__(self, folder: RunFolder, name: str, trainer: ParameterServerTrainer):
+        super().__init__()
+        self._folder, self._name, self._trainer, self.loss = folder, name, trainer, float("nan")
+        self._reports: list[tuple[int, float]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.loss = float((logs or {})["loss"])
+        self._reports.append((self._trainer.attempts, time.perf_counter()))
+        self._folder.append({"recommender": self._name, "step": self._trainer.attempts, "loss": self.loss})
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Since the first report, which had everything made and sent to the servers; None if there was no other."""
+        if not self._reports:
+            return None
+        (first, began), (last, ended) = self._reports[0], self._reports[-1]
+        return (last - first) / (ended - began) if last > first else None

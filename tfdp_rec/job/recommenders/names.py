@@ -1,0 +1,104 @@
+"""The recommenders that a job can make: a line of its report each. Nothing here needs TensorFlow.
+
+**What is released** is decided by names alone, before the data are looked at: the first of `PREFERRED` that is made,
+unless `--export` names another. Choosing the one that tested best would be a choice by private data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from tfdp_rec import mechanisms
+from tfdp_rec.mechanisms import Mechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class Untrained:
+    """A recommender that is no two-tower, with the attributes of a `Mechanism` that a report reads."""
+
+    name: str
+    label: str
+    colour: str
+    claims_epsilon: bool
+
+
+popularity = Untrained("popularity", "popularity (exact counts)", "#999999", claims_epsilon=False)
+dp_popularity = Untrained("dp-popularity", "DP popularity", "#bcbd22", claims_epsilon=True)
+"""These two are always tested; the second is the prior of two-towers, or the counts of the private sums."""
+
+spectral = Untrained("spectral", "SpectralRecommender", "#6a3d9a", claims_epsilon=True)
+exact = Untrained("spectral-exact", "spectral, no noise (no privacy)", "#cab2d6", claims_epsilon=False)
+"""The same arithmetic without its noise: what that costs."""
+
+adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_epsilon=False, says="Adam (no privacy)")
+"""The two-tower trained as well as we can: what the private ones are compared with."""
+
+PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
+IN_ORDER = (mechanisms.lazy_dp_ftrl, mechanisms.dp_ftrl)  # their noise is planned for data in one order
+PREFERRED: tuple[Untrained | Mechanism, ...] = (
+    spectral, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
+)  # fmt: skip
+_MADE: tuple[Untrained | Mechanism, ...] = (spectral, exact, *PEERS, *mechanisms.COMMON, *IN_ORDER)
+NAMES = tuple(each.name for each in _MADE)
+"""What can be asked for."""
+USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_sgd))
+"""What is made of data to compare on. DPSGD learns what LazyDPSGD does, EANA promises nothing, SGD learns less than
+Adam, and each of them takes minutes."""
+
+
+def named(name: str) -> Untrained | Mechanism:
+    """The recommender of that name.
+
+    Example:
+        >>> named("spectral").label, named("lazydpsgd").claims_epsilon
+        ('SpectralRecommender', True)
+    """
+    found = {each.name: each for each in (popularity, dp_popularity, *_MADE)}
+    if name not in found:
+        raise ValueError(f"There is no recommender {name!r}; there are {', '.join(found)}.")
+    return found[name]
+
+
+def is_two_tower(name: str) -> bool:
+    """Whether it is trained, from the popularity prior on."""
+    return isinstance(named(name), Mechanism)
+
+
+def is_paid(name: str, in_order: bool) -> bool:
+    """Whether a ledger pays for it: not without an ε, nor for independent noise in one order, priced by epochs."""
+    payable = not in_order or not is_two_tower(name) or name in mechanisms.names(IN_ORDER)
+    return named(name).claims_epsilon and payable
+
+
+def on_servers(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, with SGD for Adam, whose state no server keeps.
+
+    Example:
+        >>> on_servers(["spectral", "adam", "lazydpsgd"])
+        ('spectral', 'sgd', 'lazydpsgd')
+    """
+    return tuple(mechanisms.sgd.name if name == adam.name else name for name in names)
+
+
+def in_one_order(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, with LazyDPFTRL for LazyDPSGD, which gains nothing from an order.
+
+    Example:
+        >>> in_one_order(["spectral", "lazydpsgd"])
+        ('spectral', 'lazydpftrl')
+    """
+    other = {mechanisms.lazy_dp_sgd.name: mechanisms.lazy_dp_ftrl.name}
+    return tuple(other.get(name, name) for name in names)
+
+
+def released(names: Sequence[str], asked: str | None = None) -> str:
+    """The one of those made that leaves the run.
+
+    Example:
+        >>> released(["lazydpsgd", "eana"]), released(["dpsgd", "spectral"]), released(["adam", "eana"])
+        ('lazydpsgd', 'spectral', 'adam')
+    """
+    if asked is not None and asked not in names:
+        raise ValueError(f"--export {asked} is not among those that are made ({', '.join(names)}): add --mechanism.")
+    return asked or next((each.name for each in PREFERRED if each.name in names), names[0])

@@ -1,0 +1,105 @@
+"""Private sums: `SpectralRecommender` on the training users' histories. It is made once, and paid for before the log is
+looked at for it; its noise is what the budget leaves over when items are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dp_accounting import ComposedDpEvent, GaussianDpEvent
+
+from tfdp_rec.job.budget import Budget
+from tfdp_rec.job.checkpoint import LABELS, SUMS, ReleasePayment
+from tfdp_rec.job.evaluation import Scores
+from tfdp_rec.job.recommenders.names import spectral
+from tfdp_rec.job.run import Made, Run, days_field
+from tfdp_rec.job.user_subset import UserSubset
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spectral.rules import MOST_HEAD
+from tfdp_rec.spending.statement import Statement, rounded_up
+
+_EXACT_HEAD = 3000  # items that the peer without noise has rows for; dense algebra on more takes minutes
+_HARDLY = 1e-3  # its noise
+
+
+def file_bytes(items: int) -> int:
+    """What a file of the sums takes at most: two square arrays of the head, and a few numbers an item."""
+    return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 2**20
+
+
+def released(run: Run, show: Callable[[int], None]) -> SpectralRecommender:
+    """The private recommender, made now or taken from its file."""
+    earlier = run.checkpoint.earlier
+    before = earlier.release.faded(run.settings.keep) if earlier and earlier.release else None
+    unfitted = SpectralRecommender(
+        run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, recency=run.recency, before=before
+    )
+
+    def make(payment: ReleasePayment) -> SpectralRecommender:
+        payment.spend(unfitted.event, LABELS[SUMS])
+        # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
+        return unfitted.fit(UserSubset(run.log, run.users.train, show), verbose=0)
+
+    return run.checkpoint.release(
+        SUMS, [spectral.name], file_bytes(run.log.num_items), make, SpectralRecommender.load
+    )
+
+
+def without_noise(run: Run) -> Made:
+    """The same arithmetic on the same users, as good as exact: no privacy."""
+    head = min(_EXACT_HEAD, run.log.num_items)
+    peer = SpectralRecommender(
+        run.log.catalogue.ids, None, run.delta, noise_multiplier=_HARDLY, head=head, recency=run.recency
+    )
+    peer.fit(UserSubset(run.log, run.users.train), verbose=0)
+    return Made(peer, scores(peer))
+
+
+def made(run: Run, recommender: SpectralRecommender) -> Made:
+    """The private recommender and what it cost, by its ledger."""
+    spent = run.ledger(spectral.name).epsilon(run.delta)
+    return Made(recommender, scores(recommender), spent, statement(run, spent, recommender), run.budget.sums)
+
+
+def counts_epsilon(run: Run, recommender: SpectralRecommender, spent: float) -> float:
+    """Cost of the counts alone, with finding items; on later days no more than all that was spent."""
+    if run.checkpoint.earlier:
+        return spent
+    return epsilon_of(ComposedDpEvent([*run.budget.finding, GaussianDpEvent(recommender.split.counts)]), run.delta)
+
+
+def scores(recommender: SpectralRecommender) -> Scores:
+    """Scores for contexts of item numbers."""
+    return lambda context: recommender.scores([items[items > 0] for items in context])
+
+
+def statement(run: Run, spent: float, recommender: SpectralRecommender) -> Statement:
+    """The guarantee of all days so far."""
+    budget, several = run.budget, run.budget.days > 1
+    day, items = recommender.released.fits, len(recommender.catalogue)
+    return Statement({
+        "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {run.delta:g})-differential privacy",
+        **days_field(budget, day),
+        "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
+        "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
+        "Mechanism": f"{_items(budget, items)}; then counts of these with Gaussian noise of multiplier "
+        f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.head)} that these put first, of multiplier "
+        f"{recommender.split.gram:.4g}, over {recommender.num_users} users",
+        "Public": f"the number of users{' of each day' * several}, {len(run.log)}, and which of them were held out, by "
+        "a hash of their ids",
+        "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
+        "ledger.jsonl, card.md and this statement",
+        "Does not cover": "the folder private/: the report and results, whose tests look at users' data, and the names "
+        "of the log's files; another run on the same users, which costs as much again; people with several user ids; "
+        "what is asked of the served model",
+    })  # fmt: skip
+
+
+def _items(budget: Budget, items: int) -> str:
+    if budget.items is None:
+        return f"the {items} items are a public list"
+    return (
+        f"which {items} items many users have, by itself epsilon = {budget.items[0]:.4g} and delta = "
+        f"{budget.items[1]:.3g}{' a day' * (budget.days > 1)}, in three rounds of a weighted Gaussian with a threshold"
+    )

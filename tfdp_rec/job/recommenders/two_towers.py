@@ -1,0 +1,258 @@
+"""Two-towers: what each mechanism trains one with, and its training in this process.
+
+All start from the same weights and the same released popularity. Each private one has the noise that makes all of its
+steps, with finding items and the prior, cost the run's budget: independent noise, or noise planned over the order that
+users stand in. Users give one example each time they are in a batch: an item as label, and 20 others as context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdp_rec import mechanisms
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.datasets.next_item import NextItemExamples
+from tfdp_rec.files import only_for_owner
+from tfdp_rec.job.evaluation import KS, Evaluation
+from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.run import Made, Run, days_field, spent_before_training
+from tfdp_rec.job.run_folder import RunFolder
+from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.models import TwoTower
+from tfdp_rec.optimizers.noise_walk import noise_walk
+from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
+from tfdp_rec.private_plan import PrivatePlan
+from tfdp_rec.sampling.orders import FixedOrder
+from tfdp_rec.sampling.schemes import Sampling
+from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.statement import Statement
+
+_RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
+_COVERS = (
+    "the folder release/: servable/ and all that it answers, model.keras, the list of items in them, released.npz, "
+    "ledger.jsonl, card.md and this statement"
+)
+
+
+def noises_for(
+    settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any], days: int = 1
+) -> dict[str, float]:
+    """The least noise of each two-tower for the budget, unless it was given.
+
+    Args:
+        settings: Settings of the job.
+        sampling: How users come into batches today; later days are taken to be alike.
+        delta: δ of all days.
+        spent: All that is spent beside the steps of today and of later days.
+        days: Number of days that are left, today included.
+    """
+    made = filter(names.is_two_tower, settings.mechanism)
+    planned = {name: correlation_for(name, settings, sampling) for name in made}
+    found = {each: _noise_for(each, settings, sampling, delta, spent, days) for each in set(planned.values())}
+    return {name: found[correlation] for name, correlation in planned.items()}
+
+
+def _noise_for(
+    correlation: Correlation | None, settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any],
+    days: int,
+) -> float:  # fmt: skip
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    plan = PrivatePlan(
+        sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon, correlation=correlation,
+        spent=spent,
+    )  # fmt: skip
+    return plan.noise_multiplier
+
+
+@functools.cache
+def _best_correlation(steps: int, separation: int, participations: int) -> Correlation:
+    return optimised_correlation(steps=steps, separation=separation, participations=participations)
+
+
+def correlation_for(name: str, settings: JobSettings, sampling: Sampling) -> Correlation | None:
+    """What the noise of a mechanism takes back of what it added before; None if nothing."""
+    if name not in mechanisms.names(names.IN_ORDER) or not isinstance(sampling, FixedOrder):
+        return None
+    return _best_correlation(settings.steps, sampling.separation, sampling.participations(settings.steps))
+
+
+def new_model(run: Run) -> TwoTower:
+    """An untrained model over item numbers, the same for every mechanism; on a further day, as it was released."""
+    settings, numbers = run.settings, np.arange(1, run.log.num_items + 1)
+    keras.utils.set_random_seed(settings.seed)
+    model = TwoTower(numbers, settings.width, settings.hidden, run.prior, settings.history, KS, name="two_tower")
+    if run.checkpoint.earlier is not None:
+        before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
+        _copy_weights(before, model, len(run.checkpoint.earlier.items) + 1)
+    return model
+
+
+def _copy_weights(before: TwoTower, model: TwoTower, rows: int) -> None:
+    """Gives a model the weights of the released one; of tables the rows of known items, which keep their numbers."""
+    for mine, known in zip(model.trainable_variables, before.trainable_variables, strict=True):
+        values = known.numpy()
+        # A day that was cut off after its model was written may have had rows of other items at the end.
+        values = values[:rows] if len(values) == len(before.vocabulary) + 1 else values
+        mine.assign(np.concatenate([values, mine.numpy()[len(values) :]]))
+
+
+def learning_rate_for(settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None) -> float:
+    """The rate that was asked for; else the main job's, or what leaves noise of the main job's length in a row.
+
+    With C clipped gradients shrink, and with B and σ the noise: rate · C σ √(steps · width) / B is that length.
+    """
+    if settings.learning_rate is not None:
+        return settings.learning_rate
+    strategy = INDEPENDENT if correlation is None else correlation.strategy
+    stddev = noise_multiplier * settings.clip / settings.batch_size
+    length = noise_walk(Recursion(), np.ones(settings.steps), stddev, strategy) * settings.width**0.5
+    return min(_RATE / settings.clip, _NOISE_IN_A_ROW / length)
+
+
+def optimizer_for(
+    name: str, settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None
+) -> keras.optimizers.Optimizer:
+    """A fresh optimizer."""
+    if name == mechanisms.sgd.name:
+        # It does not clip: at the private rate it diverges. Its own best rate, found the same way.
+        return keras.optimizers.SGD(settings.sgd_learning_rate)
+    if name == names.adam.name:
+        return keras.optimizers.Adam(settings.adam_learning_rate)
+    own = {} if correlation is None else {"correlation": correlation}
+    return mechanisms.named(name).optimizer(
+        learning_rate_for(settings, noise_multiplier, correlation),
+        **own,
+        l2_norm_clip=settings.clip,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=settings.batch_size,
+    )
+
+
+class _Curve(keras.callbacks.Callback):
+    """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
+
+    def __init__(self, folder: RunFolder, name: str, evaluation: Evaluation, accountant: Accountant | None):
+        super().__init__()
+        self.folder, self.name, self.evaluation, self.accountant = folder, name, evaluation, accountant
+        self.step, self.last, self.seconds, self.timed = 0, 0, 0.0, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step += 1
+        if batch == 0:  # the first step of the first epoch traces the graph
+            self.start = time.perf_counter()
+        else:
+            self.timed += 1
+        if self.step == self.last:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds += time.perf_counter() - self.start
+        record = {"recommender": self.name, "step": self.step, "loss": float((logs or {})["loss"])}
+        record |= {name: mean.value for name, mean in self.evaluation.measured(self.model).items()}
+        if self.accountant is not None:
+            record["epsilon"] = self.accountant.epsilon()
+        self.folder.append(record)
+
+
+def accounting(
+    name: str, optimizer: Any, run: Run, ledger: Any = None
+) -> tuple[Accountant | None, list[PrivacyBudget]]:
+    """The accountant of a training, and the callback that keeps it within its budget."""
+    if name in mechanisms.names(names.PEERS):
+        return None, []
+    accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
+    for event, label in [] if ledger else spent_before_training(run.budget):
+        accountant.spend(event, label)
+    accountant.follow(optimizer)
+    within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
+    return accountant, within
+
+
+def steps_left(settings: JobSettings, made: int, within: list[PrivacyBudget]) -> int:
+    """Number of steps still to be made: those that are missing, as far as the budget allows. More may be paid for."""
+    missing = max(0, settings.steps - made)
+    for budget in within:
+        accountant = budget.accountant
+        missing = min(missing, accountant.max_steps(budget.target_epsilon) - accountant.steps)
+    return missing
+
+
+def with_costs(made: Made, name: str, accountant: Accountant | None, run: Run) -> Made:
+    """What was trained, with what its steps cost."""
+    if accountant is None:
+        return made
+    leaves = name == names.released(run.settings.mechanism, run.settings.export) and names.named(name).claims_epsilon
+    fields = dict(accountant.statement().fields)
+    days = days_field(run.budget, run.day) if leaves else {}
+    said = {"Guarantee": fields.pop("Guarantee"), **days, **fields, **({"Covers": _COVERS} if leaves else {})}
+    return dataclasses.replace(
+        made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=run.checkpoint.noises[name]
+    )
+
+
+def train_one(name: str, run: Run) -> Made:
+    """Trains and accounts under one mechanism, in this process."""
+    settings, kept = run.settings, run.checkpoint
+    model, noise = new_model(run), kept.noises[name]
+    model.compile(optimizer=optimizer_for(name, settings, noise, correlation_for(name, settings, run.sampling)))
+    ledger = run.ledger(name) if names.named(name).claims_epsilon else None
+    accountant, within = accounting(name, model.optimizer, run, ledger)
+    curve = _Curve(run.folder, name, run.evaluation, accountant)
+    callbacks: list[keras.callbacks.Callback] = [*within, curve]
+    batches = _batches_of(run)
+    # A training that no ledger pays for, and that was cut off, begins anew: nothing of it is released.
+    if accountant is not None and (ledger is not None or not within):
+        model.prepare(batches.element_spec)
+        checkpoint = TrainingCheckpoint(kept.training_folder(name), kept.every, accountant)
+        resumed = checkpoint.resume(model)
+        curve.step = resumed.step if resumed else 0
+        batches = _batches_of(run, curve.step)
+        callbacks.append(checkpoint)
+    try:
+        _fit(model, batches, callbacks, curve, run, steps_left(settings, curve.step, within))
+    finally:
+        if accountant is not None:
+            accountant.settle()
+    speed = curve.timed / curve.seconds if curve.seconds else None
+    return with_costs(Made(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
+
+
+def _batches_of(run: Run, made: int = 0) -> Any:
+    """Batches of the training users' examples; in an order, from the step on that is next."""
+    examples = examples_of(run)
+    if isinstance(run.sampling, FixedOrder):
+        return run.sampling.batches(examples.fetch, shared=examples.shared, position=made)
+    return run.sampling.batches(examples.fetch, shared=examples.shared)  # type: ignore[attr-defined]
+
+
+def examples_of(run: Run) -> NextItemExamples:
+    """The training users' examples."""
+    return NextItemExamples(run.log, run.users.train, run.settings.history, run.negatives)
+
+
+def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run: Run, left: int) -> None:
+    """Makes the steps that are left; the arguments of `fit` are the same however many these are."""
+    if not left:
+        return
+    curve.last = curve.step + left
+    steps, a_report = run.settings.steps, -(-run.settings.steps // run.settings.evaluations)
+    board = run.folder.private / "tensorboard"
+    tensorboard = keras.callbacks.TensorBoard(str(board / curve.name), write_graph=False)
+    try:
+        model.fit(
+            batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
+            verbose=run.verbose, shuffle=False,
+        )  # fmt: skip
+    finally:
+        only_for_owner(board)

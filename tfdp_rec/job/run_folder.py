@@ -1,0 +1,145 @@
+"""A folder for everything one run leaves behind, in two parts, so that copying one of them gives nothing else away.
+
+    RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
+    RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
+                    ledgers of recommenders that were only compared, what a run needs to be resumed; 0700, files 0600
+
+Runs of older versions have all of it in RUN itself. They are read as they are, and put in order when one goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import uuid
+from typing import Any
+
+from tfdp_rec.files import Path, only_for_owner, sync_entry, writing
+from tfdp_rec.job.page import Page
+
+RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
+CONFIG, LEDGER, SERVABLE, STATEMENT = "config.json", "ledger.jsonl", "servable", "statement.txt"
+# What older versions wrote into RUN itself, and where it belongs.
+_RELEASED = (
+    SERVABLE, STATEMENT, LEDGER, "released.npz", "model.keras", "recommender.npz", "titles.json", "servable.txt",
+)  # fmt: skip
+_NOT_RELEASED = (
+    "report.html", "report.md", "recall_at_k.png", "loss.png", "recall.png", "epsilon.png", "results.json",
+    "step_times.json", "metrics.jsonl", "tensorboard", CONFIG,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderPart:
+    """One of the two parts; files of the private one are for their owner alone."""
+
+    path: pathlib.Path
+    private: bool
+
+    def __truediv__(self, name: str) -> pathlib.Path:
+        return self.path / name
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes a JSON file whole."""
+        with writing(self / name, private=self.private) as file:
+            json.dump(value, file, indent=1)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a text file whole."""
+        with writing(self / name, private=self.private) as file:
+            file.write(text)
+
+    def write_page(self, page: Page) -> None:
+        """Writes the report: `report.html`, and `report.md` with its pictures beside it; each whole."""
+        for picture in page.pictures:
+            with writing(self / picture.file, "wb", self.private) as file:
+                file.write(picture.light)
+        self.write_text("report.md", page.markdown())
+        self.write_text("report.html", page.html())
+
+
+class RunFolder:
+    """One run's folder, made if it is not there; one of an older version is put in order.
+
+    Example:
+        >>> import tempfile
+        >>> folder = RunFolder(tempfile.mkdtemp() + "/first")
+        >>> folder.append({"step": 1}); folder.append({"step": 2})
+        >>> [line["step"] for line in folder.metrics()]
+        [1, 2]
+    """
+
+    def __init__(self, path: Path):
+        self.path = pathlib.Path(path)
+        self.release, self.private = FolderPart(self.path / RELEASE, False), FolderPart(self.path / PRIVATE, True)
+        self._make()
+        _put_in_order(self.path)
+
+    def _make(self) -> None:
+        """Both parts are there, and can be written to."""
+        try:
+            for part in (self.release, self.private):
+                part.path.mkdir(parents=True, exist_ok=True)
+                probe = part / f".{uuid.uuid4().hex}"
+                probe.touch()
+                probe.unlink()
+            self.private.path.chmod(0o700)
+        except OSError as problem:
+            raise OSError(
+                problem.errno, f"--out: nothing can be written to {self.path} ({problem.strerror}). Give another --out."
+            ) from problem
+
+    def remove_if_empty(self) -> None:
+        """Removes what of it holds nothing."""
+        for path in (self.release.path, self.private.path, self.path):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Adds a line to metrics.jsonl."""
+        handle = os.open(self.private / "metrics.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        with open(handle, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; of those about the same step the last, since a run that goes on repeats some."""
+        path = self.private / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return list({(line.get("recommender"), line["step"]): line for line in lines}.values())
+
+
+def default() -> pathlib.Path:
+    """A run folder's name where none was given."""
+    return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def refuse_another(path: Path) -> None:
+    """Raises if a folder holds a run, or what one has released: its ledger may be elsewhere, or gone."""
+    if any(find(path, name).exists() for name in (CONFIG, SERVABLE, STATEMENT)):
+        raise FileExistsError(f"{path} holds another run; give another --out.")
+
+
+def find(run: Path, name: str) -> pathlib.Path:
+    """Path of a file of a run: in its part of the folder, or, in one of an older version, in the folder itself."""
+    old, new = pathlib.Path(run) / name, pathlib.Path(run) / (PRIVATE if name in _NOT_RELEASED else RELEASE) / name
+    return old if old.exists() and not new.exists() else new
+
+
+def servable_in(folder: Path) -> pathlib.Path:
+    """The SavedModel of a run folder, or of its released part; the folder itself, if it is one."""
+    path = pathlib.Path(folder)
+    return path if (path / "saved_model.pb").is_file() else find(path, SERVABLE)
+
+
+def _put_in_order(run: pathlib.Path) -> None:
+    """Moves what an older version wrote into its part; what was moved before a crash stays moved."""
+    old = [name for name in (*_RELEASED, *_NOT_RELEASED) if (run / name).exists() and find(run, name) == run / name]
+    for name in old:
+        os.rename(run / name, run / (PRIVATE if name in _NOT_RELEASED else RELEASE) / name)
+        if name in _NOT_RELEASED:
+            only_for_owner(run / PRIVATE / name)
+    for folder in (run / RELEASE, run / PRIVATE, run) if old else ():
+        sync_entry(os.fspath(folder))

@@ -1,0 +1,153 @@
+"""What a job is asked for: one set of options for every source of a log and every recommender."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tfdp_rec.files import Path
+from tfdp_rec.job.recommenders.names import NAMES, USUAL
+from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
+
+POISSON, SHUFFLED = "poisson", "shuffled"
+_LOG, _GENERATED, _PRIVACY = "a log of your own (docs/logs.md)", "generated timelines", "privacy"
+_TRAINING, _DAYS, _CLUSTER = "recommenders", "day after day", "parameter servers"
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSettings:
+    """All options of `tfdp-rec train` that a run keeps; the defaults are the main job's."""
+
+    data: tuple[str, ...] = option(
+        (), "files of a log (with --user and --item), or one folder with MovieLens files; generated timelines if left "
+        "out", metavar="PATH",
+    )  # fmt: skip
+    mechanism: tuple[str, ...] = option(
+        (), f"recommenders to make, of {', '.join(NAMES)}; default: spectral for a log of your own, else "
+        f"{', '.join(USUAL)}", choices=NAMES, metavar="NAME",
+    )  # fmt: skip
+    export: str | None = option(
+        None, "the recommender to release; default: the first made of spectral, lazydpftrl, lazydpsgd", metavar="NAME"
+    )
+    top_k: int = option(10, "items in an answer unless the question says", POSITIVE)
+    seed: int = option(0, "seed of generated data, of the split and of first weights; never of noise")
+
+    user: str = option("", "column of users' ids", metavar="COLUMN", group=_LOG)
+    item: str = option("", "column of items' ids", metavar="COLUMN", group=_LOG)
+    time: str = option("", "column of times; without one, a user's rows have no order", metavar="COLUMN", group=_LOG)
+    items: str = option(
+        "", "public list of items: a file with a column of them, or .txt with one a line; without one, items that many "
+        "users have are found privately", metavar="FILE", group=_LOG,
+    )  # fmt: skip
+    titles: str = option("", "public file of items and their titles", metavar="FILE", group=_LOG)
+    items_epsilon: float | None = option(
+        None, "cost of finding items, by itself, of --epsilon (default: a quarter)", POSITIVE, metavar="E", group=_LOG
+    )
+
+    users: int = option(138_493, "generated users", POSITIVE, group=_GENERATED)
+    movies: int = option(27_278, "generated movies", POSITIVE, group=_GENERATED)
+    events: int | None = option(
+        None, "generated events; default: as many a user as MovieLens-20M, or fewer", POSITIVE, group=_GENERATED
+    )
+
+    epsilon: float = option(8.0, "budget of all that is released; never exceeded", POSITIVE, group=_PRIVACY)
+    delta: float | None = option(None, "default: 1e-6, or 1/users if that is less", BETWEEN_0_AND_1, group=_PRIVACY)
+    noise_multiplier: float | None = option(
+        None, "noise of two-towers; the budget may then end training early", POSITIVE, group=_PRIVACY
+    )
+    sampling: str = option(
+        POISSON, "how users come into the batches of two-towers: drawn anew for each batch, or in one public order",
+        choices=(POISSON, SHUFFLED), group=_PRIVACY,
+    )  # fmt: skip
+    clip: float = option(1.0, "bound on an example's gradient norm", POSITIVE, group=_PRIVACY)
+
+    steps: int = option(600, "training steps", POSITIVE, group=_TRAINING)
+    batch_size: int = option(4096, "users in a batch, on average", POSITIVE, group=_TRAINING)
+    width: int = option(32, "width of embedding tables", POSITIVE, group=_TRAINING)
+    hidden: int = option(32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING)
+    learning_rate: float | None = option(
+        None, "of private two-towers; default: 25 at clip 1, less where noise would drown a row", POSITIVE,
+        group=_TRAINING,
+    )  # fmt: skip
+    adam_learning_rate: float = option(0.005, "of Adam without privacy", POSITIVE, group=_TRAINING)
+    sgd_learning_rate: float = option(16.0, "of SGD without privacy, which does not clip", POSITIVE, group=_TRAINING)
+    recency: float | None = option(
+        None, "of spectral: an item followed by j others weighs (1 + j)^-recency; default: 0.25 with times, 0 without",
+        NOT_NEGATIVE, group=_TRAINING,
+    )  # fmt: skip
+    negatives: int | None = option(
+        None, "uniform negatives shared by a batch; default: 4,000, or all items", POSITIVE, group=_TRAINING
+    )
+    step_at: tuple[int, ...] = option(
+        (), "also time a step with so many items, private and not; 1.8 GB of memory for every million", POSITIVE,
+        metavar="ITEMS", group=_TRAINING,
+    )  # fmt: skip
+
+    days: int = option(
+        1, "days that --epsilon is for: this one, and others that are added by --continue", POSITIVE, group=_DAYS
+    )
+    keep: float = option(
+        1.0, "share of the earlier sums that a further day keeps; below 1 where tastes change",
+        Check("must be above 0 and at most 1", lambda value: 0 < value <= 1), group=_DAYS,
+    )  # fmt: skip
+
+    local: tuple[int, ...] = option(
+        (), "start so many on this machine, and end them", metavar=("WORKERS", "SERVERS"), group=_CLUSTER, several=2
+    )
+    cluster: str = option("", "the cluster's JSON, or TF_CONFIG for that variable's", metavar="FILE", group=_CLUSTER)
+
+    history: int = 20
+    test_users: int = 8000
+    evaluations: int = 6
+
+    def __post_init__(self) -> None:
+        refuse_wrong(self)
+
+    @property
+    def servers(self) -> str:
+        """Which kind of parameter servers trains two-towers: "local", "cluster", or "" for this process."""
+        return "local" if self.local else "cluster" if self.cluster else ""
+
+    def refuse_other(self, before: JobSettings, directory: Path, free: Mapping[str, Any] | None = None) -> None:
+        """Raises if something was decided already and is asked for otherwise now.
+
+        Args:
+            before: Settings that the run began with.
+            directory: Folder of the run, for the message.
+            free: Values that may be chosen anew.
+
+        Raises:
+            ValueError: The message names the option and both values.
+        """
+        base = dataclasses.replace(before, **(free or {}))
+        for name, value in dataclasses.asdict(base).items():
+            now = getattr(self, name)
+            # A checkpoint is of so many servers; how many workers there are, and where they are, may change.
+            moved = name in ("local", "cluster") and bool(now) == bool(value)
+            same = now == value or moved and (name == "cluster" or now[1:] == value[1:])
+            if not same:
+                raise ValueError(
+                    f"The run in {directory} has {flag(name)} {_words(value)}, and is asked to go on with "
+                    f"{_words(now)}: leave {flag(name)} out, or begin another run in another --checkpoint."
+                )
+
+    def as_config(self) -> dict[str, Any]:
+        """All settings, by name."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> JobSettings:
+        """The inverse of `as_config`, through JSON; other entries are left out."""
+        known: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            if field.name in config:
+                value = config[field.name]
+                known[field.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**known)
+
+
+def _words(value: Any) -> str:
+    if value in ("", None, ()):
+        return "left out"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value}"

@@ -1,0 +1,60 @@
+"""Some users of a log as histories, read from the mapped files a part at a time.
+
+Users outside the subset are left out of every part: no copy of the log is made, and memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdp_rec.datasets.histories import PART, Catalogue, Part
+from tfdp_rec.datasets.logs.interactions import Interactions
+
+
+class UserSubset:
+    """What `SpectralRecommender.fit` and `private_counts` take.
+
+    Args:
+        log: Log with its items chosen.
+        users: Positions of the users.
+        show: Function of the number of users read so far, over all readings; it is told nothing that is private.
+
+    Example:
+        >>> log = Interactions.read({"u": [0, 1, 1, 2], "i": [5, 5, 6, 6]}, user="u", item="i", items=[5, 6])
+        >>> two = UserSubset(log, log.units([0, 2]))
+        >>> len(two), [part.lengths.tolist() for part in two.parts(log.catalogue)]
+        (2, [[1, 1]])
+    """
+
+    def __init__(self, log: Interactions, users: NDArray[np.int64], show: Callable[[int], None] = lambda read: None):
+        self._all, self._show, self._read = log.histories(), show, 0
+        self._inside = np.zeros(len(log), bool)
+        self._inside[users] = True
+
+    def __len__(self) -> int:
+        return int(self._inside.sum())
+
+    def histories(self) -> UserSubset:
+        """Itself: how `histories_of` knows it."""
+        return self
+
+    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
+        """The users in order, in parts of about so many events."""
+        start = 0
+        for part in self._all.parts(catalogue, events):
+            inside = self._inside[start : start + part.num_users]
+            start += part.num_users
+            rows, number = inside[part.users], np.cumsum(inside) - 1
+            yield Part(int(inside.sum()), number[part.users[rows]], part.places[rows])
+            self._read += part.num_users
+            self._show(self._read)
+
+    def exact_counts(self, catalogue: Catalogue) -> NDArray[np.int64]:
+        """How many of the users have each item: without noise, and so for the log's owner alone."""
+        total = np.zeros(len(catalogue), np.int64)
+        for part in self.parts(catalogue):
+            total += np.bincount(part.places, minlength=len(total))
+        return total

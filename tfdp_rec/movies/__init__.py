@@ -1,1 +1,0 @@
-"""What `tfdp-rec train` does: data to trained, accounted and exported recommender, and a report of it."""
