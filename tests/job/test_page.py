@@ -20,7 +20,8 @@ def every_kind(words=BAD):
     given = Given(words)
     rows = [(given, Code(words)), (Strong(words), words)]
     blocks = [
-        Paragraph((Strong(words), " and ", given)), told.Items([given, Code(words)]), told.Facts([(words, given)]),
+        Paragraph((Strong(words), " and ", given)), told.BulletList([given, Code(words)]),
+        told.FactList([(words, given)]),
         told.Figures([(words, words, words)]), PageTable(words, (words, "b"), rows, 1),
         Verbatim(f"{words}\n" + "long " * 60), told.Pictures([told.Picture("a.png", words, PNG, PNG + b" ")]),
     ]  # fmt: skip
@@ -44,7 +45,7 @@ def test_in_markdown_what_is_given_stays_words():
 def test_both_forms_say_the_same():
     page = Page(
         "Title", "Warning.", [told.Figures([("ε", "8", "of it")]), Paragraph(("One ", Code("two"), Strong("three")))],
-        [Section("Part", [told.Facts([("unit", "a user")]), PageTable("t", ("x", "y"), [("1", "2")])])],
+        [Section("Part", [told.FactList([("unit", "a user")]), PageTable("t", ("x", "y"), [("1", "2")])])],
     )  # fmt: skip
     words = "".join(re.findall(r"\w+", page.markdown()))
     # HTML says the title in its head, too.

@@ -204,7 +204,7 @@ class Paragraph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Items:
+class BulletList:
     """A list."""
 
     items: Sequence[Words]
@@ -217,7 +217,7 @@ class Items:
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class FactList:
     """Names, and what is to be said of each."""
 
     facts: Sequence[tuple[str, Words]]

@@ -37,7 +37,7 @@ from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, measured_record
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
 from tfdp_rec.job.recommenders.popularity import Prior, noisy_popularity
-from tfdp_rec.job.run import Made, Run, Users, spent_before_training
+from tfdp_rec.job.run import MadeRecommender, Run, Users, spent_before_training
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource
@@ -59,7 +59,7 @@ _SEEN = (
     "A day before had {users:,} users, too: if these are the same data, end this by Ctrl-C, or they are paid for again "
     "and count twice."
 )
-Train = Callable[[str, Run], Made]
+Train = Callable[[str, Run], MadeRecommender]
 
 
 class Progress:
@@ -348,7 +348,7 @@ class _Job:
             for name, counts, epsilon in shown
         ]  # fmt: skip
 
-    def _make(self, name: str) -> Made:
+    def _make(self, name: str) -> MadeRecommender:
         if name == self.released and name not in self.paid and not self._has_paid(_UNPROVEN):
             self.ledger.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})
         if name == names.exact.name:
@@ -365,12 +365,12 @@ class _Job:
     def _has_paid(self, label: str) -> bool:
         return any(paid.label == label for paid in self.ledger.paid)
 
-    def _tested(self, name: str, made: Made) -> dict[str, Any]:
+    def _tested(self, name: str, made: MadeRecommender) -> dict[str, Any]:
         means = made.means if made.means is not None else self.run.evaluation.measured(made.scores)
         record = {"recommender": name, **measured_record(dict(means)), **made.costs()}
         return {"record": record, "statement": dict(made.statement.fields) if made.statement else None}
 
-    def _release(self, made: Made) -> None:
+    def _release(self, made: MadeRecommender) -> None:
         """Writes the one recommender that leaves the run, with its statement beside it."""
         part, items = self.kept.folder.release, self.run.log.items
         assert items is not None
@@ -382,7 +382,7 @@ class _Job:
             export(temporary, made.model, items, self.named, min(self.settings.top_k, len(items)))
 
     def _conclude(
-        self, made: Made, results: list[dict[str, Any]], statements: dict[str, Mapping[str, str]]
+        self, made: MadeRecommender, results: list[dict[str, Any]], statements: dict[str, Mapping[str, str]]
     ) -> None:
         """The report; last what a further day starts from."""
         self.show.begin("writing the report")
@@ -398,7 +398,7 @@ class _Job:
         }  # fmt: skip
         folder.private.write_json("results.json", results)
         answers = self._first_answers(made)
-        written = report.Report(folder, self.source, config, results, statements, made.statement, answers)
+        written = report.RunReport(folder, self.source, config, results, statements, made.statement, answers)
         report.write(written)
         if asked.step_at:  # after the page is there: large tables may take more memory than there is
             from tfdp_rec.job.step_times import step_times
@@ -412,7 +412,7 @@ class _Job:
         if self.show.verbose:
             self._say(folder.path, results, log.num_items)
 
-    def _first_answers(self, made: Made) -> list[tuple[Any, str]]:
+    def _first_answers(self, made: MadeRecommender) -> list[tuple[Any, str]]:
         """Ids and titles of the first items that are recommended for an empty history."""
         scores = np.asarray(made.scores(np.zeros([1, self.settings.history], np.int32)))[0]
         best = np.argsort(-scores, kind="stable")[:5] + 1

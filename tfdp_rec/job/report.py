@@ -17,11 +17,11 @@ import tfdp_rec
 from tfdp_rec.job import plots
 from tfdp_rec.job.page import (
     Block,
+    BulletList,
     Code,
-    Facts,
+    FactList,
     Figures,
     Given,
-    Items,
     Page,
     PageTable,
     Paragraph,
@@ -63,7 +63,7 @@ _PRIVATE: tuple[tuple[Words, Words], ...] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class RunReport:
     """What the report and the card are written from.
 
     Attributes:
@@ -120,7 +120,7 @@ def text(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def write(report: Report, seconds: Mapping[str, Mapping[str, float]] | None = None) -> None:
+def write(report: RunReport, seconds: Mapping[str, Mapping[str, float]] | None = None) -> None:
     """Writes the report, `report.html` and `report.md`, and the model card.
 
     Args:
@@ -136,7 +136,7 @@ def write(report: Report, seconds: Mapping[str, Mapping[str, float]] | None = No
             _WARNING,
             [_figures(report), *_tests(report), Paragraph(_made_of(config)), Pictures(_pictures(report))],
             [
-                Section("Model card", [Paragraph(_released(report)), Facts(_facts(report, True))]),
+                Section("Model card", [Paragraph(_released(report)), FactList(_facts(report, True))]),
                 _files(report, "yes" if private else "no"),
                 _questions(report, report.folder.path.resolve().name),
                 _limits(report),
@@ -147,13 +147,13 @@ def write(report: Report, seconds: Mapping[str, Mapping[str, float]] | None = No
     )
 
 
-def card(report: Report) -> Page:
+def card(report: RunReport) -> Page:
     """The part of the report that may be handed on: no results of tests, and no name of a file or folder."""
     covered = "What this folder holds is covered by the ε below, all of it. " if report.said else "**Not private.** "
     return Page(
         "A private recommender" if report.said else "A recommender",
         (covered, _HISTORIES),
-        [Facts(_facts(report, False)), Paragraph(_made_of(report.config))],
+        [FactList(_facts(report, False)), Paragraph(_made_of(report.config))],
         [
             _files(report), _questions(report, RELEASE), _limits(report),
             Section("What is promised", [Verbatim(report.said or NO_GUARANTEE)]),
@@ -164,7 +164,7 @@ def card(report: Report) -> Page:
 # Sections.
 
 
-def _figures(report: Report) -> Block:
+def _figures(report: RunReport) -> Block:
     """The few figures that one looks for first."""
     config, result = report.config, report.by_name[report.released]
     private = named(report.released).claims_epsilon
@@ -180,7 +180,7 @@ def _figures(report: Report) -> Block:
     return Figures([*shown, ("users", f"{config['train_users']:,}", others)])
 
 
-def _tests(report: Report) -> list[Block]:
+def _tests(report: RunReport) -> list[Block]:
     users = report.by_name[report.released]["test_users"]
     if not users:
         return [Paragraph("No held-out user has two different items: nothing was tested.")]
@@ -197,7 +197,7 @@ def _tests(report: Report) -> list[Block]:
     ]
 
 
-def _pictures(report: Report) -> list[Picture]:
+def _pictures(report: RunReport) -> list[Picture]:
     lines = report.folder.metrics()
     trained = {line["recommender"] for line in lines}
     tested = {name: result for name, result in report.by_name.items() if result["test_users"]}
@@ -223,7 +223,7 @@ def _made_of(config: Mapping[str, Any]) -> str:
     return said
 
 
-def _facts(report: Report, private: bool) -> list[tuple[str, Words]]:
+def _facts(report: RunReport, private: bool) -> list[tuple[str, Words]]:
     kind = "counts of items and of pairs of them, summed over users with noise; nothing is trained"
     if is_two_tower(report.released):
         kind = "a two-tower, trained by this mechanism"
@@ -234,13 +234,13 @@ def _facts(report: Report, private: bool) -> list[tuple[str, Words]]:
     return [
         ("Recommender", (Strong(named(report.released).label), f": {kind}")),
         ("Made from", report.source.words(private)),
-        ("Items", f"{report.config['num_items']:,}, {items}"),
+        ("BulletList", f"{report.config['num_items']:,}, {items}"),
         *((name, fields[name]) for name in _ON_THE_CARD if name in fields),
         ("Made by", f"tfdp_rec {tfdp_rec.__version__}"),
     ]
 
 
-def _released(report: Report) -> Words:
+def _released(report: RunReport) -> Words:
     """Which recommender the folder holds, and what the release of another would cost."""
     there = (Strong(named(report.released).label), " is in ", Code("release/servable/"))
     if not named(report.released).claims_epsilon:
@@ -257,7 +257,7 @@ def _released(report: Report) -> Words:
     )
 
 
-def _files(report: Report, covered: str = "") -> Section:
+def _files(report: RunReport, covered: str = "") -> Section:
     """The run folder's files and what the guarantee covers; or, without that, those of its released part."""
     released: list[tuple[str, Words]] = [
         ("servable/", "the SavedModel, which takes and gives the ids of the log"),
@@ -281,7 +281,7 @@ def _files(report: Report, covered: str = "") -> Section:
     return Section("What is in this folder", [Paragraph(parts), shown])
 
 
-def _questions(report: Report, folder: str) -> Section:
+def _questions(report: RunReport, folder: str) -> Section:
     """How to ask the recommender, and what it recommends for an empty history."""
     ids = [item for item, _ in report.answers if not str(item).startswith("-")][:2]
     name, typed = shlex.quote(folder), " ".join(shlex.quote(str(item)) for item in ids) or "ID ID"
@@ -298,8 +298,8 @@ def _questions(report: Report, folder: str) -> Section:
     ])  # fmt: skip
 
 
-def _limits(report: Report) -> Section:
-    return Section("Limits", [Items([*([_GENERATED] if report.source.generated else []), *_LIMITS])])
+def _limits(report: RunReport) -> Section:
+    return Section("Limits", [BulletList([*([_GENERATED] if report.source.generated else []), *_LIMITS])])
 
 
 def _growth(config: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[Section]:
@@ -316,7 +316,7 @@ def _growth(config: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]
     return [Section("A step, as the catalogue grows", [PageTable("Seconds a step", heading, rows), Paragraph(said)])]
 
 
-def _promise(report: Report, name: str) -> Section:
+def _promise(report: RunReport, name: str) -> Section:
     said = report.said if name == report.released and report.said else Statement(report.statements[name])
     return Section(named(name).label, [Verbatim(said)])
 

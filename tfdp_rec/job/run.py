@@ -139,7 +139,7 @@ def days_field(budget: Budget, day: int) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class MadeRecommender:
     """A recommender, and what it cost.
 
     Attributes:

@@ -228,11 +228,7 @@ class TwoTower(PrivateTraining, tfrs.Model):
 
 
 class TwoTowerAnswers(tf.Module):
-    """What a `TwoTower` answers, to be served; see `serving.own_ids.SlotAnswers`. A slot is a number less 1.
-
-    Args:
-        model: Settled model, whose weights are copied.
-    """
+    """Answers of a settled `TwoTower`, with a copy of its weights. A slot is an item's number less 1."""
 
     def __init__(self, model: TwoTower):
         super().__init__()

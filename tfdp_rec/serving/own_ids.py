@@ -48,12 +48,8 @@ class SlotAnswers(Protocol):
     places: NDArray[np.int64]
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Slots and scores of the k best items that are not in the history, `[batch, k]`; slot −1 fills up.
-
-        Args:
-            history: Slots, oldest first, −1 anywhere for what does not count, `[batch, n]`.
-            k: Number of items.
-        """
+        """Slots and scores of the k best items that are not in the history, `[batch, k]`; slot −1 fills up."""
+        # history: slots `[batch, n]`, the oldest first; −1, in any place, counts for nothing
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `best`, of some items alone: slots, −1 for what is unknown, `[a]`."""

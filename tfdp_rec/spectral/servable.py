@@ -28,15 +28,7 @@ def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.
 
 
 class SpectralAnswers(tf.Module):
-    """What a `SpectralRecommender` answers, to be served; see `serving.own_ids.SlotAnswers`. It holds released numbers,
-    and nothing else.
-
-    Args:
-        head: Places of the items that have weights.
-        weights: Weights between them.
-        prior: Prior scores of all items, by place.
-        recency: Exponent of `SpectralRecommender`.
-    """
+    """Answers of a `SpectralRecommender`, from released numbers alone (`serving.own_ids.SlotAnswers`)."""
 
     def __init__(
         self, head: NDArray[np.int64], weights: NDArray[np.float32], prior: NDArray[np.float32], recency: float
@@ -49,12 +41,7 @@ class SpectralAnswers(tf.Module):
         self.head_size, self.items, self.recency = len(head), len(prior), recency
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Slots and scores of the k best items that are not in the history, `[batch, k]`.
-
-        Args:
-            history: slots, oldest first, −1 anywhere for what does not count, `[batch, n]`.
-            k: how many; where fewer are left, slot −1 fills up.
-        """
+        """As `SlotAnswers.best`."""
         rest = tf.minimum(self.items - self.head_size, k + tf.shape(history)[1])
         weighed = self._weighed(history)
         has = self._has(history, weighed, 0, self.head_size)
@@ -65,13 +52,7 @@ class SpectralAnswers(tf.Module):
         return self._first(scores, tf.range(tf.cast(self.head_size + rest, tf.int64)), k)
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `best`, of some items alone.
-
-        Args:
-            history: slots.
-            k: how many.
-            allowed: slots, −1 for what is unknown, `[a]`.
-        """
+        """As `SlotAnswers.among`."""
         allowed, _ = tf.unique(tf.boolean_mask(allowed, allowed >= 0))
         personal = self._personal(self._has(history, self._weighed(history), 0, self.head_size))
         column = tf.where(allowed < self.head_size, allowed, self.head_size)

@@ -28,7 +28,7 @@ from tfdp_rec.job.recommenders.two_towers import (
     steps_left,
     with_costs,
 )  # fmt: skip
-from tfdp_rec.job.run import Made, Run
+from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.run_folder import RunFolder
 
 
@@ -45,7 +45,7 @@ class ClusterTraining:
         Cluster(resolver.cluster_spec().as_dict()).wait()
         connect(resolver)  # before the data are prepared: TensorFlow forgets what was traced ahead of this
 
-    def __call__(self, name: str, run: Run) -> Made:
+    def __call__(self, name: str, run: Run) -> MadeRecommender:
         """Trains, accounts and tests."""
         settings, kept, sampling = run.settings, run.checkpoint, run.sampling
         with _shared(run) as timelines, _in_words(run):
@@ -83,7 +83,7 @@ def _in_words(run: Run) -> Iterator[None]:
         ) from problem
 
 
-def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> Made:
+def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
     accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
     made = trainer.resume() if accountant is not None else 0
     curve = _ClusterCurve(run.folder, name, trainer)
@@ -92,7 +92,7 @@ def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> Made:
         _fit(trainer, left, [*within, curve], run)
     model, steps = trainer.model(), trainer.attempts
     means = run.evaluation.measured(model)
-    found = Made(model, model, steps=steps, steps_per_second=curve.steps_per_second, means=means)
+    found = MadeRecommender(model, model, steps=steps, steps_per_second=curve.steps_per_second, means=means)
     found = with_costs(found, name, accountant, run)
     last = {"recommender": name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     run.folder.append({**last, **{each: mean.value for each, mean in means.items()}})

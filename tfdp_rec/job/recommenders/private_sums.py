@@ -12,7 +12,7 @@ from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.checkpoint import LABELS, SUMS, ReleasePayment
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import spectral
-from tfdp_rec.job.run import Made, Run, days_field
+from tfdp_rec.job.run import MadeRecommender, Run, days_field
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
@@ -46,20 +46,20 @@ def released(run: Run, show: Callable[[int], None]) -> SpectralRecommender:
     )
 
 
-def without_noise(run: Run) -> Made:
+def without_noise(run: Run) -> MadeRecommender:
     """The same arithmetic on the same users, as good as exact: no privacy."""
     head = min(_EXACT_HEAD, run.log.num_items)
     peer = SpectralRecommender(
         run.log.catalogue.ids, None, run.delta, noise_multiplier=_HARDLY, head=head, recency=run.recency
     )
     peer.fit(UserSubset(run.log, run.users.train), verbose=0)
-    return Made(peer, scores(peer))
+    return MadeRecommender(peer, scores(peer))
 
 
-def made(run: Run, recommender: SpectralRecommender) -> Made:
+def made(run: Run, recommender: SpectralRecommender) -> MadeRecommender:
     """The private recommender and what it cost, by its ledger."""
     spent = run.ledger(spectral.name).epsilon(run.delta)
-    return Made(recommender, scores(recommender), spent, statement(run, spent, recommender), run.budget.sums)
+    return MadeRecommender(recommender, scores(recommender), spent, statement(run, spent, recommender), run.budget.sums)
 
 
 def counts_epsilon(run: Run, recommender: SpectralRecommender, spent: float) -> float:

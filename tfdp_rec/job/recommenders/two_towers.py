@@ -21,7 +21,7 @@ from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.files import only_for_owner
 from tfdp_rec.job.evaluation import KS, Evaluation
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run import Made, Run, days_field, spent_before_training
+from tfdp_rec.job.run import MadeRecommender, Run, days_field, spent_before_training
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
@@ -188,7 +188,7 @@ def steps_left(settings: JobSettings, made: int, within: list[PrivacyBudget]) ->
     return missing
 
 
-def with_costs(made: Made, name: str, accountant: Accountant | None, run: Run) -> Made:
+def with_costs(made: MadeRecommender, name: str, accountant: Accountant | None, run: Run) -> MadeRecommender:
     """What was trained, with what its steps cost."""
     if accountant is None:
         return made
@@ -201,7 +201,7 @@ def with_costs(made: Made, name: str, accountant: Accountant | None, run: Run) -
     )
 
 
-def train_one(name: str, run: Run) -> Made:
+def train_one(name: str, run: Run) -> MadeRecommender:
     """Trains and accounts under one mechanism, in this process."""
     settings, kept = run.settings, run.checkpoint
     model, noise = new_model(run), kept.noises[name]
@@ -225,7 +225,7 @@ def train_one(name: str, run: Run) -> Made:
         if accountant is not None:
             accountant.settle()
     speed = curve.timed / curve.seconds if curve.seconds else None
-    return with_costs(Made(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
+    return with_costs(MadeRecommender(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
 
 
 def _batches_of(run: Run, made: int = 0) -> Any:
