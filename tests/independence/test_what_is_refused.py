@@ -55,6 +55,16 @@ def total(x):
     return tf.reduce_sum(tf.square(x), axis=-1)
 
 
+def test_examples_do_not_decide_where_others_are_split():
+    """Before this was refused, one example moved a clipped sum of 16 by more than 15 clips."""
+    lengths = np.array([1, *[0] * 14, -1], "int32")
+
+    def part(model, data):
+        return total(tf.split(model.dense(data["x"]), data["length"], axis=1, num=16)[0])  # split by others
+
+    assert "SplitV" in refusal(Loss(part), {"x": np.ones([16, 3], "float32"), "length": lengths}, "split by others")
+
+
 def centred(model, x):
     h = model.dense(x)
     return total(h - tf.reduce_mean(h, axis=0))  # mean over the batch

@@ -36,10 +36,12 @@ from tfdp_rec.refused import NotPrivate
 
 Rule = Callable[["At"], Any]
 _RULES: dict[str, Rule] = {}
-_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set()}
+_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set(), "apart": set()}
 
 
-def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False) -> Callable[[Rule], Rule]:
+def rule(
+    *types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False, apart: bool = False
+) -> Callable[[Rule], Rule]:
     """Registers how operations of these types treat the examples of a batch.
 
     Args:
@@ -47,6 +49,8 @@ def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = 
         sizes: Whether the rule is asked about values made of the batch's size; otherwise these are refused.
         mixed: Whether the rule is asked about tensors that mix examples; otherwise what is made of them mixes too.
         numbers: Whether its outputs may keep the whole numbers that are followed; otherwise these are forgotten.
+        apart: Whether an output may depend on some of the inputs alone, or on their lengths alone; otherwise what is
+            made of an example is never taken for shared.
 
     Returns:
         A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
@@ -61,7 +65,7 @@ def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = 
     def register(function: Rule) -> Rule:
         for kind in types:
             _RULES[kind] = function
-            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers)):
+            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers), ("apart", apart)):
                 (_TAKES[name].add if takes else _TAKES[name].discard)(kind)
         return function
 
@@ -300,6 +304,9 @@ def _apply(at: At) -> list[Value]:
         return [at.mixed("size")] * count
     found = function(at)
     values = list(found) if isinstance(found, (list, tuple)) else [found] * count
+    if kind not in _TAKES["apart"] and any(isinstance(v, ByExample) for v in at.values):
+        # A rule looks at the inputs that it expects by example. Arguments (an order, an axis) are made of data here.
+        values = [at.mixed("length") if isinstance(v, (Shared, Sized)) else v for v in values]
     # Forgotten unless the rule says otherwise; and what fewer bits hold is not what was followed.
     keeps = [kind in _TAKES["numbers"] and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
     return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]

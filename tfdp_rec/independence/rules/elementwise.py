@@ -118,7 +118,7 @@ def cast(at: At) -> Value:
     return at.give(value if whole else without_numbers(value), at.sizes(0))
 
 
-@rule("IdentityN", sizes=True, mixed=True)
+@rule("IdentityN", sizes=True, mixed=True, apart=True)
 def one_each(at: At) -> list[Value]:
     """Several tensors, each by itself."""
     for number in range(len(at.values)):

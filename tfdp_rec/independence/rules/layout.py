@@ -258,6 +258,8 @@ def split(at: At) -> Value | list[Value]:
     value, axis, sizes = at.values[number], at.plain(place), at.sizes(number)
     if isinstance(value, Shared):
         return Shared()
+    if not all(isinstance(v, Shared) for n, v in enumerate(at.values) if n != number):
+        return at.mixed("length")
     if not isinstance(value, ByExample) or axis is None or sizes is None:
         return at.mixed("unknown")
     along = axis[0] % len(sizes)
@@ -300,6 +302,8 @@ def space_to_batch(at: At) -> Value:
     value, blocks, sizes = at.values[0], at.plain(1), at.sizes(0)
     if all(isinstance(v, Shared) for v in at.values):
         return Shared()
+    if not isinstance(at.values[2], Shared):  # margins
+        return at.mixed("length")
     if not isinstance(value, ByExample) or blocks is None or value.axis or sizes is None:
         return at.mixed("unknown")
     times = size(int(product([size(b) for b in blocks]).number))
@@ -313,6 +317,8 @@ def batch_to_space(at: At) -> Value:
     value, blocks, sizes = at.values[0], at.plain(1), at.sizes(0)
     if all(isinstance(v, Shared) for v in at.values):
         return Shared()
+    if not isinstance(at.values[2], Shared):  # margins
+        return at.mixed("length")
     if not isinstance(value, ByExample) or blocks is None or value.axis or sizes is None:
         return at.mixed("unknown")
     outer = value.outer.over(product([size(b) for b in blocks]))

@@ -30,14 +30,14 @@ from tfdp_rec.keras_internals import function_graph
 _TURNS = 20
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall", sizes=True, mixed=True, numbers=True)
+@rule("PartitionedCall", "StatefulPartitionedCall", sizes=True, mixed=True, numbers=True, apart=True)
 def call(at: At) -> list[Value]:
     """A function's body, with these arguments: what is known at its end is known of what it gives."""
     values, lengths = _body(at, at.attr("f").name, at.values, _all_lengths(at))
     return _given(at, values, lengths)
 
 
-@rule("While", "StatelessWhile", sizes=True, mixed=True, numbers=True)
+@rule("While", "StatelessWhile", sizes=True, mixed=True, numbers=True, apart=True)
 def loop(at: At) -> list[Value]:
     """The same again and again: what is known of a variable before every turn is known of it after the last."""
     at.reading.turns += 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.sizes import ONE, Size
-from tfdp_rec.independence.values import ByExample, Shared, Value
+from tfdp_rec.independence.values import ByExample, Shared, Sized, Value
 
 
 def contracted(at: At, terms: Sequence[str], output: str) -> Value:
@@ -77,6 +77,8 @@ def convolution(at: At) -> Value:
 @rule("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", sizes=True)
 def convolution_gradient(at: At) -> Value:
     """Of each image by itself; the shape that is asked for has the batch in front."""
+    if not isinstance(at.values[0], (Shared, Sized)):
+        return at.mixed("length")
     numbers = at.numbers(0)
     found = _each_image(at, 2, shared=(1,))
     if isinstance(found, ByExample) and numbers is not None and None not in numbers.sizes:

@@ -38,7 +38,7 @@ def constant(at: At) -> Value:
     return at.give(value, [size(n) for n in shape])
 
 
-@rule("Shape", "ShapeN", "Size", "TensorListLength", sizes=True, mixed=True, numbers=True)
+@rule("Shape", "ShapeN", "Size", "TensorListLength", sizes=True, mixed=True, numbers=True, apart=True)
 def shape_of(at: At) -> Value | list[Value]:
     """The lengths of a tensor's axes: those of a tensor that mixes examples may themselves be private."""
     found = [_shape(at, number) for number in range(len(at.values))]
@@ -186,9 +186,10 @@ def extreme(at: At) -> Value:
     """The largest of several sizes, if they are all one; otherwise a reduction like others."""
     from tfdp_rec.independence.rules.reductions import reduction
 
-    numbers = at.numbers(0)
-    if numbers is not None and numbers.of_batch and not at.attr("keep_dims"):
-        return numbered(Numbers.scalar(numbers.sizes[0])) if len(set(numbers.sizes)) == 1 else Sized()
+    numbers, axes = at.numbers(0), at.plain(1)
+    row = numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1])
+    if row and numbers.of_batch and not at.attr("keep_dims"):  # type: ignore[union-attr]
+        return numbered(Numbers.scalar(numbers.sizes[0])) if len(set(numbers.sizes)) == 1 else Sized()  # type: ignore[union-attr]
     return Sized() if any(isinstance(v, Sized) for v in at.values) else reduction(at)
 
 

@@ -138,6 +138,8 @@ def strided_slice_gradient(at: At) -> Value:
     shape, value = at.numbers(0), at.values[4]
     if isinstance(value, Shared) and all(isinstance(v, Shared) for v in at.values):
         return Shared()
+    if not all(isinstance(v, (Shared, Sized)) for v in at.values[:4]):
+        return at.mixed("length")
     if not isinstance(value, ByExample) or shape is None or None in shape.sizes:
         return at.mixed("unknown")
     axes = [a for a, s in enumerate(shape.sizes) if s.of_batch]  # type: ignore[union-attr]
