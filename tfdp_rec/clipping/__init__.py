@@ -10,12 +10,11 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import hide_batch_axis, tensors
 from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
-from tfdp_rec.clipping.check import check
-from tfdp_rec.clipping.embed_reduce import EmbedReduceRule
 from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, shared_inputs, traced
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
+from tfdp_rec.clipping.microbatches import in_parts
 from tfdp_rec.clipping.negatives import Negatives
-from tfdp_rec.clipping.parts import in_parts
+from tfdp_rec.clipping.neighbour_check import check
 from tfdp_rec.clipping.recorder import guard_of
 from tfdp_rec.clipping.rules import (
     Call,
@@ -23,6 +22,7 @@ from tfdp_rec.clipping.rules import (
     DenseRule,
     EinsumDenseRule,
     EmbeddingRule,
+    EmbedReduceRule,
     Hooks,
     LayerNormalizationRule,
     ReversibleEmbeddingRule,

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, rules
-from tfdp_rec.clipping.ids import of_rows
 from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
+from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
 from tfdp_rec.withheld import held_rows
 

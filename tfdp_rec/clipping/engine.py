@@ -6,7 +6,7 @@ carries that number with it: whoever adds noise scales it by the sensitivity fou
 An example whose gradient is not finite has weight zero: it counts as an example of gradient zero.
 
 That is for real numbers. In floating point a sum's rounding errors change when one example is taken out, so
-examples are clipped to C / (1 + `SLACK`), and the sum is made so exactly (`sums.py`) that what is computed with and
+examples are clipped to C / (1 + `SLACK`), and the sum is made so exactly (`float_sums.py`) that what is computed with and
 without an example differs by at most C: for all inputs, whatever the others are (docs/privacy-floating-point.md).
 """
 
@@ -19,15 +19,21 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import factors, sums, together
+from tfdp_rec.clipping import cross_terms, factors, float_sums
 from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unless_exact
 from tfdp_rec.clipping.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
-from tfdp_rec.clipping.factors import Reads
-from tfdp_rec.clipping.folding import folded
+from tfdp_rec.clipping.factors import Reads, folded
 from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
+from tfdp_rec.clipping.recorder import (
+    BeforeRead,
+    Recording,
+    no_settling,
+    recording,
+    refuse_unread,
+    refuse_unrecorded,
+    secret_seeds,
+)
 from tfdp_rec.clipping.rules import Call, resource
-from tfdp_rec.clipping.seeds import secret_seeds
 from tfdp_rec.clipping.step_reading import CallRead, StepReading
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
@@ -36,7 +42,7 @@ Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
 
 SLACK = 1 / 32
-"""The share of the clip that rounding may take. More of it makes large batches faster: see `sums.Depth`."""
+"""The share of the clip that rounding may take. More of it makes large batches faster: see `float_sums.Depth`."""
 MOST_EXAMPLES = 1 << 16  # a float32 sum of more could not be written down within the slack
 _WRITTEN = 2  # how often the sum of a batch may be rounded as a whole: made of parts, scaled by who has it
 _MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64, where all examples' positions cancel
@@ -57,11 +63,11 @@ class Weighted(Mapping[str, Gradient]):
         depths: variable path -> how exactly its sum must be added up.
     """
 
-    def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, sums.Depth]):
+    def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, float_sums.Depth]):
         self._collected, self._weights, self._depths = collected, weights, depths
 
     def __getitem__(self, path: str) -> Gradient:
-        return together.weighted_sum(self._collected[path], self._weights, self._depths[path])
+        return cross_terms.weighted_sum(self._collected[path], self._weights, self._depths[path])
 
     def __contains__(self, path: object) -> bool:
         return path in self._collected  # or asking would add up
@@ -75,7 +81,7 @@ class Weighted(Mapping[str, Gradient]):
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         scaled = tf.cast(scale, self._weights.dtype) * self._weights
-        return together.weighted_sum(self._collected[path], scaled, self._depths[path])
+        return cross_terms.weighted_sum(self._collected[path], scaled, self._depths[path])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +110,7 @@ class ClippedSum:
             return _float32(self.gradients.scaled(path, scale))
         found, factor = _float32(self.gradients[path]), tf.cast(scale, tf.float32)
         if isinstance(found, tf.IndexedSlices):
-            once = together.join([found])
+            once = cross_terms.join([found])
             return tf.IndexedSlices(factor * once.values, once.indices, found.dense_shape)
         return factor * found
 
@@ -154,7 +160,7 @@ def collect(
     for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
         shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
         collected.setdefault(variable.path, []).append(shares)
-    return {path: together.merge(several) for path, several in collected.items()}
+    return {path: cross_terms.merge(several) for path, several in collected.items()}
 
 
 def factors_of(read: CallRead, size: tf.Tensor) -> Iterator[tuple[keras.Variable, factors.Factor]]:
@@ -193,7 +199,7 @@ class Measured(NamedTuple):
 
 def measure(collected: Factors) -> Measured:
     """The norms of factored gradients, in the widest type among them."""
-    several = {path: together.measure(own) for path, own in collected.items()}
+    several = {path: cross_terms.measure(own) for path, own in collected.items()}
     types = {path: norm.dtype for path, (norm, _) in several.items()}
     widest = tf.float64 if tf.float64 in types.values() else tf.float32
     norms, reaches = (tf.stack([tf.cast(v, widest) for v in each], axis=1) for each in zip(*several.values()))
@@ -354,10 +360,10 @@ def clip(
         weights = tf.where((tf.range(tf.size(norms)) < count) | (norms <= _NOTHING * bound), weights, 0)
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
-    written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
+    written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
     slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
     # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32 sums.
-    by_type = {dtype: sums.Depth.within(slack, reach, tf.size(norms), dtype) for dtype in dict.fromkeys(types.values())}
+    by_type = {dtype: float_sums.Depth.within(slack, reach, tf.size(norms), dtype) for dtype in dict.fromkeys(types.values())}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
     weighted, reads = Weighted(collected, weights, depths), ReadsByTable(collected, count)
     return ClippedSum(weighted, norms[:count], l2_norm_clip, losses[:count], reads)

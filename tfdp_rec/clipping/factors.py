@@ -24,7 +24,7 @@ docs/privacy-floating-point.md:
 - *what cancels is known by its parts*: `reach` is the sum of the sizes of what an example's gradient is added
   up from. Where
   it is far above the norm, rounding errors of the parts count, so the norm is not let below reach / 256, and
-  the sum over the batch is made as exactly as the batch's total reach demands (`sums.py`).
+  the sum over the batch is made as exactly as the batch's total reach demands (`float_sums.py`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import sums
-from tfdp_rec.clipping.sums import Depth
+from tfdp_rec.clipping import float_sums
+from tfdp_rec.clipping.float_sums import Depth
+from tfdp_rec.refused import NotPrivate
 
 _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
 
@@ -62,7 +63,7 @@ def count_along(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | f
 
 def _rounded(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float:
     """1 + the largest relative error of a sum of terms of one sign after so many additions, and a few more."""
-    return 1 + (additions + 8) * sums.unit(dtype)
+    return 1 + (additions + 8) * float_sums.unit(dtype)
 
 
 def length(tensor: tf.Tensor) -> tf.Tensor:
@@ -111,13 +112,13 @@ def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(kept, tf.shape(tensor)), tensor.shape)
 
 
-@sums.traced_once
+@float_sums.traced_once
 def _silenced(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     counts = tf.not_equal(weights, 0)
     return tf.cond(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
 
 
-@sums.traced_once
+@float_sums.traced_once
 def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """`g` with what stands at equal ids of one example summed at the first of them, zero at the others."""
     batch, flat = tf.shape(ids, tf.int64)[0], tf.reshape(g, [-1, tf.shape(g)[2]])
@@ -204,7 +205,7 @@ class PerExample(Factor):
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         shape = tf.shape(self.values)[1:]
-        added = sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
+        added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
         return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
 
     def dense(self) -> PerExample:
@@ -244,11 +245,11 @@ class Outer(Factor):
         products = tf.matmul(self.x, self.x, transpose_b=True) * tf.matmul(self.g, self.g, transpose_b=True)
         square = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)
         positions = 2 * count_along(self.x.shape[1], self.x, 1)
-        lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * sums.unit(square.dtype)
+        lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * float_sums.unit(square.dtype)
         return root(square + lost * tf.square(self.reach()))
 
     def _formed_norm(self) -> tf.Tensor:
-        lost = (count_along(self.x.shape[1], self.x, 1) + 8) * sums.unit(self.x.dtype)
+        lost = (count_along(self.x.shape[1], self.x, 1) + 8) * float_sums.unit(self.x.dtype)
         return length_of_all(self._formed()) + lost * self.reach()
 
     def _formed(self) -> tf.Tensor:
@@ -267,7 +268,7 @@ class Outer(Factor):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
         flat_x, flat_g = (v if v.shape.rank == 2 else tf.reshape(v, [-1, v.shape[2]]) for v in (x, g))
-        added = sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
+        added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
         return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
     def dense(self) -> PerExample:
@@ -309,7 +310,7 @@ class Rows(Factor):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
         values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
-        ids, added = sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
+        ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
 
     def reads(self) -> Reads:
@@ -345,7 +346,7 @@ class Scores(Factor):
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         ids, d = self.distinct
-        values = sums.products(_weigh(weights, d), _silence(weights, self.q), depth.whole)
+        values = float_sums.products(_weigh(weights, d), _silence(weights, self.q), depth.whole)
         values = tf.ensure_shape(values, [None, self.q.shape[1]])
         return tf.IndexedSlices(values, ids, tf.constant(self.shape, tf.int64))
 
@@ -353,7 +354,7 @@ class Scores(Factor):
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
 
 
-@sums.traced_once
+@float_sums.traced_once
 def _one_column_an_id(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, position = tf.unique(ids)
     count = tf.size(distinct)
@@ -365,3 +366,44 @@ def root(square: tf.Tensor) -> tf.Tensor:
     """√, rounded up; rounding below zero counts as zero, NaN stays NaN."""
     kept = tf.where(square < 0, tf.zeros_like(square), square)
     return tf.sqrt(kept) * _rounded(0, square.dtype) + _FLOOR
+
+
+def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
+    """The factor of `batch_size` examples that a factor of a multiple of as many rows stands for.
+
+    Args:
+        factor: with B·k rows, example-major.
+        batch_size: B.
+        name: of the layer.
+
+    Raises:
+        NotPrivate: for a kind of factor whose rows cannot be put together.
+    """
+    if isinstance(factor, PerExample):
+        return PerExample(tf.reduce_sum(_by_example(factor.values, batch_size), axis=1))
+    if isinstance(factor, Rows):
+        ids, g = (_by_example(t, batch_size) for t in (factor.ids, factor.g))
+        return Rows(_one_run(ids), _one_run(g), factor.shape)
+    if isinstance(factor, Outer):
+        x, g = (_by_example(t, batch_size) for t in (factor.x, factor.g))
+        x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
+        return Outer(x, g, factor.assemble)
+    raise NotPrivate(
+        f"Layer '{name}' is called on several rows an example in one long axis, which its clipping rule cannot tell "
+        "apart; call it on [batch, T, ...] instead."
+    )
+
+
+def _by_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
+    """`[B·k, ...]` as `[B, k, ...]`; a batch of no examples has k = 0."""
+    shape = tf.shape(tensor)
+    each = shape[0] // tf.maximum(batch_size, 1)
+    split = tf.reshape(tensor, tf.concat([[batch_size, each], shape[1:]], axis=0))
+    return tf.ensure_shape(split, [None, None, *tensor.shape[1:]])
+
+
+def _one_run(tensor: tf.Tensor) -> tf.Tensor:
+    """`[B, k, T, ...]` as `[B, k·T, ...]`."""
+    shape = tf.shape(tensor)
+    run = tf.reshape(tensor, tf.concat([[shape[0], shape[1] * shape[2]], shape[3:]], axis=0))
+    return tf.ensure_shape(run, [None, None, *tensor.shape[3:]])

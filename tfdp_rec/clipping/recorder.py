@@ -20,7 +20,8 @@ import tensorflow as tf
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.rules import NO_BATCH, Call
 from tfdp_rec.demands import demand
-from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts
+from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts, random_states, resource
+from tfdp_rec.noise.system_words import system_words
 from tfdp_rec.refused import NotPrivate
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
@@ -287,3 +288,31 @@ def refuse_unrecorded(
             f"Trainable variables take no part in the loss through a recorded layer call: {', '.join(lost)}. Call "
             "their layer in the loss, or set trainable=False on it."
         )
+
+
+@contextmanager
+def secret_seeds(model: keras.Model) -> Iterator[None]:
+    """Within it, the model's random layers draw from seeds that were never seen and will never be.
+
+    Args:
+        model: of any layers.
+
+    Example:
+        >>> dropout = keras.layers.Dropout(0.5, seed=7)
+        >>> model = keras.Sequential([keras.Input([3]), dropout])
+        >>> with secret_seeds(model):
+        ...     masked = model(tf.ones([2, 3]), training=True)
+        >>> dropout.seed_generator.state.numpy().tolist() == [7, 1]
+        False
+    """
+    _replace(random_states(model))
+    yield
+    _replace(random_states(model))
+
+
+def _replace(states: list[keras.Variable]) -> None:
+    if not states:
+        return
+    words = tf.reshape(system_words(2 * len(states)), [len(states), 2])
+    for state, word in zip(states, tf.unstack(tf.cast(words, tf.int64))):
+        resource(state).assign(tf.cast(word, resource(state).dtype))

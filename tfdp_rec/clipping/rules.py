@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
-from tfdp_rec.clipping.ids import no_length, of_rows
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
 from tfdp_rec.refused import NotPrivate
@@ -310,6 +309,28 @@ class LayerNormalizationRule(Rule):
             yield layer.beta, summed(g)
 
 
+def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
+    """`ids`, and an error if one is not a row of the table: a GPU reads zeros for such an id, and says nothing.
+
+    The clipping tells (example, id) pairs apart by one number, in which an id beyond the table would be a neighbour's.
+    So what goes on is row 0 in its place, which concerns the example alone that gave the id.
+    """
+    known = (ids >= 0) & (ids < table.shape[0])
+    message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
+    with tf.control_dependencies(demand(known, message)):
+        return tf.where(known, ids, tf.constant(0, ids.dtype))
+
+
+def no_length(layer: keras.layers.Layer, given: Any) -> str:
+    """Why what a layer is given is no tensor of a fixed length, or "" if it is one."""
+    if not isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
+        return ""
+    return (
+        f"Layer '{layer.name}' is given a {type(given).__name__}, whose rows no axis keeps apart; give it ids of one "
+        "fixed length, padded with any id, and weights that are 0 for what is padded."
+    )
+
+
 class EmbeddingRule(Rule):
     """Rows looked up by id: read by a gather from the variable itself, never by a whole read of the table."""
 
@@ -337,6 +358,44 @@ class EmbeddingRule(Rule):
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
         return {embeddings_of(call.layer).path: self._ids(call)}
+
+
+class EmbedReduceRule(EmbeddingRule):
+    """Rows of a table by id, added up for each example: a lookup, whatever is done with the rows."""
+
+    way = "by row, put together by example"
+
+    def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
+        ids, weights = self._given(call)
+        for tensor in (ids, weights):
+            if why := no_length(call.layer, tensor):
+                raise NotPrivate(why)
+        rows = super().run(call, original, hooks)
+        weights = None if weights is None else tf.convert_to_tensor(weights)
+        return _combined(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _given(call: Call) -> tuple[Any, Any]:
+        named = dict(zip(("inputs", "weights"), call.args)) | call.kwargs
+        return named["inputs"], named.get("weights")
+
+
+def _combined(rows: tf.Tensor, weights: tf.Tensor | None, combiner: str) -> tf.Tensor:
+    """Rows `[batch, width]` or `[batch, T, width]`, as the layer puts them together."""
+    alone = rows.shape.rank == 2  # nothing to divide by: a mean of one is that one
+    if weights is None or (alone and combiner != "sum"):
+        weights = tf.ones(tf.shape(rows)[:-1], rows.dtype)
+    common = keras.backend.result_type(rows.dtype, weights.dtype)
+    rows, weights = tf.cast(rows, common), tf.cast(weights, common)
+    for _ in range(rows.shape.rank - weights.shape.rank):
+        weights = weights[..., None]
+    if alone:
+        return rows * weights
+    total = tf.reduce_sum(rows * weights, axis=1)
+    if combiner == "sum":
+        return total
+    divisor = tf.reduce_sum(weights if combiner == "mean" else tf.square(weights), axis=1)
+    return tf.math.divide_no_nan(total, divisor if combiner == "mean" else tf.sqrt(divisor))
 
 
 class ReversibleEmbeddingRule(EmbeddingRule):
@@ -450,3 +509,4 @@ register(keras.layers.Conv1D, Conv1DRule())
 register(keras.layers.LayerNormalization, LayerNormalizationRule())
 register(keras.layers.Embedding, EmbeddingRule())
 register(keras.layers.ReversibleEmbedding, ReversibleEmbeddingRule())
+register("keras_rs.EmbedReduce", EmbedReduceRule())

@@ -11,14 +11,15 @@ input of a layer with weights. Metrics may mix. What writes state or leaves the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.demands import is_check
 from tfdp_rec.independence import refusals
-from tfdp_rec.independence.lengths import lengths_of_outputs
 from tfdp_rec.independence.sizes import BATCH, Numbers, Size, letter, size
 from tfdp_rec.independence.values import (
     ByExample,
@@ -354,3 +355,55 @@ def _captured(tensor: Any) -> Any:
             return tensor if tensor.dtype == tf.resource else None
         tensor = outside[id(tensor)]
     return tensor
+
+
+Shape = tuple[int | None, ...] | None
+_NOT_MADE_ANEW = ("Placeholder", "PlaceholderWithDefault", "TensorListGetItem", "TensorListStack", "TensorListPopBack")
+"""Operations whose shape function repeats what their attributes or arguments declare."""
+
+
+def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequence[Any]) -> tuple[Shape, ...]:
+    """The shapes of an operation's outputs, None for one of which not even the rank is known.
+
+    Args:
+        operation: An operation of a graph.
+        shapes: Shapes of its inputs.
+        numbers: The whole numbers that its inputs hold, as nested tuples; None where they are not known.
+    """
+    declared = operation.type in _NOT_MADE_ANEW or any(
+        attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values()
+    )
+    if declared:
+        return (None,) * len(operation.outputs)
+    node = tf.compat.v1.NodeDef()
+    node.CopyFrom(operation.node_def)
+    for name in [name for name in node.attr if name.startswith("_")]:
+        del node.attr[name]
+    node.name = "operation"
+    del node.input[:]
+    node.device = ""
+    node.input.extend(f"given_{n}" for n in range(len(shapes)))
+    kinds = tuple(tensor.dtype for tensor in operation.inputs)
+    return _inferred(node.SerializeToString(deterministic=True), kinds, tuple(shapes), tuple(numbers))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _inferred(node: bytes, kinds: tuple[Any, ...], shapes: tuple[Shape, ...], numbers: tuple[Any, ...]) -> Any:
+    if any(length is not None and length < 0 for shape in shapes for length in shape or ()):
+        return ()  # it cannot run
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.producer = tf.version.GRAPH_DEF_VERSION
+    definition.node.add().ParseFromString(node)
+    with tf.Graph().as_default() as graph:
+        given = {}
+        for n, (kind, shape, known) in enumerate(zip(kinds, shapes, numbers)):
+            if known is None:
+                given[f"given_{n}"] = tf.compat.v1.placeholder(kind, shape)
+            else:
+                given[f"given_{n}"] = tf.constant(np.asarray(known, kind.as_numpy_dtype))
+        try:
+            tf.graph_util.import_graph_def(definition, input_map=given, name="")
+        except ValueError:  # it cannot run
+            return ()
+        made = graph.get_operation_by_name("operation").outputs
+    return tuple(None if t.shape.rank is None else tuple(t.shape.as_list()) for t in made)

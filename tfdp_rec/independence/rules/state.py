@@ -6,7 +6,7 @@ model, and the state of its random layers with what is decided by no data.
 Noise: an example's entries of a random tensor are drawn independently of all others', so that its value is decided by
 its own data and noise of its own, wherever it stands in the batch. That needs a seed that no one else has drawn from
 (two draws from one seed, laid out otherwise, would share noise between examples), that is new at every step and that
-nobody knows (`clipping/seeds.py`).
+nobody knows (`clipping/recorder.py`).
 """
 
 from __future__ import annotations

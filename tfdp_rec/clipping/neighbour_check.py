@@ -26,10 +26,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import engine, rules, together
+from tfdp_rec.clipping import cross_terms, engine, rules
 from tfdp_rec.clipping.batches import batch_size, map_examples, open_specs, tensors
+from tfdp_rec.clipping.data_flow import refuse_writes
 from tfdp_rec.clipping.engine import shared_inputs
-from tfdp_rec.clipping.influence import refuse_writes
 from tfdp_rec.clipping.recorder import guard_of, recording, replaced
 from tfdp_rec.clipping.rules import NO_BATCH
 from tfdp_rec.keras_internals import draws, handles_of, layers_within, random_states
@@ -226,7 +226,7 @@ def _recorded_norms(run: _Run, one: Any) -> dict[str, float]:
     with still(run.model), tf.GradientTape() as tape, recording(run.model, tape) as recorder:
         losses = run.loss(one)
     collected = engine.collect(recorder, tape, losses)
-    return {path: float(together.measure(factors)[0][0]) for path, factors in collected.items()}
+    return {path: float(cross_terms.measure(factors)[0][0]) for path, factors in collected.items()}
 
 
 def _gradient_norms(run: _Run, one: Any) -> dict[str, float]:

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples, open_specs
-from tfdp_rec.clipping.check import still
 from tfdp_rec.clipping.engine import checked_losses, shared_inputs
+from tfdp_rec.clipping.neighbour_check import still
 from tfdp_rec.clipping.recorder import guard_of, recording
 from tfdp_rec.keras_internals import random_states
 
@@ -27,7 +27,7 @@ EXAMPLES = 8  # at most, of the given batch, that are repeated
 _TOLERANCE = 1e-3  # relative, of what is computed in float32
 
 
-class Alone:
+class SingleExamples:
     """A model's loss, run on examples alone and among others.
 
     Args:

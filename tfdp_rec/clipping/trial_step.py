@@ -25,15 +25,15 @@ from tfdp_rec.clipping.recorder import (
     refuse_duplicate_paths,
     refuse_unrecorded,
     replaced,
+    secret_seeds,
     units_and_refusals,
 )
 from tfdp_rec.clipping.rules import resource
-from tfdp_rec.clipping.seeds import secret_seeds
 from tfdp_rec.clipping.step_reading import StepReading
 from tfdp_rec.refused import NotPrivate
 
 
-class Trial:
+class TrialStep:
     """What a private step of a model would refuse.
 
     Args:
@@ -53,7 +53,7 @@ class Trial:
         self.refusals = {unit.refusal: unit.layer.name for unit in self.units if unit.rule is None}
         self.tables: set[str] = set()
 
-    def of(self, batch: Any) -> Trial:
+    def of(self, batch: Any) -> TrialStep:
         """Tries the step on a batch, of which nothing is computed.
 
         Args:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import sums
+from tfdp_rec.clipping import float_sums
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Rows, Scores, by_position, count_along, root, total
-from tfdp_rec.clipping.sums import Depth
+from tfdp_rec.clipping.float_sums import Depth
 
 CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
 
@@ -107,7 +107,7 @@ def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
     square = tf.add_n([tf.square(f.norm()) for f in factors])
     for a, b in itertools.combinations(factors, 2):
         square += 2 * _inner_product(a, b)
-    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * sums.unit(square.dtype)
+    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * float_sums.unit(square.dtype)
     return root(square + lost * tf.square(reach))
 
 

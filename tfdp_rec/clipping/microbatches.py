@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import sums
+from tfdp_rec.clipping import float_sums
 from tfdp_rec.clipping.batches import map_examples
 from tfdp_rec.clipping.engine import ClippedSum, Clipping, Gradient, Reads, Share, shared_inputs, traced
 
@@ -98,5 +98,5 @@ class _Shape:
 
 def _added(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
     """Rows of several parts, an id standing once: added up in float64 where it stood in several."""
-    found, added = sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
+    found, added = float_sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
     return tf.IndexedSlices(added, found)

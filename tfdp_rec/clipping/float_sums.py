@@ -36,7 +36,7 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of tensors as a graph that is made once for all shapes of its ranks and types.
 
     Branches and loops take long to trace, and a model has many variables. Not for what runs in a server's section
-    (`together.join`): a graph keeps the device that it was first traced for.
+    (`cross_terms.join`): a graph keeps the device that it was first traced for.
     """
 
     @functools.cache

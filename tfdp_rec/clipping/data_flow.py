@@ -43,7 +43,7 @@ def ours() -> Iterator[None]:
         setattr(operation, _OURS, True)
 
 
-class Influence:
+class DataFlow:
     """Where some values of a graph go.
 
     Args:
@@ -155,7 +155,7 @@ def refuse_writes(
         NotPrivate: with the variable and the line that writes it.
     """
     may = {id(handle): handle for handle in allowed}
-    for operation, handle in Influence(graph, start, tensors, may.values()).writes:
+    for operation, handle in DataFlow(graph, start, tensors, may.values()).writes:
         if id(handle) in may:
             continue
         name = names.get(id(handle))
@@ -180,7 +180,7 @@ def refuse_metrics_read(graph: Any, start: int, outputs: Iterable[Any], metrics:
     Raises:
         NotPrivate: with the way out.
     """
-    influence = Influence(graph, start, variables=metrics)
+    influence = DataFlow(graph, start, variables=metrics)
     if any(influence.reaches(tensor) for tensor in outputs):
         raise NotPrivate(
             "What the model predicts depends on one of its metrics, which holds what was counted from training data "
