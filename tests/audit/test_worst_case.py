@@ -135,7 +135,7 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
 
     monkeypatch.setattr(engine, "measure", norms)
     monkeypatch.setattr(factors.Rows, "summed", property(lambda self: self.g))
-    monkeypatch.setattr(sums, "rows", rows)
-    monkeypatch.setattr(sums, "products", products)
+    monkeypatch.setattr(float_sums, "rows", rows)
+    monkeypatch.setattr(float_sums, "products", products)
     values, event = values_after_a_step(kind, make)
     assert lower_bound(values) > claimed(event)

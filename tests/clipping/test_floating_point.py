@@ -340,3 +340,17 @@ def test_one_strategy_is_offered(strategy):
     mechanism = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
     with pytest.raises(tfdp_rec.NotPrivate, match="clipping_strategy"):
         model.compile(mechanism, "mse", clipping_strategy=strategy)
+
+
+def test_a_piece_is_as_long_as_the_depth_allows():
+    """c + ⌈terms / c⌉ ≤ depth, and no larger c does."""
+    pairs = ((2048, 200.0), (100, 200.0), (2048, 80.0))
+    assert [int(float_sums.piece(tf.constant(n), tf.constant(d))) for n, d in pairs] == [188, 198, 0]
+
+
+def test_pieces_are_short_enough_with_their_own_rounding():
+    def enough(number, terms, depth):
+        return bool(float_sums.short_enough(number, tf.constant(terms), tf.constant(depth)))
+
+    assert [enough(n, 2048, 200.0) for n in (1, 8, 16, 128)] == [False, False, True, True]
+    assert [enough(1, 100, d) for d in (101.0, 102.0, -3.0, float("nan"))] == [False, True, False, False]
