@@ -189,7 +189,7 @@ def test_what_gradients_alone_show():
     bent = Bends([tables[1], layers.Activation("tanh")])
     (refusal,) = tfdp_rec.validate(bent, {"x": X}).refusals
     for said in (refusal, said_in_training(bent, {"x": X})):
-        assert said.startswith("TanhGrad") and "each example's part in it cannot be told" in said
+        assert said.startswith("TanhGrad") and "each example's part in it is unknown" in said
 
 
 def test_shared_inputs_are_the_same_for_all():

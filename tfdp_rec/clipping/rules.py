@@ -342,8 +342,8 @@ def no_length(layer: keras.layers.Layer, given: Any) -> str:
     if not isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
         return ""
     return (
-        f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give it ids "
-        "of one fixed length, padded with any id, and weights of 0 for the padding."
+        f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give it "
+        "ids of one fixed length, padded with any id, and weights of 0 for the padding."
     )
 
 

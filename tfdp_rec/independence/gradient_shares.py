@@ -50,7 +50,8 @@ class GradientShares:
 def _of_a_sum(shares: GradientShares, at: At) -> tf.Tensor:
     value, axes = at.values[0], at.plain(1)
     if isinstance(value, Mixed) and axes is not None:  # a sum, by other axes, of a sum over the examples
-        return tf.reduce_sum(shares.of_tensor(at.op.inputs[0]), [1 + a % (at.rank() or 1) for a in axes], at.attr("keep_dims"))
+        parts, others = shares.of_tensor(at.op.inputs[0]), [1 + a % (at.rank() or 1) for a in axes]
+        return tf.reduce_sum(parts, others, at.attr("keep_dims"))
     rank = at.rank()
     if not isinstance(value, ByExample) or not value.is_plain or axes is None or rank is None:
         raise _refusal(shares, at)

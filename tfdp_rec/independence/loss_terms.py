@@ -7,8 +7,8 @@ With F(L) = (l, whether divided by B), and s shared,
     F(Σ v) = (Σ over v's own axes, no)        F(s L) = (s l, ·)             F(L + M) = (l + m, ·), if both agree
     F(mean v) = (mean over them, yes)         F(L / (c B)) = (l / c, yes)
 
-The terms are then read, and refused, like any per-example loss: this file decides which loss is trained, not whether the
-step is private.
+The terms are then read, and refused, like any per-example loss: this file decides which loss is trained, not whether
+the step is private.
 """
 
 from __future__ import annotations

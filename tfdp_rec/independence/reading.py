@@ -2,7 +2,7 @@
 
 A reading begins with the batch: its tensors are by example along their first axis, entries that all examples share are
 shared, and so is every variable. Each operation in turn gives its outputs values by its rule (`rules/`); an operation
-whose inputs are all shared gives shared outputs. Bodies of functions, branches and loops are read like the graph itself,
+whose inputs are all shared gives shared outputs. Bodies of functions, branches and loops are read like the graph,
 loops again until nothing changes.
 
 An operation that mixes examples is refused where its result matters: in a loss, a gradient or the input of a layer with

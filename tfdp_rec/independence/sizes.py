@@ -5,7 +5,7 @@ that is unknown while tracing, and does not depend on the batch's contents, is a
 and quotients of such lengths are again such lengths; so is a sum without B.
 
 A graph computes with 32 bits, where 2³¹ is negative. So a number is followed only if it stays below 2³¹ in a batch of
-at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, c T up to c = 2⁷ (T below 2²⁴). Others are unknown.
+at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, c T up to c = 2⁷ (T below 2²⁴).
 """
 
 from __future__ import annotations

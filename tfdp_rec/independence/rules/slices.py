@@ -17,7 +17,7 @@ from tfdp_rec.independence.values import ByExample, Shared, Sized, Value, number
 
 @dataclasses.dataclass(frozen=True)
 class _Item:
-    """One item of `x[a:b:c, None, 3]`, its axis, and its kind: "slice" (`whole` for all of the axis), "new" or "one"."""
+    """One item of `x[a:b:c, None, 3]`: its kind, "slice" (`whole` for all of the axis), "new" or "one"; its axis."""
 
     kind: str
     axis: int | None
@@ -108,7 +108,7 @@ def _sliced_numbers(at: At, value: Shared | Sized) -> Value:
     bounds = [at.plain(n) for n in (1, 2, 3)]
     if value.numbers is not None and all(b is not None for b in bounds):
         array = value.numbers.array[_index(at, *bounds)]
-        return numbered(SizeArray(np.asarray(array, object)) if not isinstance(array, Size) else SizeArray.scalar(array))
+        return numbered(SizeArray.scalar(array) if isinstance(array, Size) else SizeArray(np.asarray(array, object)))
     if isinstance(value, Sized) or any(isinstance(v, Sized) for v in at.values[1:]):
         return Sized() if isinstance(value, Sized) else at.mixed("size")
     return Shared()
