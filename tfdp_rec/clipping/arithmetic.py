@@ -33,6 +33,7 @@ def ask_for_float32_products() -> None:
 
 def refuse_other_arithmetic() -> None:
     """Raises `NotPrivate` if a known switch lets the graph be computed with fewer bits, or without its checks."""
+    # In the order of the head of this file: products of fewer bits first, then rewritings of the graph.
     if tf.config.experimental.tensor_float_32_execution_enabled() and tf.config.list_physical_devices("GPU"):
         raise NotPrivate(
             "TensorFloat-32 is on: a GPU would drop bits of the gradients between their norms and their sum. Call "

@@ -67,6 +67,7 @@ def units_and_refusals(model: keras.Model) -> list[Unit]:
     seen = {id(unit.layer) for unit in refused}
     found: list[Unit] = []
 
+    # From the outermost layer inwards: a layer that a rule covers is recorded as a whole, its parts are not.
     def visit(layer: keras.layers.Layer) -> None:
         if not layer.trainable_variables or id(layer) in seen:
             return

@@ -248,6 +248,7 @@ class EinsumDenseRule(ActivatedRule):
 
     @staticmethod
     def _outer(layer: Any, x: Any, g: Any, terms: Any, groups: Any) -> Any:
+        # Axes in the order batch, T, then I or O, each group as one axis: `[batch, T, I]` and `[batch, T, O]`.
         (x_axes, w_axes, z_axes), (batch, kept, contracted, new) = terms, groups
         sizes = dict(zip(w_axes, kernel_of(layer).shape))
 

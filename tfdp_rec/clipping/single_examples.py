@@ -54,6 +54,7 @@ class SingleExamples:
         if self._differ(alone[0], self._run([0])) is not None:
             return "Not compared with examples alone: the loss draws random numbers itself."
         different = 1 + sum(self._differ(alone[0], one) is not None for one in alone[1:])
+        # A part is an example's own if two examples have twice the rows; the rest is shared and not compared.
         others = self._run([0, 0])
         own = [one.shape and two.shape and two.shape[0] == 2 * one.shape[0] for one, two in zip(alone[0], others)]
         rng = np.random.default_rng(0)
@@ -114,6 +115,7 @@ class SingleExamples:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(self._model, tape, size, guard_of(self._model)) as recorder:
                 losses = checked_losses(self._loss(batch), size)
+        # The names are those of the last trace; every trace makes the same parts in the same order.
         parts: list[tf.Tensor] = [losses]
         watched = [t for call in recorder.calls for t in call.watched]
         left = iter(tape.gradient(losses, watched, unconnected_gradients="zero"))

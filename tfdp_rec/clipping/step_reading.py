@@ -107,6 +107,7 @@ class StepReading:
         faults: list[NotPrivate] = []
         read: list[CallRead] = []
         left, size = iter(gradients), tf.shape(losses)[0]
+        # Every part is read by itself, so that a refusal of one does not hide those of others.
         parts: list[Callable[[], Any]] = [lambda: self._require(losses, "the loss", ONE)]
         for call in calls:
             parts.append(functools.partial(self._read_call, call, [next(left) for _ in call.watched], size))

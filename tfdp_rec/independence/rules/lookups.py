@@ -28,6 +28,7 @@ def gather(at: At) -> Value:
         return at.mixed("unknown")
     along = axis[0] % len(sizes)
     lengths = [*sizes[:along], *places[leading:], *sizes[along + 1 :]]
+    # y has the axes of x before `along`, those of ids behind `batch_dims`, then the rest of x.
     if isinstance(rows, Shared) and isinstance(ids, ByExample):
         kept = ids.axis >= leading
         return at.give(ids.at(along + ids.axis - leading), lengths) if kept else at.mixed("position")

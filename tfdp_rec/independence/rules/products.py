@@ -26,6 +26,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
         return at.mixed()
     if output.count(letter) != 1 or any(t.count(letter) > 1 for _, t in owners):
         return at.mixed()
+    # A letter's length is that of the term by example if it has the batch in it, otherwise any that is not 1.
     sizes: dict[str, Size] = {}
     for number, (value, t) in enumerate(zip(at.values, terms)):
         for name, length in zip(t, at.sizes(number) or ()):

@@ -99,9 +99,9 @@ def _add(one: Size, other: Size) -> Size | None:
 
 
 def _subtract(one: Size, other: Size) -> Size | None:
-    return _add(one, Size(-other.number, other.letters)) if one.letters == other.letters or not other.number else (
-        one.combined("-", other)
-    )  # fmt: skip
+    if one.letters == other.letters or not other.number:
+        return _add(one, Size(-other.number, other.letters))
+    return one.combined("-", other)
 
 
 def _larger(one: Size, other: Size) -> Size | None:

@@ -31,6 +31,7 @@ def _items(at: At, rank: int, begin: Any, end: Any, strides: Any, sizes: Any) ->
     named = sum(
         1 for n in range(count) if not (mask["ellipsis"] >> n & 1) and not (mask["new_axis"] >> n & 1)
     )
+    # TensorFlow's order: an ellipsis stands for the axes that no other item names, new axes name none.
     found, axis = [], 0
     for n in range(count):
         if mask["ellipsis"] >> n & 1:
