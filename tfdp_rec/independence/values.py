@@ -129,8 +129,8 @@ def join(one: Value, other: Value, operation: Any) -> Value:
         known = [each.lengths for each in (one, other) if not isinstance(each.element, Nothing)]
         lengths = known[0] if len(known) == 1 else join_lengths(one.lengths, other.lengths)
         return ListOf(join(one.element, other.element, operation), lengths, one.written and other.written)
-    # The choice is shared, so two shared values give a shared one, whose numbers are unknown. In others that differ, one
-    # example's entries may be at the place of another's.
+    # The choice is shared, so two shared values give a shared one, whose numbers are unknown. In other pairs that
+    # differ, one example's entries may be at the place of another's.
     kinds = {type(one), type(other)}
     if kinds == {Shared}:
         return Shared()
