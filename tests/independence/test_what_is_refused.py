@@ -382,4 +382,4 @@ def test_a_cast_of_fractions_to_a_narrow_type_is_refused(kind):
         narrow = tf.cast(tf.cast(x[:, :1] * 1e3, kind), tf.float32)
         return total(model.dense(x) * tf.where(narrow > 0.5, 10.0, -10.0))
 
-    assert "in another place of the batch" in refusal(Loss(signed), X)
+    assert "depends on its place in the batch" in refusal(Loss(signed), X)
