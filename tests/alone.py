@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import Negatives, clipped_sum
 from tfdp_rec.clipping.batches import example_leaves, map_examples, tensors
-from tfdp_rec.clipping.check import still
 from tfdp_rec.clipping.engine import SLACK, shared_inputs
+from tfdp_rec.clipping.neighbour_check import still
 from tfdp_rec.keras_internals import layers_within
 
 

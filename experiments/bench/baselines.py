@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import engine, factors, in_parts, rules
 from tfdp_rec.clipping.batches import hide_batch_axis, map_examples, tensors
 from tfdp_rec.clipping.engine import ClippedSum, Clipping, shared_inputs
-from tfdp_rec.clipping.parts import SumOf
+from tfdp_rec.clipping.microbatches import SumOf
 from tfdp_rec.clipping.recorder import recording, refuse_unrecorded
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.model import PrivateTraining

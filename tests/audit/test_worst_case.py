@@ -22,7 +22,7 @@ from keras import layers
 from scipy import stats
 
 import tfdp_rec
-from tfdp_rec.clipping import engine, factors, sums
+from tfdp_rec.clipping import engine, factors, float_sums
 
 TRIALS, OTHERS, HUGE, DELTA, SIGMA = 100, 70, np.float32(1e12), 1e-6, 6.0
 
@@ -135,7 +135,7 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
 
     monkeypatch.setattr(engine, "measure", norms)
     monkeypatch.setattr(factors.Rows, "summed", property(lambda self: self.g))
-    monkeypatch.setattr(sums, "rows", rows)
-    monkeypatch.setattr(sums, "products", products)
+    monkeypatch.setattr(float_sums, "rows", rows)
+    monkeypatch.setattr(float_sums, "products", products)
     values, event = values_after_a_step(kind, make)
     assert lower_bound(values) > claimed(event)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.clipping import Outer, PerExample, Rows, Scores, engine, together
+from tfdp_rec.clipping import Outer, PerExample, Rows, Scores, cross_terms, engine
 
 ROWS, WIDTH, CANDIDATES = 5, 3, 4
 TRIES = int(os.environ.get("TFDP_REC_TRIES", "3000"))
@@ -80,7 +80,7 @@ def clipped_sum_of(kind):
 
     @tf.function(input_signature=[spec], autograph=False)
     def compute(arrays):
-        collected = {path: together.merge(own) for path, own in variables_of(kind, arrays).items()}
+        collected = {path: cross_terms.merge(own) for path, own in variables_of(kind, arrays).items()}
         size = tf.shape(next(iter(arrays.values())))[0]
         clipped = engine.clip(collected, tf.zeros([size]), tf.constant(1.0))
         return [tf.reshape(tf.convert_to_tensor(g), [-1]) for g in clipped.gradients.values()]

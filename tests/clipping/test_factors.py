@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.clipping import factors, together
-from tfdp_rec.clipping.sums import Depth
+from tfdp_rec.clipping import cross_terms, factors
+from tfdp_rec.clipping.float_sums import Depth
 
 quickly = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 7, 3  # every factor here is of one variable of this shape
@@ -53,12 +53,12 @@ batches, lengths, seeds = st.integers(0, 5), st.integers(0, 6), st.integers(0, 2
 
 def check(several, formed):
     weights = np.random.default_rng(1).uniform(0.1, 1.0, size=len(formed))
-    merged = together.merge(several)
-    norm, reach = together.measure(merged)
+    merged = cross_terms.merge(several)
+    norm, reach = cross_terms.measure(merged)
     exact = np.sqrt(np.sum(formed**2, axis=(1, 2)))
     np.testing.assert_allclose(norm, exact, rtol=1e-9, atol=1e-9)
     assert np.all(norm >= exact * (1 - 1e-12)) and np.all(reach >= norm * (1 - 1e-12) - 1e-12)
-    found = together.weighted_sum(merged, tf.constant(weights), DEPTH)
+    found = cross_terms.weighted_sum(merged, tf.constant(weights), DEPTH)
     found = tf.convert_to_tensor(found) if isinstance(found, tf.IndexedSlices) else found
     np.testing.assert_allclose(found, np.einsum("b,bij->ij", weights, formed), rtol=1e-9, atol=1e-12)
 
@@ -89,7 +89,7 @@ def test_two_kinds_add_twice_their_inner_product(one, other, batch, first, secon
 def test_a_table_is_never_formed(one, other):
     rng = np.random.default_rng(0)
     with pytest.raises(NotImplementedError, match="[Rr]egister a rule"):
-        together.measure(together.merge([KINDS[one](rng, 2, 3)[0], KINDS[other](rng, 2, 3)[0]]))
+        cross_terms.measure(cross_terms.merge([KINDS[one](rng, 2, 3)[0], KINDS[other](rng, 2, 3)[0]]))
 
 
 @quickly
@@ -110,7 +110,7 @@ def test_a_weight_of_zero_wins_over_what_is_not_finite(kind, bad):
             value = getattr(factor, name).numpy()
             value[1] = bad
             setattr(factor, name, tf.constant(value))
-    found = together.weighted_sum([factor], tf.constant([0.5, 0.0, 2.0], tf.float64), DEPTH)
+    found = cross_terms.weighted_sum([factor], tf.constant([0.5, 0.0, 2.0], tf.float64), DEPTH)
     found = tf.convert_to_tensor(found) if isinstance(found, tf.IndexedSlices) else found
     np.testing.assert_allclose(found, 0.5 * formed[0] + 2.0 * formed[2], rtol=1e-12)
 
@@ -150,7 +150,7 @@ def test_two_kinds_that_cancel_are_not_too_small():
     row = factors.Rows(tf.constant(ids), tf.constant(g), [ROWS, WIDTH])
     other = factors.Outer(tf.constant(one_hot), tf.constant(undone), as_is)
     exact = np.linalg.norm((g.astype(float) + undone.astype(float))[:, 0], axis=1)
-    assert np.all(together.measure([row, other])[0] >= exact)
+    assert np.all(cross_terms.measure([row, other])[0] >= exact)
 
 
 def test_norms_of_bfloat16_tensors_are_float32():

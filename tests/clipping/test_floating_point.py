@@ -12,9 +12,9 @@ from keras import layers
 from zoo import examples
 
 import tfdp_rec
-from tfdp_rec.clipping import Clipping, Outer, clipped_sum, sums
+from tfdp_rec.clipping import Clipping, Outer, clipped_sum, float_sums
+from tfdp_rec.clipping.cross_terms import CANCELLING, measure
 from tfdp_rec.clipping.engine import SLACK
-from tfdp_rec.clipping.together import CANCELLING, measure
 
 HUGE = np.float32(1e12)
 
@@ -215,9 +215,9 @@ def test_a_model_of_several_types_is_clipped_over_all_of_it():
 
 def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds():
     """D additions lose D (1 + D u) u, not D u: at D = 10⁵ that is more than the slack."""
-    u = sums.unit(tf.float32)
+    u = float_sums.unit(tf.float32)
     for reach in (0.5, 1.0, 3.0, 100.0):
-        parts = sums.Depth.within(tf.constant(1 / 32), tf.constant(reach), tf.constant(1 << 16), tf.float32).parts
+        parts = float_sums.Depth.within(tf.constant(1 / 32), tf.constant(reach), tf.constant(1 << 16), tf.float32).parts
         depth = float(parts) + 3
         assert 0.9 / 32 <= 2 * u * depth * (1 + depth * u) * max(reach, 1.0) <= 1 / 32
 
@@ -294,10 +294,10 @@ def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():
     """100,000 times 0.1, one after the other, is 9,998.6 in float32."""
     ids = tf.constant(np.r_[np.zeros(100_000), [7, 7]], tf.int64)
     values, weights = tf.fill([100_002, 2], 0.1), tf.ones([100_002])
-    found, added = sums.rows(ids, values, weights, tf.constant(1000.0))
+    found, added = float_sums.rows(ids, values, weights, tf.constant(1000.0))
     assert found.numpy().tolist() == [0, 7]
     exact = np.float64(np.float32(0.1)) * np.array([[100_000], [2]])
-    assert np.all(np.abs(added.numpy() - exact) <= 1000 * sums.unit(tf.float32) * exact)
+    assert np.all(np.abs(added.numpy() - exact) <= 1000 * float_sums.unit(tf.float32) * exact)
 
 
 @pytest.mark.parametrize("part", [None, 3, 700])
@@ -340,3 +340,17 @@ def test_one_strategy_is_offered(strategy):
     mechanism = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
     with pytest.raises(tfdp_rec.NotPrivate, match="clipping_strategy"):
         model.compile(mechanism, "mse", clipping_strategy=strategy)
+
+
+def test_a_piece_is_as_long_as_the_depth_allows():
+    """c + ⌈terms / c⌉ ≤ depth, and no larger c does."""
+    pairs = ((2048, 200.0), (100, 200.0), (2048, 80.0))
+    assert [int(float_sums.piece(tf.constant(n), tf.constant(d))) for n, d in pairs] == [188, 198, 0]
+
+
+def test_pieces_are_short_enough_with_their_own_rounding():
+    def enough(number, terms, depth):
+        return bool(float_sums.short_enough(number, tf.constant(terms), tf.constant(depth)))
+
+    assert [enough(n, 2048, 200.0) for n in (1, 8, 16, 128)] == [False, False, True, True]
+    assert [enough(1, 100, d) for d in (101.0, 102.0, -3.0, float("nan"))] == [False, True, False, False]

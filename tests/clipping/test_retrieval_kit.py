@@ -147,7 +147,7 @@ def test_it_comes_back_from_a_file(name, tmp_path):
     [
         (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH)(tf.ones([1, WIDTH]), tf.constant([1])), "without negatives"),
         (lambda: tfdp_rec.CandidateScores(width=WIDTH), "vocabulary_size or vocabulary"),
-        (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, negatives=tfdp_rec.Negatives(3, 7)), "of 7 candidates"),
+        (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, negatives=tfdp_rec.Negatives(3, 7)), "for 7 candidates"),
         (lambda: tfdp_rec.Negatives(0, 7), "at least 1"),
         (lambda: tfdp_rec.Negatives(3, 7, released_counts=[1.0]), "7 numbers"),
         (lambda: tfdp_rec.TowerScores(table(), {"a": np.ones(2), "b": np.ones(3)}), "one row a candidate"),

@@ -1,4 +1,4 @@
-"""Random layers of a private step draw from seeds that nobody knows, before it or after it."""
+"""Random layers of a private step draw from secret seeds, which are replaced before and after it."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import seeds
+from tfdp_rec.clipping import recorder
 
 X = np.ones([16, 64], "float32")
 
@@ -51,14 +51,14 @@ def test_what_is_saved_tells_of_no_mask():
 @pytest.mark.parametrize("left", ["before", "after", "both"])
 def test_a_seed_that_is_not_replaced_is_found_out(left, monkeypatch):
     """So that the test above can fail: without the one replacement or the other, the masks are known."""
-    replaced, calls = seeds._replace, []
+    replaced, calls = recorder._replace_seeds, []
 
     def replace(states):
         calls.append(states)
         if left == ("after" if len(calls) % 2 else "before"):
             replaced(states)
 
-    monkeypatch.setattr(seeds, "_replace", replace)
+    monkeypatch.setattr(recorder, "_replace_seeds", replace)
     assert found_out(built())
 
 

@@ -18,7 +18,7 @@ from tfdp_rec.clipping.batches import hide_batch_axis
 from tfdp_rec.clipping.own_rows import own_rows
 from tfdp_rec.independence import ByExample, Shared, known_operations, reading
 from tfdp_rec.independence.rules.elementwise import ENTRY_BY_ENTRY
-from tfdp_rec.independence.sizes import BATCH, Numbers, letter, size
+from tfdp_rec.independence.sizes import BATCH, SizeArray, letter, size
 
 N = 600
 FIRST = np.where(np.arange(N) == 0, 1, -1).astype("float32")
@@ -221,7 +221,7 @@ def test_a_seed_is_secret_and_drawn_from_once(way):
 
 def test_numbers_that_32_bits_do_not_hold_are_forgotten():
     entries = [size(2**31 - 1), size(2**31), BATCH * size(2**15 - 1), BATCH * size(2**15), BATCH * letter("T")]
-    held = Numbers.row(entries)
+    held = SizeArray.row(entries)
     assert [entry is not None for entry in held.sizes] == [True, False, True, False, False]
     # B · 2³¹ is 0 or -2³¹ in 32 bits, as B is even or odd; divided by B it was taken for a number that all share.
     values, _, _ = claims(lambda x: x * tf.cast(tf.shape(x)[0] * 2**30 * 2 // tf.shape(x)[0], tf.float32), TURNS)

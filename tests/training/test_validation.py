@@ -68,9 +68,9 @@ def test_a_model_that_can_be_trained_is_described():
         "  rnn (SimpleRNN): one formed gradient an example, 24 weights",
         "  top (Dense): closed form, 8 weights",
         "",
-        "On batches of 1, 2 and 300 examples, which repeat 6 different ones of this",
-        "  batch, each example's loss and what its layers are given and give back were",
-        "  compared with the example alone.",
+        "On batches of 2 and 300 examples, which repeat 6 distinct examples of this",
+        "  batch, each example's loss, its layers' inputs and their output gradients were",
+        "  compared with those of the example alone.",
     ]
     model.compile(private())
     model.train_on_batch(IDS)
@@ -189,7 +189,7 @@ def test_what_gradients_alone_show():
     bent = Bends([tables[1], layers.Activation("tanh")])
     (refusal,) = tfdp_rec.validate(bent, {"x": X}).refusals
     for said in (refusal, said_in_training(bent, {"x": X})):
-        assert said.startswith("TanhGrad") and "each example's part in it cannot be told" in said
+        assert said.startswith("TanhGrad") and "each example's part in it is unknown" in said
 
 
 def test_shared_inputs_are_the_same_for_all():
@@ -245,7 +245,7 @@ def test_a_model_that_a_false_rule_lets_pass_is_refused_by_its_examples_alone(lo
 
 def test_examples_that_are_alike_are_said_to_be_one():
     report = tfdp_rec.validate(Layered([layers.Dense(2)]), np.ones([6, 3], "float32"))
-    assert report.ok and "which repeat 1 different" in report.compared
+    assert report.ok and "which repeat 1 distinct" in report.compared
 
 
 class Counted(Layered):
@@ -263,7 +263,7 @@ class Counted(Layered):
 def test_a_comparison_changes_neither_metrics_nor_seeds():
     model = Counted([layers.Dense(2)])
     report = tfdp_rec.validate(model, X)
-    assert report.ok and "repeat 6 different" in report.compared
+    assert report.ok and "repeat 6 distinct" in report.compared
     assert float(model.seen.result()) == 0.0
     assert model.parts[-1].seed_generator.state.numpy().tolist() == [3, 0]
 
@@ -306,6 +306,6 @@ def test_a_model_that_was_trained_is_compared_too_and_its_tables_are_read_as_eve
     if settled:
         model.settle()
     report = tfdp_rec.validate(model, IDS)
-    assert report.ok and "repeat 6 different" in report.compared
+    assert report.ok and "repeat 6 distinct" in report.compared
     tf.function(model.parts[0])(IDS)
     assert model.optimizer.releasable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import keras
@@ -10,12 +11,11 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import hide_batch_axis, tensors
 from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
-from tfdp_rec.clipping.check import check
-from tfdp_rec.clipping.embed_reduce import EmbedReduceRule
 from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, shared_inputs, traced
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
+from tfdp_rec.clipping.microbatches import in_parts
 from tfdp_rec.clipping.negatives import Negatives
-from tfdp_rec.clipping.parts import in_parts
+from tfdp_rec.clipping.neighbour_check import check
 from tfdp_rec.clipping.recorder import guard_of
 from tfdp_rec.clipping.rules import (
     Call,
@@ -23,6 +23,7 @@ from tfdp_rec.clipping.rules import (
     DenseRule,
     EinsumDenseRule,
     EmbeddingRule,
+    EmbedReduceRule,
     Hooks,
     LayerNormalizationRule,
     ReversibleEmbeddingRule,
@@ -56,17 +57,16 @@ def clipped_sum(
     Rows that owe noise under the model's optimizer get it before they are read.
 
     Args:
-        model: a built `PrivateModel` or model with `PrivateTraining`: anything with `per_example_loss`.
-        batch: as the training data gives it.
-        l2_norm_clip: C.
-        strategy: "bookkeeping", the one whose sensitivity is proved; others, for comparison, are in
-            `experiments/bench/baselines.py`.
-        microbatch_size: examples at a time, to bound memory; the sum is the same.
-        training: passed to `per_example_loss`.
+        model: Built `PrivateModel`, or any other built model with `per_example_loss`.
+        batch: Batch in the form in which the training data give it.
+        l2_norm_clip: Largest norm C of an example's contribution.
+        strategy: Name of the algorithm; "bookkeeping" is the only one whose sensitivity is proved.
+        microbatch_size: Number of examples computed at a time, to bound memory; the sum is the same.
+        training: Value of the argument `training` of `per_example_loss`.
 
     Raises:
-        NotPrivate: for a model whose per-example gradients cannot be bounded.
-        ValueError: for another strategy, or a clip that is not positive or below what float32 can keep to.
+        NotPrivate: The model's gradients do not split by example.
+        ValueError: The strategy is unknown, or the clip or the microbatch size is too small.
 
     Example:
         >>> import keras, numpy as np, tfdp_rec
@@ -82,12 +82,12 @@ def clipped_sum(
         raise ValueError(f"l2_norm_clip must be at least {LEAST_CLIP}, got {l2_norm_clip}.")
     if strategy != "bookkeeping":
         raise ValueError(
-            f"strategy must be 'bookkeeping', got {strategy!r}: for others, which bound nothing for data made to break "
-            "them, see experiments/bench/baselines.py."
+            f"strategy must be 'bookkeeping', got {strategy!r}. Other algorithms, without a proved sensitivity, "
+            "are in experiments/bench/baselines.py, for comparison."
         )
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
-    loss = lambda data: model.per_example_loss(data, training=training)  # noqa: E731
+    loss = functools.partial(model.per_example_loss, training=training)
     clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), guard_of(model))
 
     def run(batch: Any) -> ClippedSum:
@@ -96,5 +96,6 @@ def clipped_sum(
             return clipping.sum(batch)
         return in_parts(clipping, batch, microbatch_size)
 
-    ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()  # before anything of the step
+    # Taken before the step is computed: a sum is good for the optimizer's present step alone.
+    ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()
     return dataclasses.replace(traced(run, tensors(batch), shared_inputs(model)), ticket=ticket)

@@ -1,12 +1,12 @@
-"""What the processor is asked for: products of float32 numbers as float32 numbers, by the graph that was read.
+"""Exact float32 products: refused switches, and canaries in the graph that runs.
 
 Some hardware multiplies matrices of float32 numbers after dropping bits of them: TensorFloat-32 on GPUs (10 of 23 bits
 kept; on by default in TensorFlow), bfloat16 in oneDNN if an environment variable allows it. TensorFlow's graph
-optimizer can be told to make such products, or to drop the checks, after the step was traced and read. A norm that is
-exact and a sum of products that is not are two different gradients, and the second one is not clipped.
+optimizer has options that make such products, or drop the checks, after the step was traced and read. If the norm is
+exact and the sum of products is not, they belong to two different gradients, and the second one is not clipped.
 
-The switches that are known are refused when a step is traced. They can be turned later, and there may be others:
-`canaries`, products whose results are known, are therefore part of every step's own graph.
+The known switches are refused when a step is traced. A switch can be turned later, and there may be unknown ones:
+therefore every step's own graph contains `canaries`, products with known results.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ _OPTIONS = (
 
 
 def ask_for_float32_products() -> None:
-    """Turns TensorFloat-32 off, for this process: what compiling a private model does."""
+    """Turns TensorFloat-32 off for this process; compiling a private model calls it."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 def refuse_other_arithmetic() -> None:
-    """Raises if what is traced now may be computed otherwise than it says.
-
-    Raises:
-        NotPrivate: with the switch that says so.
-    """
+    """Raises `NotPrivate` if a known switch lets the graph be computed with fewer bits, or without its checks."""
+    # In the order of the head of this file: products of fewer bits first, then rewritings of the graph.
     if tf.config.experimental.tensor_float_32_execution_enabled() and tf.config.list_physical_devices("GPU"):
         raise NotPrivate(
             "TensorFloat-32 is on: a GPU would drop bits of the gradients between their norms and their sum. Call "
@@ -59,7 +56,7 @@ def refuse_other_arithmetic() -> None:
     clustering = tf.config.optimizer.get_jit() or _clusters(os.environ.get("TF_XLA_FLAGS", ""))
     if clustering or compiles_with_xla():
         raise NotPrivate(
-            "XLA would compile the private step: it drops checks, and keeps other bits than TensorFlow does. Leave out "
+            "XLA would compile the private step: it drops checks and rounds otherwise than TensorFlow. Leave out "
             "jit_compile=True, tf.config.optimizer.set_jit and --tf_xla_auto_jit of TF_XLA_FLAGS."
         )
 
@@ -74,15 +71,11 @@ _WIDTH = 16  # as many of them add up to 24 bits, all that float32 has
 
 
 def canaries(norms: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Whether each kind of product that a clipped sum is made of gives the bits that it must, in this graph as it runs.
-
-    All partial sums are float32 numbers, so that the order of additions does not matter.
-
-    Args:
-        norms: examples' norms. None is negative, which only the run can find, so that nothing is computed beforehand.
-    """
+    """Whether each kind of product in a clipped sum gives the right bits in this graph as it runs."""
+    # No norm is negative, but only the run shows it: so no optimizer computes the canaries beforehand.
     zero = tf.reduce_sum(tf.cast(norms < 0, tf.float32))
     fine, ones = tf.fill([_WIDTH, _WIDTH], _FINE + zero), tf.fill([_WIDTH, _WIDTH], 1 + zero)
+    # All partial sums are float32 numbers, so the order of additions does not matter.
     sums = {
         "MatMul": tf.matmul(fine, ones, transpose_a=True),
         "BatchMatMulV2": tf.matmul(ones[None], fine[None], transpose_b=True),
@@ -90,8 +83,8 @@ def canaries(norms: tf.Tensor) -> dict[str, tf.Tensor]:
         "AddN": tf.add_n([fine * ones] * _WIDTH),
     }
     coarse = tf.cast(1 + 2.0**-7 + zero, tf.bfloat16)
-    square = tf.cast(coarse * coarse, tf.float32)  # XLA gives the 2⁻¹⁴ that bfloat16 has no place for
-    # Told by the bits: a comparison of float32 numbers may be made in coarse ones too.
+    square = tf.cast(coarse * coarse, tf.float32)  # XLA keeps the 2⁻¹⁴ that bfloat16 drops
+    # The bits are compared: a comparison of float32 numbers may itself be made with fewer bits.
     right = {kind: tf.reduce_all(_bits(found) == _bits(tf.constant(_WIDTH * _FINE))) for kind, found in sums.items()}
     return {**right, "Cast": _bits(square) == _bits(tf.constant(1 + 2.0**-6))}
 
@@ -101,13 +94,13 @@ def _bits(tensor: tf.Tensor) -> tf.Tensor:
 
 
 _NOT_EXACT = (
-    "This step's products of float32 numbers drop bits between the norms and the sum (TensorFlow's graph optimizer, "
-    "TensorFloat-32 or XLA): turned on after the step was compiled? Turn it off and compile the model again."
+    "This step's products of float32 numbers drop bits between the norms and the sum: TensorFlow's graph optimizer, "
+    "TensorFloat-32 or XLA was turned on after the step was compiled. Turn it off and compile the model again."
 )
 
 
 def silenced_unless_exact(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
-    """The examples' weights, all zero where products are not exact: also where checks are dropped, nothing counts."""
+    """The examples' weights, or zeros where products are not exact, in case the check itself was dropped."""
     exact = tf.reduce_all(tf.stack(list(canaries(norms).values())))
     with tf.control_dependencies(demand(exact, _NOT_EXACT)):
         return tf.where(exact, weights, tf.zeros_like(weights))

@@ -35,16 +35,7 @@ def example_leaves(batch: Any, shared: Sequence[str] = ()) -> list[tf.Tensor]:
 
 
 def batch_size(batch: Any, shared: Sequence[str] = ()) -> tf.Tensor:
-    """How many examples a batch holds: the first axis of its first tensor that is not shared.
-
-    Raises:
-        ValueError: if the batch holds no tensor with a batch axis.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> int(batch_size({"negatives": tf.range(7), "label": tf.range(3)}, shared=("negatives",)))
-        3
-    """
+    """The number of examples: the first length of the first tensor that is not shared."""
     leaves = example_leaves(batch, shared)
     if not leaves:
         raise ValueError("The batch holds no tensor with a batch axis.")
@@ -52,33 +43,27 @@ def batch_size(batch: Any, shared: Sequence[str] = ()) -> tf.Tensor:
 
 
 ALIGNED = 16
-"""Rows that a batch's number of rows is a multiple of when it is computed with: what float32 vectors hold."""
+"""The number of rows that are computed is a multiple of this: as many float32 numbers as a vector register holds."""
 
 
 def aligned(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> Any:
-    """`batch` with its examples repeated up to a multiple of so many; a batch of none stays as it is.
-
-    Kernels compute the last elements of a tensor, and products of few rows, in other ways than the rest. So many rows
-    at a time, an example's numbers do not depend on how many others there are, but for sums of more than 768 terms: an
-    empty row, which neighbours differ by, needs none of this (docs/privacy-floating-point.md, "One row less").
-
-    Example:
-        >>> import tensorflow as tf
-        >>> aligned({"label": tf.constant([5, 6, 7])}, multiple=4)["label"].numpy().tolist()
-        [5, 6, 7, 5]
-    """
+    """`batch` with its examples repeated up to a multiple of `multiple` rows; an empty batch is unchanged."""
+    # Kernels compute the last elements of a tensor, and products of few rows, in other ways than the rest. With whole
+    # vectors an example's numbers do not depend on the number of others, but for sums of more than 768 terms. The
+    # proof does not lean on it: neighbours have the same rows (docs/privacy-floating-point.md, "One row less").
     size = batch_size(batch, shared)
     places = tf.range((size + multiple - 1) // multiple * multiple) % tf.maximum(size, 1)
-    repeated = lambda t: t if isinstance(t, (tf.RaggedTensor, tf.SparseTensor)) else tf.gather(t, places)  # noqa: E731
+
+    def repeated(tensor: Any) -> Any:
+        return tensor if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)) else tf.gather(tensor, places)
+
     return batch if multiple == 1 else map_examples(repeated, batch, shared)
 
 
 def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
-    """The same batch with its first axis of unknown length, so that an axis of known length is not the batch's.
-
-    What a reading takes for granted of a batch is checked here: the declared lengths, and one row an example in every
-    tensor. A tensor of one row would be that of all examples.
-    """
+    """The same batch with its first axis of unknown length, so that no axis of known length is the batch's."""
+    # A reading assumes the declared lengths and one row an example: both are checked in the graph. A tensor of one row
+    # would otherwise be broadcast, one example's row to all examples.
     leaves = [t for t in example_leaves(batch, shared) if isinstance(t, tf.Tensor) and t.shape.rank]
     if tf.executing_eagerly() or not leaves:
         return batch
@@ -95,26 +80,26 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     return map_examples(hide, batch, shared)
 
 
-_ROWS = "Every tensor of a batch has one row an example; name those that all examples share in shared_inputs."
+_ROWS = "Every tensor of a batch must have one row an example; name shared tensors in the model's shared_inputs."
 
 
 def refuse_padding(leaf: Any) -> None:
-    """Examples of a batch have one fixed shape, or they decide each other's."""
+    """Raises `NotPrivate` for tensors whose lengths may depend on the longest example of the batch."""
     if not isinstance(leaf, tf.Tensor):
         raise NotPrivate(
-            f"The batch holds a {type(leaf).__name__}, whose rows no axis keeps apart; convert it to a tensor of "
-            "fixed length in the data pipeline (to_tensor(shape=[None, length]), tf.sparse.to_dense)."
+            f"The batch holds a {type(leaf).__name__}, which has no axis with one row an example; convert it to a "
+            "tensor of fixed length in the data pipeline (to_tensor(shape=[None, length]), tf.sparse.to_dense)."
         )
     if leaf.shape.rank is None or None in leaf.shape[1:]:
         raise NotPrivate(
-            f"The batch has a tensor of shape {leaf.shape}: where batches are padded to their longest example, that "
-            "one changes everybody's input. Pad to a fixed length: padded_batch(..., padded_shapes=...), or "
+            f"The batch has a tensor of shape {leaf.shape}: if batches are padded to their longest example, that "
+            "example changes the input of all others. Pad to a fixed length: padded_batch(..., padded_shapes=...), or "
             "Dataset.map with tf.ensure_shape."
         )
 
 
 def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:
-    """What a graph is traced for that takes batches like this one of every size."""
+    """The signature of a graph for batches like this one, of any number of examples."""
 
     def opened(tensor: Any) -> Any:
         if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, rules
-from tfdp_rec.clipping.ids import of_rows
 from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
+from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
 from tfdp_rec.withheld import held_rows
 
@@ -34,24 +34,25 @@ class CandidateScores(keras.layers.Layer):
     """Logits of one positive an example and of negatives shared by the batch, from a table of candidates.
 
     Args:
-        vocabulary_size: rows of the candidate table; left out where there is a vocabulary, to which it is what
-            `StringLookup` makes of it: one row more, the first, for what is not in it.
-        width: length of a row, that of the query.
-        embeddings_initializer: of the table.
-        remove_accidental_hits: a negative equal to the example's own positive takes no part.
-        negatives: how many the layer draws uniformly for a batch, or `Negatives`, where none are given in the call.
-        vocabulary: the catalogue's ids, strings or whole numbers, by which candidates are then called.
+        vocabulary_size: Number of rows of the candidate table; left out with a vocabulary, whose table has one row
+            more, the first, for unknown ids.
+        width: Length of a row, and of a query.
+        embeddings_initializer: Initializer of the table.
+        remove_accidental_hits: Whether a negative equal to the example's own positive is left out of the softmax.
+        negatives: Number of negatives that the layer draws uniformly for a batch, or `Negatives`; left out if each
+            call gives them.
+        vocabulary: Ids of the catalogue, strings or whole numbers, in which calls then name candidates.
 
     Call arguments:
-        query: `[batch, width]`.
-        positives: ids `[batch]`.
-        negatives: ids `[S]`, independent of the data; the same for every example. Left out, the layer draws them.
+        query: Queries `[batch, width]`.
+        positives: Ids `[batch]`.
+        negatives: Ids `[S]`, independent of the data and the same for every example; left out if the layer draws them.
 
     Returns:
         Logits `[batch, 1 + S]`, the positive first.
 
     Raises:
-        ValueError: for neither a size nor a vocabulary, and in a call for no negatives.
+        ValueError: There is neither a size nor a vocabulary, or a call has no negatives.
 
     Example:
         >>> import tensorflow as tf
@@ -80,7 +81,7 @@ class CandidateScores(keras.layers.Layer):
         self.vocabulary = None if vocabulary is None else np.asarray(vocabulary)
         self.lookup, rows = _lookup_of(self.vocabulary, vocabulary_size)
         if not rows or width < 1:
-            raise ValueError("CandidateScores needs a width, and vocabulary_size or vocabulary, which says its rows.")
+            raise ValueError("CandidateScores needs a width, and vocabulary_size or vocabulary.")
         self.vocabulary_size, self.width = rows, width
         self.first = 0 if self.lookup is None else 1
         self.negatives = negatives_of(negatives, rows - self.first)
@@ -96,7 +97,7 @@ class CandidateScores(keras.layers.Layer):
         if negatives is None and self.negatives is None:
             raise ValueError(
                 f"Layer '{self.name}' was called without negatives: give ids [S] from the public catalogue, shared by "
-                "the batch, or make it with negatives=S, so that it draws them."
+                "the batch, or let the layer draw them: CandidateScores(negatives=S)."
             )
         known = self.lookup or tf.identity
         positives = known(positives)
@@ -154,7 +155,7 @@ class CandidateScores(keras.layers.Layer):
 
 
 def _lookup_of(vocabulary: Any, size: int | None) -> tuple[Any, int]:
-    """What makes rows of ids, and how many rows there are."""
+    """The layer that maps ids to rows, None without a vocabulary, and the number of rows."""
     if vocabulary is None:
         return None, size or 0
     kind = keras.layers.IntegerLookup if vocabulary.dtype.kind in "iu" else keras.layers.StringLookup
@@ -171,7 +172,8 @@ class CandidateScoresRule(rules.Rule):
         query = dict(zip(("query",), call.args), **call.kwargs)["query"]
         positives, negatives, drawn = layer.rows(*call.args, **call.kwargs)
         positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
-        call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}  # what factors are made of
+        # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
+        call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
         logits = hooks.watch(layer.raw_logits(query, positives, negatives, held_rows(layer.embeddings)))
         return layer.finished(logits, positives, negatives, drawn)
@@ -184,7 +186,7 @@ class CandidateScoresRule(rules.Rule):
         yield table, factors.Scores(negatives, d[:, 1:], query, table.shape)
 
     def tables(self, call: rules.Call) -> dict[str, tf.Tensor]:
-        """What the layer draws itself, it draws in the step: nothing of it can be told ahead."""
+        """The ids that the batch decides; negatives that the layer draws are unknown before the step."""
         _, positives, negatives = call.args
         ids = positives if call.kwargs["drawn"] else _one_after_the_other(positives, negatives)
         return {call.layer.embeddings.path: ids}

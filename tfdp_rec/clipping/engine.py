@@ -1,13 +1,13 @@
 """The clipped sum: Σ over the batch of each example's gradient g_b scaled to w_b g_b, w_b = min(1, C / ‖g_b‖).
 
 Removing or adding one example changes the sum by at most C, its sensitivity, whatever the other examples are. The sum
-carries that number with it: whoever adds noise scales it by the sensitivity found here and computes none of their own.
+carries that number with it, and the mechanisms scale their noise by it.
 
 An example whose gradient is not finite has weight zero: it counts as an example of gradient zero.
 
-That is for real numbers. In floating point a sum's rounding errors change when one example is taken out, so
-examples are clipped to C / (1 + `SLACK`), and the sum is made so exactly (`sums.py`) that what is computed with and
-without an example differs by at most C: for all inputs, whatever the others are (docs/privacy-floating-point.md).
+In floating point a sum's rounding errors change when one example is removed. So examples are clipped to
+C / (1 + `SLACK`), and the sum is exact enough (`float_sums.py`) that the results with and without an example differ by
+at most C, for all inputs (docs/privacy-floating-point.md).
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import factors, sums, together
+from tfdp_rec.clipping import cross_terms, factors, float_sums
 from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unless_exact
 from tfdp_rec.clipping.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
-from tfdp_rec.clipping.factors import Reads
-from tfdp_rec.clipping.folding import folded
+from tfdp_rec.clipping.factors import Reads, folded
 from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.clipping.recorder import BeforeRead, Recording, no_settling, recording, refuse_unread, refuse_unrecorded
+from tfdp_rec.clipping.recorder import (
+    BeforeRead,
+    Recording,
+    no_settling,
+    recording,
+    refuse_unread,
+    refuse_unrecorded,
+    secret_seeds,
+)
 from tfdp_rec.clipping.rules import Call, resource
-from tfdp_rec.clipping.seeds import secret_seeds
 from tfdp_rec.clipping.step_reading import CallRead, StepReading
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
@@ -36,35 +42,29 @@ Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
 
 SLACK = 1 / 32
-"""The share of the clip that rounding may take. More of it makes large batches faster: see `sums.Depth`."""
-MOST_EXAMPLES = 1 << 16  # a float32 sum of more could not be written down within the slack
-_WRITTEN = 2  # how often the sum of a batch may be rounded as a whole: made of parts, scaled by who has it
+"""The share of the clip that is left to rounding. A larger one makes large batches faster: see `float_sums.Depth`."""
+MOST_EXAMPLES = 1 << 16  # rounding a float32 sum of more would exceed the slack
+_WRITTEN = 2  # roundings of the sum as a whole: added up from parts, and scaled by the mechanism
 _MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64, where all examples' positions cancel
 _TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions."
-LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest that float32 has
-_OF_WEIGHTS = 2.0**-12  # of it, what the roundings of weights, and of contributions by them, may take
-_NOTHING = 2.0**-30  # of the clip: what a row that does not count may contribute
+LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest float32 numbers
+_OF_WEIGHTS = 2.0**-12  # share of the slack for the roundings of weights and of weighted contributions
+_NOTHING = 2.0**-30  # share of the clip that a row that does not count may contribute
 
 Factors = dict[str, list[factors.Factor]]
 
 
 class Weighted(Mapping[str, Gradient]):
-    """Σ_b w_b g_b by variable path, added up when asked for.
+    """Σ_b w_b g_b by variable path, added up when it is read, to the path's `depths`."""
 
-    Args:
-        collected: variable path -> the factors of its per-example gradients.
-        weights: w, `[batch]`.
-        depths: variable path -> how exactly its sum must be added up.
-    """
-
-    def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, sums.Depth]):
+    def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, float_sums.Depth]):
         self._collected, self._weights, self._depths = collected, weights, depths
 
     def __getitem__(self, path: str) -> Gradient:
-        return together.weighted_sum(self._collected[path], self._weights, self._depths[path])
+        return cross_terms.weighted_sum(self._collected[path], self._weights, self._depths[path])
 
     def __contains__(self, path: object) -> bool:
-        return path in self._collected  # or asking would add up
+        return path in self._collected  # the mix-in's would add up
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._collected)
@@ -75,20 +75,20 @@ class Weighted(Mapping[str, Gradient]):
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         scaled = tf.cast(scale, self._weights.dtype) * self._weights
-        return together.weighted_sum(self._collected[path], scaled, self._depths[path])
+        return cross_terms.weighted_sum(self._collected[path], scaled, self._depths[path])
 
 
 @dataclasses.dataclass(frozen=True)
 class ClippedSum:
-    """The clipped sum of a batch, and what must travel with it: nothing of it is changed afterwards.
+    """The clipped sum of a batch with its sensitivity; immutable.
 
     Attributes:
-        gradients: variable path -> Σ_b w_b g_b, `tf.IndexedSlices` for tables, an id standing once.
+        gradients: Σ_b w_b g_b by variable path; `tf.IndexedSlices` with distinct ids for tables.
         norms: ‖g_b‖ over all variables together, rounded up, `[batch]`. Private: computed from the examples.
-        sensitivity: how far one example can move `gradients`: C.
-        losses: the examples' losses, `[batch]`. Private.
-        reads: table path -> which example read which rows. Private.
-        ticket: the optimizer and step that it was taken for, if any; it is good for that one alone.
+        sensitivity: Largest change C of `gradients` by one example.
+        losses: Losses of the examples, `[batch]`. Private.
+        reads: Rows that each example read, by table path. Private.
+        ticket: Optimizer and step that the sum was computed for, and the only ones that accept it; None for none.
     """
 
     gradients: Mapping[str, Gradient]
@@ -99,12 +99,12 @@ class ClippedSum:
     ticket: Any = None
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
-        """`gradients[path]` times a scalar, in float32; an id stands once, also in sums that others made."""
+        """`gradients[path]` times a scalar, in float32; ids are distinct, also in sums made by hand."""
         if isinstance(self.gradients, Weighted):
             return _float32(self.gradients.scaled(path, scale))
         found, factor = _float32(self.gradients[path]), tf.cast(scale, tf.float32)
         if isinstance(found, tf.IndexedSlices):
-            once = together.join([found])
+            once = cross_terms.join([found])
             return tf.IndexedSlices(factor * once.values, once.indices, found.dense_shape)
         return factor * found
 
@@ -117,7 +117,7 @@ def _float32(gradient: Gradient) -> Gradient:
 
 
 def shared_inputs(model: keras.Model) -> tuple[str, ...]:
-    """The keys of a batch that all examples share (a model says so by its attribute of that name)."""
+    """The keys of a batch that all examples share: the model's attribute of that name."""
     return tuple(getattr(model, "shared_inputs", ()))
 
 
@@ -128,10 +128,8 @@ def collect(
     reading: StepReading | None = None,
     counted: tf.Tensor | None = None,
 ) -> Factors:
-    """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed.
-
-    `counted` `[rows]` is 1 for the rows whose losses are differentiated, 0 for others; all of them if None.
-    """
+    """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
+    # `counted` is 0 for repeated rows: their losses are not differentiated.
     watched = [t for call in recorder.calls for t in call.watched]
     sources = [*watched, *(resource(v) for v in recorder.direct)]
     seeds = None if counted is None else tf.cast(counted, losses.dtype)
@@ -154,26 +152,26 @@ def collect(
     for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
         shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
         collected.setdefault(variable.path, []).append(shares)
-    return {path: together.merge(several) for path, several in collected.items()}
+    return {path: cross_terms.merge(several) for path, several in collected.items()}
 
 
 def factors_of(read: CallRead, size: tf.Tensor) -> Iterator[tuple[keras.Variable, factors.Factor]]:
     """(variable, factor) for each variable of a call's layer, of `size` examples."""
     call = read.call
-    # The gradient of a concatenation, say, has lost the shape that its tensor had.
+    # Gradients may lose static shapes, that of a concatenation for one.
     gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(read.gradients, call.watched)]
     for variable, factor in call.rule.factors(call, gradients):
         yield variable, folded(factor, size, call.layer.name) if read.merged else factor
 
 
 def refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
-    """Rules must speak for every weight of their layers: an activation, say, may be a layer with weights of its own."""
+    """Refuses weights that their layer's rule gives no factor for: those of an activation that is a layer, say."""
     for call in calls:
         lost = [v.path for v in call.layer.trainable_variables if v.path not in covered]
         if lost:
             raise NotPrivate(
                 f"The clipping rule {type(call.rule).__name__} of layer '{call.layer.name}' gives no gradient for "
-                f"{', '.join(lost)}; make what owns them a layer of its own in the model, or register a rule that does."
+                f"{', '.join(lost)}; put them into a layer of their own in the model, or register a rule for them."
             )
 
 
@@ -184,7 +182,7 @@ def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
 
 
 class Measured(NamedTuple):
-    """Each example's gradient norm over all variables, rounded up; the size of its parts; each variable's type."""
+    """Each example's gradient norm over all variables, rounded up; its reach; each variable's type."""
 
     norms: tf.Tensor
     reaches: tf.Tensor
@@ -193,7 +191,7 @@ class Measured(NamedTuple):
 
 def measure(collected: Factors) -> Measured:
     """The norms of factored gradients, in the widest type among them."""
-    several = {path: together.measure(own) for path, own in collected.items()}
+    several = {path: cross_terms.measure(own) for path, own in collected.items()}
     types = {path: norm.dtype for path, (norm, _) in several.items()}
     widest = tf.float64 if tf.float64 in types.values() else tf.float32
     norms, reaches = (tf.stack([tf.cast(v, widest) for v in each], axis=1) for each in zip(*several.values()))
@@ -204,12 +202,7 @@ def measure(collected: Factors) -> Measured:
 
 
 class ReadsByTable(Mapping[str, Reads]):
-    """Which example read which rows, for the variables that are read by row only; made when asked for.
-
-    Args:
-        collected: variable path -> the factors of its per-example gradients.
-        count: number of examples, where what follows them does not count.
-    """
+    """`Reads` of the variables that are read by row alone, without rows from number `count` on; computed when read."""
 
     def __init__(self, collected: Factors, count: tf.Tensor | None = None):
         self._sparse = {path: several for path, several in collected.items() if all(f.sparse for f in several)}
@@ -234,12 +227,12 @@ class ReadsByTable(Mapping[str, Reads]):
 
 
 def _here(leaf: Any) -> Any:
-    """A tensor of the graph that is being traced, in a loop over parts of a batch too."""
+    """A tensor of the graph being traced: in a loop over microbatches, not of the one around it."""
     return leaf if leaf is None or tf.executing_eagerly() else tf.identity(leaf)
 
 
 class Share(NamedTuple):
-    """What part of a batch a sum is of: one of so many parts, of so many examples in all and at most so many each."""
+    """The part of a batch in a sum: one of `parts`, of `examples` in all, at most `each` in a part."""
 
     parts: tf.Tensor | int
     examples: tf.Tensor
@@ -248,13 +241,13 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """What a clipped sum is of: everything but the batch.
+    """The arguments of a clipped sum other than the batch.
 
     Attributes:
-        model: a built model.
-        loss: a batch -> each example's loss, `[batch]`.
-        l2_norm_clip: C.
-        before_read: called with a table and the ids about to be read from it.
+        model: Built model.
+        loss: Function that maps a batch to each example's loss, `[batch]`.
+        l2_norm_clip: Largest norm C of an example's contribution.
+        before_read: Function that is called with a table and ids before these rows are read.
     """
 
     model: keras.Model
@@ -263,41 +256,30 @@ class Clipping:
     before_read: BeforeRead = no_settling
 
     def batch_size(self, batch: Any) -> tf.Tensor:
-        """How many examples a batch holds."""
+        """The number of examples in a batch."""
         return batch_size(batch, shared_inputs(self.model))
 
     def sum(self, batch: Any, share: Share | None = None) -> ClippedSum:
-        """One forward and one backward pass: norms and clipped sum both come from the same two tensors a call.
-
-        Within a graph, as `traced` makes one where all else is run eagerly: only what is read (`independence/`) is
-        known to keep examples apart. The seeds of random layers are secret.
-
-        Args:
-            batch: of tensors.
-            share: what part of a batch it is, if it is not the whole.
-
-        Raises:
-            RuntimeError: eagerly.
-        """
+        """The clipped sum by one forward and one backward pass, within a graph and with secret seeds."""
         with secret_seeds(self.model):
             return self.read_sum(batch, share)
 
     def read_sum(self, batch: Any, share: Share | None = None) -> ClippedSum:
-        """The same with seeds as they are, which is not private."""
+        """The same sum with the layers' own seeds, which is not private."""
         if tf.executing_eagerly():
-            raise RuntimeError("Only a graph is read for examples that depend on each other: use traced(...).")
+            raise RuntimeError("A clipped sum needs a graph, which is read for mixed examples: use traced(...).")
         shared = shared_inputs(self.model)
         rows = self._rows(tf.nest.map_structure(_here, batch), share)
         batch, counted = given = hide_batch_axis((rows.batch, rows.counted), shared)
         return self._sum(rows._replace(batch=batch, counted=counted), share, StepReading(self.model, given, shared))
 
     def unread_sum(self, batch: Any) -> ClippedSum:
-        """The same run eagerly, its examples taken for independent and its seeds as they are: for a second opinion."""
+        """The same sum run eagerly, without a reading and with the layers' own seeds: for tests, not private."""
         return self._sum(self._rows(batch, None), None, None)
 
     def _rows(self, batch: Any, share: Share | None) -> _Computed:
-        """Parts of one example are all of one shape as they are."""
         shared = shared_inputs(self.model)
+        # Microbatches of one example have one shape already.
         alone = share is not None and share.each == 1
         repeated = aligned(batch, shared, 1 if alone else ALIGNED)
         count = self.batch_size(batch)
@@ -315,7 +297,7 @@ class Clipping:
 
 
 class _Computed(NamedTuple):
-    """What a sum is computed with: a batch whose first `count` rows count, as `counted` `[rows]` says by 1 and 0."""
+    """A batch of whole vectors of rows: the first `count` count, `counted` `[rows]` is 1 for these and 0 for others."""
 
     batch: Any
     count: tf.Tensor
@@ -329,37 +311,30 @@ def clip(
     share: Share | None = None,
     count: tf.Tensor | None = None,
 ) -> ClippedSum:
-    """The clipped sum of factored per-example gradients.
-
-    Args:
-        collected: variable path -> factors.
-        losses: losses of the rows, `[rows]`.
-        l2_norm_clip: C.
-        share: part of a batch that the rows are, if not the whole. The parts share the slack.
-        count: number of rows that count, all if None; the gradients of those behind are zero.
-    """
+    """The clipped sum of factored per-example gradients; microbatches share the slack."""
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
     norms = given(norms, _not_too_many(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
     weights = silenced_unless_exact(clip_weights(norms, bound), norms)
     if count is not None:
-        # Of weight zero where it is not so (a gradient of the user's own that nothing goes into and something comes
-        # out of); of weight one else, since weights of zero have what they weigh looked at for infinities.
+        # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search
+        # the tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
         weights = tf.where((tf.range(tf.size(norms)) < count) | (norms <= _NOTHING * bound), weights, 0)
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
-    written = 2 * _WRITTEN * sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
+    written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
     slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
     # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32 sums.
-    by_type = {dtype: sums.Depth.within(slack, reach, tf.size(norms), dtype) for dtype in dict.fromkeys(types.values())}
+    size = tf.size(norms)
+    by_type = {dtype: float_sums.Depth.within(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
     weighted, reads = Weighted(collected, weights, depths), ReadsByTable(collected, count)
     return ClippedSum(weighted, norms[:count], l2_norm_clip, losses[:count], reads)
 
 
 def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
-    """Where the proof ends, so does the sum."""
+    """Checks of the proof's assumptions: B ≤ 2¹⁶ examples, and B² T ≤ 2³⁶ for T terms an example."""
     terms = [f.terms for own in collected.values() for f in own if not f.whole]
     most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
     most *= tf.cast(share.parts, tf.float64)
@@ -367,7 +342,7 @@ def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any
 
 
 def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
-    """One loss an example, or an error that says what came instead."""
+    """`losses` as a tensor `[batch]`; raises `ValueError` for other shapes."""
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
         raise ValueError(f"per_example_loss must return one loss an example, shape [batch]; got shape {losses.shape}.")
@@ -375,24 +350,19 @@ def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
 
 
 def traced(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:
-    """`run(batch)` as a graph, where else it would run eagerly."""
+    """`run(batch)`, as a graph also where it would run eagerly."""
     return Graph(lambda batch: (run(batch), None), shared)(batch)[0]
 
 
 class Graph:
-    """A function that gives a clipped sum, and tensors beside it: a graph of its own, where nothing else is one.
-
-    Args:
-        run: the function, of nests of tensors.
-        shared: keys of entries that all examples of a batch share.
-    """
+    """A function that gives a clipped sum and other tensors, as a graph also where it would run eagerly."""
 
     def __init__(self, run: Callable[..., tuple[ClippedSum, Any]], shared: Sequence[str] = ()):
         self._run, self._shared = run, shared
         self._traced = tf.function(self._parts, autograph=False)
 
     def __call__(self, *given: Any) -> tuple[ClippedSum, Any]:
-        """What the function gives; made once for batches of every size."""
+        """The function's results; it is traced once for batches of all sizes."""
         if not tf.executing_eagerly():
             return self._run(*given)
         graph = self._traced.get_concrete_function(*(open_specs(one, self._shared) for one in given))

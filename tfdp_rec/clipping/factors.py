@@ -1,6 +1,6 @@
 """Per-example gradients in factored form: their norms and weighted sums, without ever forming them.
 
-One example's gradient of a variable is kept as the few tensors it is made of. With T positions (or calls)
+A factor stores one example's gradient of a variable as the few tensors that it is made of. With T positions (or calls)
 an example, and b the example:
 
 =============  =============================================  ============================================
@@ -21,10 +21,12 @@ docs/privacy-floating-point.md:
 - *the numbers that are summed are the numbers whose norm was taken*: an id that an example read twice is one
   row, summed before the norm and before the sum alike;
 - *every norm is rounded up*, by a proven bound on its error, also where its square would underflow;
-- *what cancels is known by its parts*: `reach` is the sum of the sizes of what an example's gradient is added
-  up from. Where
-  it is far above the norm, rounding errors of the parts count, so the norm is not let below reach / 256, and
-  the sum over the batch is made as exactly as the batch's total reach demands (`sums.py`).
+- *cancelling terms are bounded by their sizes*: `reach` is the sum of the norms of the terms of an example's gradient.
+  Where it is far above the norm, rounding errors of the terms count, so the norm is at least reach / 256, and the sum
+  over the batch is as exact as the batch's total reach demands (`float_sums.py`).
+
+A layer that is called on merged axes (ids flattened to [B·T]) gives factors of B·k rows; `folded` adds up each
+example's k.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import sums
-from tfdp_rec.clipping.sums import Depth
+from tfdp_rec.clipping import float_sums
+from tfdp_rec.clipping.float_sums import Depth
+from tfdp_rec.refused import NotPrivate
 
 _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
 
 
 class Reads(NamedTuple):
-    """Which examples read which rows of one table: `example[i]` read row `ids[i]`; `shared` rows all of them read."""
+    """The rows of one table that were read: row `ids[i]` by `example[i]`, the `shared` rows by all examples."""
 
     example: tf.Tensor
     ids: tf.Tensor
@@ -51,31 +54,30 @@ class Reads(NamedTuple):
 
 
 def wide(tensor: tf.Tensor) -> tf.Tensor:
-    """Norms are computed in float32 at least, whatever the compute type of the layer."""
+    """`tensor` in float32 at least: the type in which norms are computed."""
     return tensor if tensor.dtype in (tf.float32, tf.float64) else tf.cast(tensor, tf.float32)
 
 
 def count_along(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | float:
-    """The length of an axis: `size` if it is known, else found when the graph runs."""
+    """The length of an axis: `size` if it is known while tracing, otherwise a tensor."""
     return float(size) if size is not None else tf.cast(tf.shape(tensor)[axis], tensor.dtype)
 
 
 def _rounded(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float:
-    """1 + the largest relative error of a sum of terms of one sign after so many additions, and a few more."""
-    return 1 + (additions + 8) * sums.unit(dtype)
+    """1 + the largest relative error of `additions` and a few more, of terms of one sign."""
+    return 1 + (additions + 8) * float_sums.unit(dtype)
 
 
 def length(tensor: tf.Tensor) -> tf.Tensor:
-    """‖·‖ along the last axis, rounded up; TensorFlow's norm reads once what squaring and adding up would read
-    thrice.
-    """
+    """‖·‖ along the last axis, rounded up."""
     values = count_along(tensor.shape[-1], tensor, -1)
+    # One pass over the tensor; squaring and adding up would make three.
     found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
     return found * _rounded(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
 
 
 def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
-    """‖tensor[b]‖ for each example: of its rows' lengths, so that no sum is longer than an axis."""
+    """‖tensor[b]‖ for each example, axis by axis, so that no sum is longer than an axis."""
     if tensor.shape.rank == 1:
         return tf.abs(tensor) + _FLOOR
     while tensor.shape.rank > 2:
@@ -89,9 +91,9 @@ def total(lengths: tf.Tensor) -> tf.Tensor:
 
 
 def _flat(tensor: tf.Tensor) -> tf.Tensor:
-    """One row an example, `[batch, values]`: the shape in which TensorFlow is fastest, and in which equal work on one
-    tensor (a layer's output gradient stands in its kernel's factor and in its bias's) is seen to be equal.
-    """
+    """`[batch, values]`."""
+    # TensorFlow is fastest in this shape, and finds equal work on one tensor: a layer's output gradient is part of the
+    # factors of its kernel and of its bias.
     if tensor.shape.rank == 2:
         return tensor
     values = tf.TensorShape(tensor.shape[1:]).num_elements()
@@ -99,27 +101,28 @@ def _flat(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """`weights[b] * tensor[b]`, where a weight of zero wins over an infinite or undefined gradient."""
+    """`weights[b] * tensor[b]`, zero for a weight of zero and an infinite or undefined gradient."""
     rows = _flat(tensor)
     weighed = tf.math.multiply_no_nan(rows, tf.cast(weights, tensor.dtype)[:, None])
     return weighed if rows is tensor else tf.reshape(weighed, tf.shape(tensor))
 
 
 def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """`tensor` with the examples of weight zero set to zero; costs nothing in the usual case of none."""
+    """`tensor` with the examples of weight zero set to zero; no work if there are none."""
     kept = _silenced(weights, _flat(tensor))
     return tf.ensure_shape(tf.reshape(kept, tf.shape(tensor)), tensor.shape)
 
 
-@sums.traced_once
+@float_sums.traced_once
 def _silenced(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     counts = tf.not_equal(weights, 0)
     return tf.cond(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
 
 
-@sums.traced_once
+@float_sums.traced_once
 def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """`g` with what stands at equal ids of one example summed at the first of them, zero at the others."""
+    """`g` summed over equal ids of one example, at the place of the first; zero at the others."""
+    # (example, id) pairs as one number: ids are below `rows`, as `of_rows` ensures.
     batch, flat = tf.shape(ids, tf.int64)[0], tf.reshape(g, [-1, tf.shape(g)[2]])
     keys, place = tf.unique(tf.reshape(tf.range(batch)[:, None] * rows + ids, [-1]))
     count = tf.size(place)
@@ -136,12 +139,12 @@ def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
 
 
 def by_position(tensor: tf.Tensor) -> tf.Tensor:
-    """`[batch, T, n]`; a tensor without positions has one."""
+    """`[batch, T, n]`, with T = 1 for a tensor without positions."""
     return tensor[:, None, :] if tensor.shape.rank == 2 else tensor
 
 
 class Factor(abc.ABC):
-    """The gradients of one variable by one kind of reading, one for each example of the batch."""
+    """Each example's gradient of one variable, in one of the forms of this file's table."""
 
     sparse = False
     mergeable = True
@@ -156,7 +159,7 @@ class Factor(abc.ABC):
         """The norm of each example's gradient, rounded up, `[batch]`."""
 
     def reach(self) -> tf.Tensor:
-        """The sizes of the terms that an example's gradient is added up from, added up, `[batch]`: its norm if one."""
+        """The sum of the norms of the terms of each example's gradient, `[batch]`: its norm if there is one term."""
         return self.norm()
 
     @property
@@ -166,7 +169,7 @@ class Factor(abc.ABC):
 
     @property
     def terms(self) -> tf.Tensor | int:
-        """How many terms an example contributes to a number of the sum."""
+        """The number of terms that an example contributes to a number of the sum."""
         return 1
 
     @abc.abstractmethod
@@ -174,14 +177,14 @@ class Factor(abc.ABC):
         """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
 
     def reads(self) -> Reads:
-        """Which example reads which rows: for sparse kinds, whose rows mechanisms choose by it."""
+        """The rows that each example reads, by which mechanisms choose rows: for sparse kinds."""
         raise NotImplementedError(f"{type(self).__name__} is sparse and must say which examples read which rows.")
 
     def dense(self) -> PerExample:
-        """The same gradients, formed: only for pairs of kinds that have no cheaper inner product."""
+        """The same gradients, formed: for pairs of kinds without a cheaper inner product."""
         raise NotImplementedError(
-            "A table is read by row in one layer and by a layer without a rule for tables in another; "
-            "an example's gradient would have the table's shape. Register a rule for the second layer."
+            "A table is read by row in one layer, and as a whole in a layer without a rule for tables, so an example's "
+            "gradient would have the table's shape. Register a rule for the second layer."
         )
 
 
@@ -200,7 +203,7 @@ class PerExample(Factor):
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         shape = tf.shape(self.values)[1:]
-        added = sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
+        added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
         return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
 
     def dense(self) -> PerExample:
@@ -236,22 +239,22 @@ class Outer(Factor):
         return total(length(self.x) * length(self.g))
 
     def _gram_norm(self) -> tf.Tensor:
-        """Terms of both signs: rounded up by what they may have lost, a share of reach²."""
+        # √ Σ_{t,s} (x_t·x_s)(g_t·g_s): terms of both signs, rounded up by a share of reach², the most they may lose.
         products = tf.matmul(self.x, self.x, transpose_b=True) * tf.matmul(self.g, self.g, transpose_b=True)
         square = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)
         positions = 2 * count_along(self.x.shape[1], self.x, 1)
-        lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * sums.unit(square.dtype)
+        lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * float_sums.unit(square.dtype)
         return root(square + lost * tf.square(self.reach()))
 
     def _formed_norm(self) -> tf.Tensor:
-        lost = (count_along(self.x.shape[1], self.x, 1) + 8) * sums.unit(self.x.dtype)
+        lost = (count_along(self.x.shape[1], self.x, 1) + 8) * float_sums.unit(self.x.dtype)
         return length_of_all(self._formed()) + lost * self.reach()
 
     def _formed(self) -> tf.Tensor:
         return tf.matmul(by_position(self.x), by_position(self.g), transpose_a=True)
 
     def norm(self) -> tf.Tensor:
-        if self.whole:  # the product of lengths, not of squares: a square may be too small a number, or too large
+        if self.whole:  # a product of lengths: squares may underflow or overflow
             return length(_flat(self.x)) * length(_flat(self.g)) * _rounded(0, self.x.dtype)
         positions = self.x.shape[1]
         product, added = self.x.shape[2] * self.g.shape[2], self.x.shape[2] + self.g.shape[2]
@@ -263,7 +266,7 @@ class Outer(Factor):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
         flat_x, flat_g = (v if v.shape.rank == 2 else tf.reshape(v, [-1, v.shape[2]]) for v in (x, g))
-        added = sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
+        added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
         return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
     def dense(self) -> PerExample:
@@ -287,10 +290,8 @@ class Rows(Factor):
 
     @functools.cached_property
     def summed(self) -> tf.Tensor:
-        """`g` with the gradients of an id that an example read several times summed in the first place, zero in others.
-
-        Memory grows with the bag, not with its square. Ids are those of rows (the rules see to it), so keys differ.
-        """
+        """`g` summed over repeated ids of one example, at the place of the first; zero at the others."""
+        # Memory grows with the length of a bag; comparing all pairs of ids would take its square.
         if self.ids.shape[1] == 1:
             return self.g
         found = _in_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
@@ -302,7 +303,7 @@ class Rows(Factor):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
         values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
-        ids, added = sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
+        ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
 
     def reads(self) -> Reads:
@@ -313,29 +314,27 @@ class Rows(Factor):
 class Scores(Factor):
     """Gradients of shared candidates' rows: `ids` `[S]`, `d` `[batch, S]` of the logits, `q` `[batch, width]`."""
 
-    sparse, mergeable = True, False  # two of them have two queries an example: their inner product is a formula below
+    sparse, mergeable = True, False  # several have several queries an example: see `cross_terms.py`
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
         self.ids, self.d, self.q, self.shape = tf.cast(ids, tf.int64), wide(d), wide(q), tuple(shape)
 
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """(ids `[n]`, d `[batch, n]`): candidates drawn twice are one candidate with the sum of the logits'
-        gradients.
-        """
+        """(ids `[n]`, d `[batch, n]`), the logits' gradients summed over repeated draws of a candidate."""
         ids, d = _one_column_an_id(self.ids, self.d)
         return ids, d
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
-        raise NotImplementedError("factors of this kind stay apart.")
+        raise NotImplementedError("Scores are not merged: each has queries of its own.")
 
     def norm(self) -> tf.Tensor:
         return length(self.distinct[1]) * length(self.q) * _rounded(0, self.q.dtype)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         ids, d = self.distinct
-        values = sums.products(_weigh(weights, d), _silence(weights, self.q), depth.whole)
+        values = float_sums.products(_weigh(weights, d), _silence(weights, self.q), depth.whole)
         values = tf.ensure_shape(values, [None, self.q.shape[1]])
         return tf.IndexedSlices(values, ids, tf.constant(self.shape, tf.int64))
 
@@ -343,15 +342,51 @@ class Scores(Factor):
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
 
 
-@sums.traced_once
+@float_sums.traced_once
 def _one_column_an_id(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, position = tf.unique(ids)
     count = tf.size(distinct)
-    summed = lambda: tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), position, count))  # noqa: E731
+
+    def summed() -> tf.Tensor:
+        return tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), position, count))
+
     return distinct, tf.cond(tf.equal(count, tf.size(ids)), lambda: d, summed)
 
 
 def root(square: tf.Tensor) -> tf.Tensor:
-    """√, rounded up; rounding below zero counts as zero, NaN stays NaN."""
+    """√, rounded up; a square rounded below zero counts as zero, NaN stays NaN."""
     kept = tf.where(square < 0, tf.zeros_like(square), square)
     return tf.sqrt(kept) * _rounded(0, square.dtype) + _FLOOR
+
+
+def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
+    """The factor of `batch_size` examples from one of B·k rows, example-major."""
+    # An example's gradient is the sum over its k rows: formed gradients are added up, positions are put side by side.
+    if isinstance(factor, PerExample):
+        return PerExample(tf.reduce_sum(_by_example(factor.values, batch_size), axis=1))
+    if isinstance(factor, Rows):
+        ids, g = (_by_example(t, batch_size) for t in (factor.ids, factor.g))
+        return Rows(_one_run(ids), _one_run(g), factor.shape)
+    if isinstance(factor, Outer):
+        x, g = (_by_example(t, batch_size) for t in (factor.x, factor.g))
+        x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
+        return Outer(x, g, factor.assemble)
+    raise NotPrivate(
+        f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "
+        "does not add up by example; call it on [batch, T, ...] instead."
+    )
+
+
+def _by_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
+    """`[B·k, ...]` as `[B, k, ...]`; a batch of no examples has k = 0."""
+    shape = tf.shape(tensor)
+    each = shape[0] // tf.maximum(batch_size, 1)
+    split = tf.reshape(tensor, tf.concat([[batch_size, each], shape[1:]], axis=0))
+    return tf.ensure_shape(split, [None, None, *tensor.shape[1:]])
+
+
+def _one_run(tensor: tf.Tensor) -> tf.Tensor:
+    """`[B, k, T, ...]` as `[B, k·T, ...]`."""
+    shape = tf.shape(tensor)
+    run = tf.reshape(tensor, tf.concat([[shape[0], shape[1] * shape[2]], shape[3:]], axis=0))
+    return tf.ensure_shape(run, [None, None, *tensor.shape[3:]])

@@ -1,12 +1,12 @@
-"""Negatives that no example decides: drawn from the public catalogue, anew for each batch, shared by its examples.
+"""Negatives that do not depend on the data: drawn from the public catalogue for each batch, shared by its examples.
 
 With Q the distribution of a draw and S draws, a negative s is expected S Q(s) times. The softmax over the catalogue,
 
     log Σ_i exp l_i,    is estimated by    log(exp l_positive + Σ_s exp(l_s − log(S Q(s))))
 
-whose argument is right in expectation but for the negatives that are the positive. Q is uniform, or half of it follows
-counts that were released: what is computed from a release is free, and what is drawn from the batch would be neither
-free nor bounded by the clip. The seed is replaced before every private step (`seeds.py`), as that of dropout is.
+whose argument is right in expectation but for negatives equal to the positive. Q is uniform, or a mixture in equal
+parts of the uniform distribution and of released counts: post-processing costs no privacy, while negatives drawn from
+the batch would not be bounded by the clip. The seed is replaced before every private step (`recorder.secret_seeds`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-_UNIFORM = 0.5  # of the draws, where counts are given: nothing is never drawn, and no correction is large
+_UNIFORM = 0.5  # share of uniform draws where counts are given: every candidate is drawn, no correction is large
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class Negatives(keras.layers.Layer):
-    """Draws of candidates' numbers, by nothing that is private.
+    """Draws candidates' numbers from a distribution that is public or was released.
 
     Args:
-        number: S, how many are drawn, with replacement.
-        catalogue: how many candidates there are.
-        released_counts: how often each is expected to be seen, `[catalogue]`: public, or released by a mechanism whose
-            accountant was told (`privacy.private_counts(..., accountant=).values`); never counted from the data as they
-            are. Left out, all are drawn alike.
+        number: Number S of draws for a batch, with replacement.
+        catalogue: Number of candidates.
+        released_counts: Expected frequency of each candidate, `[catalogue]`: public, or released by a mechanism that
+            the accountant counts (`privacy.private_counts(..., accountant=).values`); raw counts of private data are
+            not private. Left out, all candidates are equally likely.
 
     Raises:
-        ValueError: for no draws, or counts that do not fit.
+        ValueError: There are no draws or no candidates, or the counts do not fit the catalogue.
 
     Example:
         >>> drawn = Negatives(number=5, catalogue=3, released_counts=[8.0, 0.0, -1.5]).draw()
@@ -60,7 +60,7 @@ class Negatives(keras.layers.Layer):
         return tf.minimum(found, self.catalogue - 1)
 
     def log_expected(self, numbers: tf.Tensor) -> tf.Tensor:
-        """log(S Q(s)), float32: what is taken off the logit of a negative for each number."""
+        """log(S Q(s)), float32: the correction to subtract from the logit of each negative."""
         if self._shares is None:
             return tf.fill(tf.shape(numbers), tf.constant(np.log(self.number / self.catalogue), tf.float32))
         return tf.gather(tf.constant(np.log(self.number * self._shares), tf.float32), numbers)
@@ -71,16 +71,12 @@ class Negatives(keras.layers.Layer):
 
 
 def negatives_of(given: Any, catalogue: int) -> Any:
-    """`Negatives` as they were given: drawn by a layer, or so many drawn uniformly; or None.
-
-    Raises:
-        ValueError: for those of another catalogue.
-    """
+    """`Negatives` from a layer, its config or a number of uniform draws; None stays None."""
     if isinstance(given, dict):
         given = keras.saving.deserialize_keras_object(given)
     if given is None or isinstance(given, Negatives):
         if given is not None and given.catalogue != catalogue:
-            raise ValueError(f"The negatives are of {given.catalogue} candidates, and there are {catalogue}.")
+            raise ValueError(f"The negatives are for {given.catalogue} candidates, but there are {catalogue}.")
         return given
     return Negatives(given, catalogue, name="negatives")
 
@@ -101,7 +97,7 @@ def _checked(counts: Sequence[float], catalogue: int) -> list[float]:
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:
-    """Q: noise may have made a count negative, which stands for none."""
+    """Q; a count that noise made negative counts as zero."""
     seen = np.maximum(counts, 0.0)
     uniform = np.full(len(counts), 1.0 / len(counts))
     return _UNIFORM * uniform + (1 - _UNIFORM) * (seen / seen.sum() if seen.sum() else uniform)

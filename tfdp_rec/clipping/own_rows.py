@@ -1,10 +1,10 @@
-"""The gradient of rows that each example looks up among its own: `tf.gather(x, ids, batch_dims=1)`.
+"""The gradient of a lookup of each example among its own rows: `tf.gather(x, ids, batch_dims=1)`.
 
     y[b, k] = x[b, ids[b, k]]         has the gradient         x̄[b, t] = Σ_k [ids[b, k] = t] ȳ[b, k]
 
-TensorFlow adds these up in one long axis of all rows, at ids[b, k] + b T. There an id out of range is a row of
-another example, and nothing in the gradient itself keeps it out. So in a private step the sum is taken as it stands
-above, by a product with one-hot rows: an id out of range is a row of zeros, whatever else is pruned of the graph.
+TensorFlow adds these up in one long axis of all rows, at ids[b, k] + b T, where an id out of range is a row of another
+example. So a private step takes the sum above literally, by a product with one-hot rows: an id out of range is a row of
+zeros, without a check that a graph optimizer could prune.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tfdp_rec.keras_internals import differentiated
 
 @contextlib.contextmanager
 def own_rows() -> Iterator[None]:
-    """Has lookups among an example's own rows be differentiated example by example, for the length of the block."""
+    """Differentiates lookups among an example's own rows example by example, for the length of the block."""
     with differentiated("GatherV2", _by_example):
         yield
 
 
 def _by_example(op: Any, gradient: Any, otherwise: Callable[..., Any]) -> Any:
-    """The gradients of a gather's inputs; as TensorFlow has them, where lengths beside the batch are not known."""
+    """The gradients of a gather's inputs; TensorFlow's own if lengths beside the batch are unknown."""
     rows, ids, axis = op.inputs
     fits = op.get_attr("batch_dims") == 1 and tf.get_static_value(axis) == 1 and isinstance(gradient, tf.Tensor)
     if not fits or rows.shape.rank is None or ids.shape.rank is None or None in (*rows.shape[1:], *ids.shape[1:]):

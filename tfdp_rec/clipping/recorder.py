@@ -1,10 +1,15 @@
-"""Runs a model's layers under recording: which calls were made, with what inputs, and what to differentiate.
+"""Runs a model's layers under recording: the calls that were made, their inputs, and the tensors to differentiate.
 
 For the length of one `with recording(...)` every layer that owns trainable weights has `call` replaced on the instance
-(Keras looks it up there first). The replacement runs the layer through its rule and notes the call. Nothing else of the
-model changes, so any Keras model works: functional, subclassed, nested, with layers called several times.
+(Keras looks it up there first). The replacement runs the layer by its rule and notes the call. Nothing else of the
+model changes, so any Keras model works: functional, subclassed, nested, with layers called several times. A layer
+without an exact rule is refused by name, since its gradient would escape the clip.
 
-What cannot be handled exactly is refused here, by name: it would make a gradient escape the clip.
+**Secret seeds.** A dropout mask depends on the place of an example in the batch, and removing one example moves those
+behind it. Under secret masks this changes no distribution (docs/privacy-independence.md); under masks that can be
+computed afterwards, the gradients of all others would change with the one example. Keras seeds its layers from Python's
+`random`, counts on from there, and saves the count with the model. So `secret_seeds` replaces the seeds before a step
+by the operating system's entropy, and once more after it: a saved model holds no seed that was used.
 """
 
 from __future__ import annotations
@@ -20,23 +25,25 @@ import tensorflow as tf
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.rules import NO_BATCH, Call
 from tfdp_rec.demands import demand
-from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts
+from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts, random_states, resource
+from tfdp_rec.noise.system_words import system_words
 from tfdp_rec.refused import NotPrivate
 
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
 
 def no_settling(variable: keras.Variable, ids: tf.Tensor) -> None:
-    """What happens before a table is read when nothing is pending: nothing."""
+    """Settles nothing: for optimizers without pending noise."""
 
 
 def guard_of(model: keras.Model) -> BeforeRead:
-    """What must be done before the model's tables are read: by duck typing, since it is of a higher floor."""
+    """The function to call before the model's tables are read."""
+    # By name: `training.release` is on a higher floor, and ordinary Keras models have none.
     return getattr(getattr(model, "release", None), "before_read", no_settling)
 
 
 class Unit(NamedTuple):
-    """A layer to record whole: with its rule, or with the reason why it has none."""
+    """A layer that is recorded as a whole, with its rule or the reason of its refusal."""
 
     layer: keras.layers.Layer
     rule: rules.Rule | None
@@ -44,14 +51,7 @@ class Unit(NamedTuple):
 
 
 def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
-    """The layers to record, each with its rule: the outermost ones that a rule covers whole.
-
-    Args:
-        model: a built Keras model.
-
-    Raises:
-        NotPrivate: for a layer that mixes examples, or weights that no rule covers.
-    """
+    """The outermost layers that a rule covers, each with its rule; raises `NotPrivate` for the first refused one."""
     found = []
     for unit in units_and_refusals(model):
         if unit.rule is None:
@@ -61,16 +61,13 @@ def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
 
 
 def units_and_refusals(model: keras.Model) -> list[Unit]:
-    """As `units`, those that are refused first, and with the reason.
-
-    Args:
-        model: a built Keras model.
-    """
+    """All units of a model, the refused ones first."""
     whys = [(layer, rules.refusal(layer)) for layer in layers_within(model)]
     refused = [Unit(one, None, f"Layer '{one.name}' ({type(one).__name__}) {why}.") for one, why in whys if why]
     seen = {id(unit.layer) for unit in refused}
     found: list[Unit] = []
 
+    # From the outermost layer inwards: a layer that a rule covers is recorded as a whole, its parts are not.
     def visit(layer: keras.layers.Layer) -> None:
         if not layer.trainable_variables or id(layer) in seen:
             return
@@ -104,10 +101,7 @@ def _universal_or_refused(layer: keras.layers.Layer) -> Unit:
 
 
 class Recording:
-    """The calls made while recording, and the tape they were made under.
-
-    A second tape, stopped for the length of each call, notes the variables that are read outside all calls.
-    """
+    """The calls made while recording, and a tape of the variables that are read outside all calls."""
 
     def __init__(
         self,
@@ -118,7 +112,7 @@ class Recording:
     ):
         self.calls: list[Call] = []
         self.direct = list(direct)  # the model's own weights, which its loss reads itself
-        self.outside = tf.GradientTape()
+        self.outside = tf.GradientTape()  # stopped during each recorded call
         self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
         self._tape, self._batch_size, self._before_read = tape, batch_size, before_read
         self._within = False
@@ -129,8 +123,8 @@ class Recording:
             return original(*args, **kw)
         if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
             raise NotPrivate(
-                f"Layer '{layer.name}' is called inside a loop or a branch, where its calls cannot be recorded; move "
-                "it out, or register a rule for the layer that loops."
+                f"Layer '{layer.name}' is called inside a loop or a branch, where calls cannot be recorded; move the "
+                "call out, or register a rule for the layer that loops."
             )
         call = Call(layer, rule, args, kw)
         self._within = True
@@ -144,7 +138,7 @@ class Recording:
         return output
 
     def _settle(self, variable: keras.Variable, ids: tf.Tensor) -> None:
-        """Settles rows about to be read, and notes which operations did: they are ours, not the model's."""
+        """Settles rows that are about to be read, and notes the operations: they are not part of the loss."""
         start = self._made()
         self._before_read(variable, ids)
         self.settling.update(range(start, self._made()))
@@ -153,7 +147,7 @@ class Recording:
         return 0 if self._graph is None else len(self._graph.get_operations())
 
     def refuse_reads_outside(self, model: keras.Model) -> None:
-        """A variable that is read past its layer's call (`matmul(h, layer.kernel)`) has a gradient nobody clips."""
+        """Refuses variables that are read outside their layer's call, as in `matmul(h, layer.kernel)`."""
         read = {id(variable) for variable in self.outside.watched_variables()}
         own = {id(variable) for variable in self.direct}
         others = [v for v in model.trainable_variables if id(v) not in own]
@@ -166,7 +160,7 @@ class Recording:
             )
 
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
-        if self._batch_size is not None and tf.executing_eagerly():  # in a graph, the reading sees to it
+        if self._batch_size is not None and tf.executing_eagerly():  # in a graph, the reading checks it
             demand(tf.shape(tensor)[0] == self._batch_size, f"Layer '{call.layer.name}' {NO_BATCH}")
         if self._tape is not None:
             self._tape.watch(tensor)
@@ -174,7 +168,7 @@ class Recording:
         return tensor
 
     def tables(self) -> dict[str, list[tf.Tensor]]:
-        """Variables that were only ever read by row: path -> the ids each call read."""
+        """Variables that all calls read by row alone: path -> the ids of each call."""
         read: dict[str, list[tf.Tensor]] = {}
         whole: set[str] = set()
         for call in self.calls:
@@ -192,17 +186,7 @@ def recording(
     batch_size: tf.Tensor | None = None,
     before_read: BeforeRead = no_settling,
 ) -> Iterator[Recording]:
-    """Replaces `call` on every layer with weights, for the length of the block.
-
-    Args:
-        model: a built model.
-        tape: watches what the rules ask for.
-        batch_size: what every watched tensor's first axis must be.
-        before_read: called with a table and the ids about to be read from it.
-
-    Raises:
-        NotPrivate: for what cannot be recorded exactly.
-    """
+    """Records calls of all layers with weights, for the length of the block."""
     refuse_duplicate_paths(model)
     found = units(model)
     recorder = Recording(tape, batch_size, before_read, own_direct(model, tape))
@@ -214,11 +198,7 @@ def recording(
 
 @contextlib.contextmanager
 def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> Iterator[None]:
-    """Has others run layers, for the length of the block.
-
-    Args:
-        runs: layers, each with `run(call, args, kwargs)`, which is given the layer's own call.
-    """
+    """Replaces layers' calls by `run(call, args, kwargs)`, for the length of the block."""
 
     def replacement(original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: run(original, args, kwargs)
@@ -233,13 +213,13 @@ def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> I
 
 
 def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
-    """The weights of the model itself, watched; eagerly, where nothing is read, they are refused."""
+    """The weights of the model itself, watched by the tape; refused eagerly, where no graph is read."""
     own = own_weights(model)
     if own and tf.executing_eagerly():
         names = ", ".join(v.path for v in own)
         raise NotPrivate(
-            f"Model '{model.name}' owns weights itself ({names}), which only a traced step can tell apart by example; "
-            "put them into a layer of their own."
+            f"Model '{model.name}' owns weights itself ({names}), whose gradients split by example in a traced step "
+            "alone; put them into a layer of their own."
         )
     if tape is not None:
         tape.watch([rules.resource(v) for v in own])
@@ -247,7 +227,7 @@ def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.V
 
 
 def refuse_duplicate_paths(model: keras.Model) -> None:
-    """Gradients are kept by variable path, so two variables must not share one."""
+    """Refuses two variables of one path: gradients are stored by path."""
     paths = [v.path for v in model.trainable_variables]
     twice = sorted({p for p in paths if paths.count(p) > 1}) if len(set(paths)) < len(paths) else []
     if twice:
@@ -257,7 +237,7 @@ def refuse_duplicate_paths(model: keras.Model) -> None:
 
 
 def refuse_added_losses(model: keras.Model) -> None:
-    """`add_loss` and activity regularisers depend on the batch but are in no example's loss: refused."""
+    """Refuses `add_loss` and activity regularisers: they depend on the batch and are in no example's loss."""
     for layer in layers_within(model):
         if getattr(layer, "activity_regularizer", None) is not None or added_losses(layer):
             raise NotPrivate(
@@ -267,7 +247,7 @@ def refuse_added_losses(model: keras.Model) -> None:
 
 
 def refuse_unread(recorder: Recording) -> None:
-    """Where no graph is read, what is not by example is told by its shape: a batch's length is not known."""
+    """For steps without a reading: refuses watched tensors whose first length is known, hence not the batch's."""
     if recorder.direct:
         names = ", ".join(v.path for v in recorder.direct)
         raise NotPrivate(f"The model owns weights itself ({names}); put them into a layer of their own.")
@@ -279,7 +259,7 @@ def refuse_unread(recorder: Recording) -> None:
 def refuse_unrecorded(
     model: keras.Model, calls: Sequence[Call], direct: Sequence[keras.Variable] = ()
 ) -> None:
-    """Every trainable variable must belong to a recorded call: otherwise its gradient would be lost."""
+    """Refuses trainable variables of no recorded call: their gradient would be lost."""
     owned = {v.path for call in calls for v in call.layer.trainable_variables} | {v.path for v in direct}
     lost = [v.path for v in model.trainable_variables if v.path not in owned]
     if lost:
@@ -287,3 +267,19 @@ def refuse_unrecorded(
             f"Trainable variables take no part in the loss through a recorded layer call: {', '.join(lost)}. Call "
             "their layer in the loss, or set trainable=False on it."
         )
+
+
+@contextlib.contextmanager
+def secret_seeds(model: keras.Model) -> Iterator[None]:
+    """Gives the model's random layers secret seeds for the length of the block, and others afterwards."""
+    _replace_seeds(random_states(model))
+    yield
+    _replace_seeds(random_states(model))
+
+
+def _replace_seeds(states: list[keras.Variable]) -> None:
+    if not states:
+        return
+    words = tf.reshape(system_words(2 * len(states)), [len(states), 2])
+    for state, word in zip(states, tf.unstack(tf.cast(words, tf.int64))):
+        resource(state).assign(tf.cast(word, resource(state).dtype))

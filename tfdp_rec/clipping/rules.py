@@ -1,9 +1,9 @@
-"""How each layer's recorded calls give the gradients of its variables: one rule a layer type.
+"""Clipping rules: the gradients of a layer's variables from its recorded calls, one rule for each type of layer.
 
-A rule runs the layer, watching the tensor whose gradient it needs (the output before the activation), and later
-turns the call's input and that gradient into factors (`factors.py`). Rules are found by the layer's class: a subclass
-that overrides `call` does not inherit its parent's rule, since it may compute something else. Layers without a rule of
-their own get the universal one: the layer's own vector-Jacobian product, one example at a time.
+A rule runs the layer, watches the tensor whose gradient it needs (the output before the activation), and later turns
+the call's input and that gradient into factors (`factors.py`). Rules are found by the layer's class. A subclass that
+overrides `call` does not inherit its parent's rule, since it may compute something else. Layers without a rule get the
+universal one: the layer's own vector-Jacobian product, one example at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors
-from tfdp_rec.clipping.ids import no_length, of_rows
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
 from tfdp_rec.refused import NotPrivate
@@ -32,7 +31,15 @@ NO_BATCH = (
 
 @dataclasses.dataclass
 class Call:
-    """One recorded call of a layer: what went in, and the tensors whose gradients will be asked for."""
+    """One recorded call of a layer: its arguments, and the watched tensors, whose gradients the rule needs.
+
+    Attributes:
+        layer: Layer that is called.
+        rule: Rule that runs the layer.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        watched: Tensors that the rule watches, in order.
+    """
 
     layer: keras.layers.Layer
     rule: Rule
@@ -42,13 +49,18 @@ class Call:
 
     @property
     def input(self) -> Any:
-        """The first argument, however it was passed."""
+        """The first argument, positional or not."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
 
 @dataclasses.dataclass
 class Hooks:
-    """What a rule may do while its layer runs."""
+    """Functions that a rule calls while its layer runs.
+
+    Attributes:
+        watch: Function that marks a tensor as one whose gradient the rule needs, and returns it.
+        before_read: Function to call with a table and ids before the rule reads these rows.
+    """
 
     watch: Callable[[tf.Tensor], tf.Tensor]
     before_read: Callable[[keras.Variable, tf.Tensor], None]
@@ -57,18 +69,18 @@ class Hooks:
 class Rule(abc.ABC):
     """Runs a layer under recording and gives the factors of its variables."""
 
-    way = "a rule of its own"  # how it clips, for reports
+    way = "a rule of its own"  # of clipping, for reports
 
     @abc.abstractmethod
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
-        """The layer's output, as `original(*call.args, **call.kwargs)` would give it, with tensors watched."""
+        """The layer's output, equal to `original(*call.args, **call.kwargs)`, with tensors watched."""
 
     @abc.abstractmethod
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         """(variable, factor) for each variable of the layer, from the gradients of the watched tensors."""
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
-        """Variables that this call reads by row only: path -> the ids it reads."""
+        """Variables that this call reads by row alone: path -> the ids."""
         return {}
 
 
@@ -85,15 +97,15 @@ _BY_AXIS = (keras.layers.LayerNormalization, keras.layers.UnitNormalization, ker
 
 
 def register(layer_type: type | str, rule: Rule) -> None:
-    """Teaches clipping how to handle a layer type. Run `tfdp_rec.clipping.check` on a model that uses it.
+    """Registers the clipping rule of a layer type. Run `tfdp_rec.clipping.check` on a model that uses it.
 
     Args:
-        layer_type: the layer's class, or "library.Class" where the library may not be installed; subclasses that keep
-            its `call` are covered too.
-        rule: an instance of a `Rule` subclass.
+        layer_type: Class of the layer, or "library.Class" if the library may not be installed; the rule holds for
+            subclasses with the same `call`, too.
+        rule: Instance of a `Rule` subclass.
 
     Raises:
-        TypeError: if the two arguments are not a layer class and a rule.
+        TypeError: The arguments are not a layer class and a rule.
 
     Example:
         >>> import keras, tfdp_rec
@@ -110,12 +122,17 @@ def register(layer_type: type | str, rule: Rule) -> None:
 
 
 def refuse(layer_type: type, reason: str) -> None:
-    """Makes private training refuse a layer type, with the reason and the way out."""
+    """Makes private training refuse a layer type.
+
+    Args:
+        layer_type: Class of the layer.
+        reason: End of a sentence that begins with the layer's name: the reason and the way out.
+    """
     _REFUSED[layer_type] = reason
 
 
 def refusal(layer: keras.layers.Layer) -> str | None:
-    """Why this layer cannot be trained privately, or None."""
+    """The reason why this layer cannot be trained privately, or None."""
     if any(kind.__module__.startswith(_TFRS_TASKS) and kind.__name__ == "Retrieval" for kind in type(layer).__mro__):
         return (
             "scores each example against the others of its batch, so one example's gradient depends on the others; "
@@ -124,11 +141,11 @@ def refusal(layer: keras.layers.Layer) -> str | None:
     if isinstance(layer, _BY_AXIS) and 0 in tf.nest.flatten(layer.axis):
         return "has axis 0, the batch's, and so mixes the examples of a batch; give it another axis"
     if layer.trainable_variables and (_has(layer, "lora_enabled") or _has(layer, "quantization_mode")):
-        return "uses LoRA or quantisation, which clipping has no rule for"
+        return "uses LoRA or quantisation, for which there is no clipping rule; leave them out"
     if layer.compute_dtype == "float16":
         return "computes in float16, which needs loss scaling, and that breaks the clip; use mixed_bfloat16"
     if isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable:
-        return None  # frozen, it normalises by the statistics it has
+        return None  # frozen, it normalises by constants
     return next((why for kind, why in _REFUSED.items() if isinstance(layer, kind)), None)
 
 
@@ -158,7 +175,7 @@ def _positions(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
-    """A bias of `shape` is broadcast over the axes it lacks or has as 1: sum the gradient over those."""
+    """The factor of a bias: the gradient summed over the axes that `shape` lacks, or has with length 1."""
     rank, lead = gradient.shape.rank, gradient.shape.rank - len(shape)
     axes = [a for a in range(1, rank) if a < lead or (shape[a - lead] == 1 and gradient.shape[a] != 1)]
     if not axes and gradient.shape[1:] == shape:
@@ -168,7 +185,7 @@ def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
 
 
 class ActivatedRule(Rule):
-    """Layers that end in `self.activation`: what is watched is the activation's input."""
+    """Layers that end in `self.activation`; the activation's input is watched."""
 
     way = "closed form"
 
@@ -222,7 +239,7 @@ class EinsumDenseRule(ActivatedRule):
 
     @staticmethod
     def _axes(equation: str, x_rank: int, z_rank: int) -> tuple[str, str, str]:
-        """The equation's three terms with `...` spelled out in letters that it does not use."""
+        """The equation's three terms, with unused letters for `...`."""
         left, z_axes = equation.replace(" ", "").split("->")
         x_axes, w_axes = left.split(",")
         free = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation)
@@ -231,6 +248,7 @@ class EinsumDenseRule(ActivatedRule):
 
     @staticmethod
     def _outer(layer: Any, x: Any, g: Any, terms: Any, groups: Any) -> Any:
+        # Axes in the order batch, T, then I or O, each group as one axis: `[batch, T, I]` and `[batch, T, O]`.
         (x_axes, w_axes, z_axes), (batch, kept, contracted, new) = terms, groups
         sizes = dict(zip(w_axes, kernel_of(layer).shape))
 
@@ -253,7 +271,7 @@ class EinsumDenseRule(ActivatedRule):
 
 
 class Conv1DRule(ActivatedRule):
-    """A convolution is a dense layer on windows of its input; windows are gathered, not formed by a loop."""
+    """A convolution is a dense layer on windows of its input; the windows are gathered."""
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         (g,), layer, x = gradients, call.layer, call.input
@@ -272,7 +290,7 @@ class Conv1DRule(ActivatedRule):
             flat = tf.reshape(windows, [tf.shape(x)[0], steps, size * x.shape[2]])
             yield kernel_of(layer), factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
         else:
-            # Each group is a convolution of its own channels: no one outer product, so that the gradient is formed.
+            # The gradient of a grouped kernel is no single outer product, so it is formed.
             apart = tf.reshape(windows, [tf.shape(x)[0], steps, size, layer.groups, kernel_shape[1]])
             own = tf.reshape(g, [tf.shape(x)[0], steps, layer.groups, layer.filters // layer.groups])
             formed = tf.einsum("btsgi,btgo->bsigo", factors.wide(apart), factors.wide(own))
@@ -310,8 +328,28 @@ class LayerNormalizationRule(Rule):
             yield layer.beta, summed(g)
 
 
+def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
+    """`ids`, with a check in the graph that they are rows of the table; others become row 0."""
+    # A GPU reads zeros at an id outside the table, without an error. And (example, id) pairs are one number in
+    # `factors`, where such an id would be a row of the next example. Row 0 concerns its own example alone.
+    known = (ids >= 0) & (ids < table.shape[0])
+    message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
+    with tf.control_dependencies(demand(known, message)):
+        return tf.where(known, ids, tf.constant(0, ids.dtype))
+
+
+def no_length(layer: keras.layers.Layer, given: Any) -> str:
+    """The reason why a layer's argument is no tensor of a fixed length, or "" if it is one."""
+    if not isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
+        return ""
+    return (
+        f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give it "
+        "ids of one fixed length, padded with any id, and weights of 0 for the padding."
+    )
+
+
 class EmbeddingRule(Rule):
-    """Rows looked up by id: read by a gather from the variable itself, never by a whole read of the table."""
+    """Rows looked up by id, by a gather from the variable itself: the table is never read as a whole."""
 
     way = "by row"
 
@@ -337,6 +375,51 @@ class EmbeddingRule(Rule):
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
         return {embeddings_of(call.layer).path: self._ids(call)}
+
+
+class EmbedReduceRule(EmbeddingRule):
+    """keras-rs' bags of embeddings, lookups with one sum an example.
+
+    With ids i_t and weights v_t of one example, E the table, a bag is
+
+        z = Σ_t v_t E[i_t] / d,    d = 1 ("sum"),  Σ_t v_t ("mean"),  √(Σ_t v_t²) ("sqrtn"),   z = 0 where d is 0
+
+    The rows E[i_t] are watched, before weights and divisor; their gradients are those of a lookup.
+    """
+
+    way = "by row, put together by example"
+
+    def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
+        ids, weights = self._given(call)
+        for tensor in (ids, weights):
+            if why := no_length(call.layer, tensor):
+                raise NotPrivate(why)
+        rows = super().run(call, original, hooks)
+        weights = None if weights is None else tf.convert_to_tensor(weights)
+        return _combined(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _given(call: Call) -> tuple[Any, Any]:
+        named = dict(zip(("inputs", "weights"), call.args)) | call.kwargs
+        return named["inputs"], named.get("weights")
+
+
+def _combined(rows: tf.Tensor, weights: tf.Tensor | None, combiner: str) -> tf.Tensor:
+    """Bags of the rows `[batch, width]` or `[batch, T, width]`, by the formula of `EmbedReduceRule`."""
+    alone = rows.shape.rank == 2  # one row: its mean is the row
+    if weights is None or (alone and combiner != "sum"):
+        weights = tf.ones(tf.shape(rows)[:-1], rows.dtype)
+    common = keras.backend.result_type(rows.dtype, weights.dtype)
+    rows, weights = tf.cast(rows, common), tf.cast(weights, common)
+    for _ in range(rows.shape.rank - weights.shape.rank):
+        weights = weights[..., None]
+    if alone:
+        return rows * weights
+    total = tf.reduce_sum(rows * weights, axis=1)
+    if combiner == "sum":
+        return total
+    divisor = tf.reduce_sum(weights if combiner == "mean" else tf.square(weights), axis=1)
+    return tf.math.divide_no_nan(total, divisor if combiner == "mean" else tf.sqrt(divisor))
 
 
 class ReversibleEmbeddingRule(EmbeddingRule):
@@ -371,8 +454,9 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
 
 class UniversalRule(Rule):
-    """The layer's own vector-Jacobian product for each example by itself: right for every layer whose output row
-    depends on its input row alone, at the price of one formed gradient an example.
+    """The layer's own vector-Jacobian product, one example at a time, at the price of one formed gradient an example.
+
+    It is exact for every layer whose output row depends on its input row alone.
     """
 
     way = "one formed gradient an example"
@@ -383,7 +467,7 @@ class UniversalRule(Rule):
 
     @staticmethod
     def refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
-        """What running a layer once more would change."""
+        """Refuses layers that a second run would change: dropout inside, or state."""
         parts = list(layers_within(layer))
         for part in parts:
             if any(_is_positive(getattr(part, name, None)) for name in _RANDOM):
@@ -416,7 +500,7 @@ class UniversalRule(Rule):
             found = tape.gradient(output, sources, outputs, unconnected_gradients="zero")
             return [tf.convert_to_tensor(g) for g in found]
 
-        # An empty batch has nothing to vectorise over: give it one example of zeros, whose gradient is dropped.
+        # `vectorized_map` refuses an empty batch: it gets one example of zeros, whose gradient is dropped.
         count = tf.shape(inputs[0])[0]
         pad = tf.cast(tf.equal(count, 0), tf.int32)
         padded = tf.nest.map_structure(
@@ -427,7 +511,7 @@ class UniversalRule(Rule):
 
     @staticmethod
     def _with_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-        """An input that all examples share would be split among them: refused."""
+        """`value`, refused if its first axis is not the batch: it would be split among the examples."""
         message = f"Layer '{call.layer.name}' takes an input whose first axis is not the batch; register a rule for it."
         if not tf.executing_eagerly() and value.shape[0] is not None:
             raise NotPrivate(message)
@@ -436,7 +520,7 @@ class UniversalRule(Rule):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
 
 
-_RANDOM = ("rate", "dropout", "recurrent_dropout", "stddev")  # how Keras layers call the strength of their noise
+_RANDOM = ("rate", "dropout", "recurrent_dropout", "stddev")  # Keras' names for the strength of a layer's noise
 
 
 def _is_positive(value: Any) -> bool:
@@ -450,3 +534,4 @@ register(keras.layers.Conv1D, Conv1DRule())
 register(keras.layers.LayerNormalization, LayerNormalizationRule())
 register(keras.layers.Embedding, EmbeddingRule())
 register(keras.layers.ReversibleEmbedding, ReversibleEmbeddingRule())
+register("keras_rs.EmbedReduce", EmbedReduceRule())

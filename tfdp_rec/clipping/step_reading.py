@@ -1,11 +1,11 @@
-"""The reading of a private step as it is traced: what must be by example for the clipped sum to have its sensitivity.
+"""The reading of a private step as it is traced: the tensors that must be by example for the clip to bound them.
 
     losses              one an example
-    watched outputs     of every recorded layer call, and their gradients: what factors are made of
-    inputs of calls     the other half of the factors: by example likewise, or shared
+    watched outputs     of every recorded layer call, and their gradients: one half of the factors
+    inputs of calls     the other half of the factors: by example too, or shared
 
-The graph that is read is the one that will run, whoever had it traced: `fit`, `train_on_batch`, a loop of one's own, a
-worker. The settling of rows before they are read, which this package adds to it, is passed over: it writes noise.
+The graph that is read is the one that will run, in `fit`, `train_on_batch`, a loop of one's own or a worker. Operations
+of this package that settle rows before they are read are skipped: they write noise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves, refuse_padding
 from tfdp_rec.clipping.rules import NO_BATCH, Call, DenseRule, EmbeddingRule
-from tfdp_rec.independence.gradient_shares import Shares
+from tfdp_rec.independence.gradient_shares import GradientShares
 from tfdp_rec.independence.reading import Reading, Walk
 from tfdp_rec.independence.refusals import forward, is_gradient
 from tfdp_rec.independence.sizes import ONE, Size
@@ -29,13 +29,13 @@ from tfdp_rec.keras_internals import layers_within, random_states, resource
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld import held_rows, withheld
 
-_MOST_FAULTS = 64  # how often a loss is read anew to find more of them
-_ONE_INPUT = (DenseRule, EmbeddingRule)  # whose factors come from one input and one gradient, position by position
+_MOST_FAULTS = 64  # readings of one loss, each of which finds further faults
+_ONE_INPUT = (DenseRule, EmbeddingRule)  # their factors are made of one input and one gradient, position by position
 
 
 @dataclasses.dataclass
 class CallRead:
-    """A recorded call that was read: its gradients are by example; `merged`, if on several rows an example."""
+    """A recorded call with gradients by example; `merged` if an example has several rows."""
 
     call: Call
     gradients: list[tf.Tensor]
@@ -43,16 +43,7 @@ class CallRead:
 
 
 class StepReading:
-    """Begins where a step begins to be traced; reads it once its gradients are there.
-
-    Args:
-        model: whose loss it is.
-        batch: its batch, the length of its first axis hidden.
-        shared: keys of entries that all examples share.
-
-    Raises:
-        NotPrivate: for a batch whose examples have no fixed shape.
-    """
+    """The reading of one step: made before the loss is traced, used once its gradients are."""
 
     def __init__(self, model: keras.Model, batch: Any, shared: Sequence[str]):
         self._model, self._batch, self._shared = model, batch, shared
@@ -65,17 +56,7 @@ class StepReading:
     def read(
         self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any
     ) -> list[CallRead]:
-        """Refuses what mixes examples, and gives every call with gradients that are by example.
-
-        Args:
-            calls: as recorded.
-            losses: one an example.
-            gradients: of the calls' watched tensors, in order.
-            own: numbers of the operations that settle rows.
-
-        Raises:
-            NotPrivate: with the operation that mixes examples, and the line that made it.
-        """
+        """The calls, with gradients by example; raises `NotPrivate` if examples are mixed."""
         self._seen = self._walk(own)
         self._require(losses, "the loss", ONE)
         left = iter(gradients)
@@ -84,46 +65,33 @@ class StepReading:
     def refusals(
         self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any, known: Iterable[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
-        """All that `read` would refuse, every operation at fault once and nothing of what follows from it; other calls.
-
-        What is at fault is taken for what it should have been, and all is read again, until nothing new is found.
-        Faults of gradients follow from those before them, and are told where there are none.
-
-        Args:
-            calls: as recorded.
-            losses: one an example.
-            gradients: of the calls' watched tensors, in order.
-            own: numbers of the operations that settle rows.
-            known: operations whose faults have been told of.
-        """
+        """All refusals of `read`, each operation at fault once, and the calls that are not refused."""
+        # An operation at fault is then taken for what it should have been, and the step is read again, until no new
+        # fault is found. A fault of a gradient follows from one of the forward pass, and counts only without one.
         forgiven = {id(operation): operation for operation in known}
         faulty = bool(forgiven)
-        told: dict[Any, NotPrivate] = {}
+        refusals: dict[Any, NotPrivate] = {}
         for _ in range(_MOST_FAULTS):
             new = {}
             faults, read = self._faults(calls, losses, gradients, own, list(forgiven.values()))
             for fault in faults:
                 if fault.operation is None:
-                    told.setdefault(str(fault), fault)
+                    refusals.setdefault(str(fault), fault)
                     continue
-                cause = id(forward(fault.operation))  # a gradient is at fault where what it is the gradient of is
+                cause = id(forward(fault.operation))  # a fault of a gradient is that of its forward operation
                 if cause not in forgiven:
-                    told.setdefault(cause, fault)
+                    refusals.setdefault(cause, fault)
                 new[id(fault.operation)] = fault.operation
             if new.keys() <= forgiven.keys():
                 break
             forgiven |= new
-        follows = [fault for fault in told.values() if fault.operation is not None and is_gradient(fault.operation)]
-        others = [fault for fault in told.values() if not any(fault is one for one in follows)]
+        follows = [fault for fault in refusals.values() if fault.operation is not None and is_gradient(fault.operation)]
+        others = [fault for fault in refusals.values() if not any(fault is one for one in follows)]
         faulty |= any(fault.operation is not None for fault in others)
-        return (others if faulty else list(told.values())), read
+        return (others if faulty else list(refusals.values())), read
 
     def walk_to(self, tensor: tf.Tensor) -> Walk:
-        """What is known of a tensor, and of all that it is made of.
-
-        Args:
-            tensor: of the graph that is read.
-        """
+        """The reading of a tensor and of the operations that it is computed by."""
         made, todo = {id(tensor.op)}, [tensor.op]
         while todo:
             before = [t.op for t in todo.pop().inputs if id(t.op) not in made]
@@ -135,10 +103,11 @@ class StepReading:
     def _faults(
         self, calls: Any, losses: Any, gradients: Any, own: Any, forgiven: list[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
-        """What stops a reading for which some operations do what they should, a refusal a part; and what does not."""
+        """The refusals of a reading that excuses the `forgiven` operations, and the calls that are not refused."""
         faults: list[NotPrivate] = []
         read: list[CallRead] = []
         left, size = iter(gradients), tf.shape(losses)[0]
+        # Every part is read by itself, so that a refusal of one does not hide those of others.
         parts: list[Callable[[], Any]] = [lambda: self._require(losses, "the loss", ONE)]
         for call in calls:
             parts.append(functools.partial(self._read_call, call, [next(left) for _ in call.watched], size))
@@ -155,21 +124,12 @@ class StepReading:
         return faults, read
 
     def shares(self, variable: keras.Variable, gradient: Any) -> tf.Tensor:
-        """Each example's share of the gradient of a variable that the loss reads outside all layers.
-
-        Args:
-            variable: of the model's own.
-            gradient: of the sum of the losses.
-
-        Raises:
-            NotPrivate: if the examples' shares cannot be told apart.
-        """
+        """Each example's share of the gradient of one of the model's own variables, read outside all layers."""
         if not isinstance(gradient, tf.Tensor):
             raise NotPrivate(f"Rows of '{variable.path}' are read outside a layer; make it a keras.layers.Embedding.")
-        return Shares(self._seen, f"the gradient of '{variable.path}'").of(gradient)
+        return GradientShares(self._seen, f"the gradient of '{variable.path}'").of_tensor(gradient)
 
     def _read_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
-        """One call: of tensors that are all by example, or of what the batch shares."""
         name = f"layer '{call.layer.name}'"
         if any(isinstance(self._seen.value(t), Shared) for t in call.watched):
             return self._read_shared_call(call, gradients, size)
@@ -183,12 +143,12 @@ class StepReading:
         return CallRead(call, gradients, rows not in (None, ONE))
 
     def _read_shared_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
-        """A call on something shared is one on as many copies of it as there are examples, each with its own share."""
+        # A call on a shared input is one on a copy for each example, each with its own share of the gradient.
         if type(call.rule) not in _ONE_INPUT or len(call.watched) != 1:
             raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}.")
         (watched,), (gradient,) = call.watched, gradients
         name = f"the gradient of layer '{call.layer.name}'"
-        shares = tf.ensure_shape(Shares(self._seen, name).of(gradient), [None, *watched.shape])
+        shares = tf.ensure_shape(GradientShares(self._seen, name).of_tensor(gradient), [None, *watched.shape])
         given = tf.convert_to_tensor(call.input)
         copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
         return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)

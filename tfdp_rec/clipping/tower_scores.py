@@ -1,13 +1,12 @@
-"""Scores of candidates that are known by features, through any model: the private way to train two deep towers.
+"""Scores of candidates by a model of their features: the private way to train two deep towers.
 
 With q the query of an example, h the tower, p its positive and n_1 … n_S negatives that the batch shares,
 
     logit_0 = q · h(p),    logit_s = q · h(n_s) − log(S Q(n_s))
 
-A layer deep in the tower meets every example's own gradient at each of the S negatives, which no sum over the batch
-still tells apart. So the tower is run for every example on its 1 + S candidates, in one axis of B (1 + S) rows, and
-each of its layers is clipped as it is anywhere else. That costs B (1 + S) rows of the tower: for a table alone take
-`CandidateScores`, whose closed form costs B + S.
+If the batch shared one run of the tower on the S negatives, a layer inside it would see the sum of all examples'
+gradients, which does not split by example. So the tower runs on each example's 1 + S candidates, in one axis of
+B (1 + S) rows, and its layers are clipped by the ordinary rules. For a table alone, `CandidateScores` costs B + S rows.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ class TowerScores(keras.layers.Layer):
     """Logits of one positive an example and of drawn negatives, by a model of the candidates' features.
 
     Args:
-        tower: a layer or model: features of n candidates -> `[n, width]`.
-        candidates: the features of the public catalogue, as the tower takes them: an array or a nest of arrays, with
-            one row a candidate. A saved model keeps them as an asset.
-        negatives: how many are drawn for a batch, uniformly; or `Negatives`.
+        tower: Layer or model that maps features of n candidates to `[n, width]`.
+        candidates: Features of the public catalogue, an array or a nest of arrays with one row a candidate; a saved
+            model contains them as an asset.
+        negatives: Number of uniform draws for a batch, or `Negatives`.
 
     Call arguments:
-        query: `[batch, width]`.
-        positives: the features of each example's positive, in the same nest.
+        query: Queries `[batch, width]`.
+        positives: Features of each example's positive, in the same nest as `candidates`.
 
     Returns:
-        Logits `[batch, 1 + S]`, the positive first; a negative that has all features of the positive takes no part.
+        Logits `[batch, 1 + S]`, the positive first; a negative with all features of the positive is left out.
 
     Raises:
-        ValueError: for features with different numbers of rows.
+        ValueError: The features have different numbers of rows.
 
     Example:
         >>> titles = np.array(["a", "b", "c"])
@@ -67,6 +66,7 @@ class TowerScores(keras.layers.Layer):
     def call(self, query: tf.Tensor, positives: Any) -> tf.Tensor:
         drawn = self.negatives.draw()
         others = tf.nest.map_structure(lambda feature: tf.gather(feature, drawn), self.candidates)
+        # One axis of B (1 + S) rows, example by example: the tower's layers see rows, as in any other call.
         rows = self.tower(tf.nest.map_structure(_side_by_side, positives, others))
         rows = tf.reshape(rows, [-1, 1 + self.negatives.number, rows.shape[-1]])
         logits = tf.einsum("bd,bsd->bs", query, tf.cast(rows, query.dtype))
@@ -105,7 +105,7 @@ class TowerScores(keras.layers.Layer):
 
 
 def _constant(feature: Any) -> tf.Tensor:
-    """Made once, outside whatever graph is being traced; of a config, blank."""
+    """A feature as a constant outside the graph being traced; zeros of its shape, from a config."""
     with tf.init_scope():
         if not isinstance(feature, str):
             return tf.constant(feature)

@@ -1,7 +1,7 @@
 """Independence by construction: a traced loss is read, operation by operation, before a step is made of it.
 
-What comes out by example is each example's own; everything else that matters is refused, with the operation and the
-user's own line. The argument, and how to teach it an operation, is in docs/privacy-independence.md.
+Tensors by example belong to one example each; others that matter are refused, with the operation and the user's own
+line. The argument, and how to register an operation, is in docs/privacy-independence.md.
 """
 
 from __future__ import annotations

@@ -1,25 +1,31 @@
-"""Reads a traced loss and its gradients, operation by operation, and says what is known of each tensor (`values.py`).
+"""Reads a traced loss and its gradients, operation by operation, and gives each tensor an abstract value (`values.py`).
 
-A reading begins where the batch does: its tensors are by example along their first axis, entries that all examples
-share are shared, and so is every variable. Each operation in turn gives its outputs values, by its rule (`rules/`); one
-whose inputs are all shared gives shared outputs, whatever it does. Bodies of functions, branches and loops are read
-like the graph itself, loops again and again until nothing changes.
+A reading begins with the batch: its tensors are by example along their first axis, entries that all examples share are
+shared, and so is every variable. Each operation in turn gives its outputs values by its rule (`rules/`); an operation
+whose inputs are all shared gives shared outputs. Bodies of functions, branches and loops are read like the graph,
+loops again until nothing changes.
 
-What mixes examples is not refused where it stands, but where it matters: when it is found in a loss, a gradient or the
-input of a layer with weights. Metrics may mix. What writes state or leaves the graph is refused at once.
+An operation that mixes examples is refused where its result matters: in a loss, a gradient or the input of a layer with
+weights. Metrics may mix. Operations that write state or leave the graph are refused at once.
+
+**Lengths.** The static shape of a tensor may have been declared: TensorFlow believes `set_shape` without a check. So a
+reading assumes no static shapes but those of the batch, which a step's signature checks, of constants and of variables.
+Each operation is made once more, in a graph of its own, with inputs of the lengths that the reading has found; the
+lengths that TensorFlow's shape function then gives its outputs are true if those are (`lengths_of_outputs`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.demands import is_check
 from tfdp_rec.independence import refusals
-from tfdp_rec.independence.lengths import lengths_of_outputs
-from tfdp_rec.independence.sizes import BATCH, Numbers, Size, letter, size
+from tfdp_rec.independence.sizes import BATCH, Size, SizeArray, letter, size
 from tfdp_rec.independence.values import (
     ByExample,
     Handle,
@@ -36,17 +42,21 @@ from tfdp_rec.refused import NotPrivate
 
 Rule = Callable[["At"], Any]
 _RULES: dict[str, Rule] = {}
-_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set()}
+_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set(), "apart": set()}
 
 
-def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False) -> Callable[[Rule], Rule]:
+def rule(
+    *types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False, apart: bool = False
+) -> Callable[[Rule], Rule]:
     """Registers how operations of these types treat the examples of a batch.
 
     Args:
         *types: TensorFlow's names of the operations, as `op.type` gives them.
-        sizes: Whether the rule is asked about values made of the batch's size; otherwise these are refused.
-        mixed: Whether the rule is asked about tensors that mix examples; otherwise what is made of them mixes too.
-        numbers: Whether its outputs may keep the whole numbers that are followed; otherwise these are forgotten.
+        sizes: Whether the rule takes inputs made of the batch's size; otherwise the outputs are mixed.
+        mixed: Whether the rule takes inputs that mix examples; otherwise the outputs mix too.
+        numbers: Whether outputs may have known whole numbers; otherwise these are forgotten.
+        apart: Whether an output may depend on some of the inputs alone, or on their lengths alone; otherwise a value
+            made of examples is never taken for shared.
 
     Returns:
         A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
@@ -61,7 +71,7 @@ def rule(*types: str, sizes: bool = False, mixed: bool = False, numbers: bool = 
     def register(function: Rule) -> Rule:
         for kind in types:
             _RULES[kind] = function
-            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers)):
+            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers), ("apart", apart)):
                 (_TAKES[name].add if takes else _TAKES[name].discard)(kind)
         return function
 
@@ -74,12 +84,12 @@ def known_operations() -> frozenset[str]:
 
 
 class Reading:
-    """What one traced private computation does with the batch.
+    """The state of reading one traced private computation.
 
     Args:
-        writable: handles of variables that may be written: by id of the handle, "metric" or "seed".
-        names: of variables, by id of the handle.
-        layers: names of the model's layers, for refusals.
+        writable: Kind of each variable that may be written, "metric" or "seed", by id of its handle.
+        names: Names of variables, by id of their handles.
+        layers: Names of the model's layers, for refusals.
     """
 
     def __init__(
@@ -90,22 +100,22 @@ class Reading:
     ):
         self.writable, self.names = writable or {}, names or {}
         self.layers = tuple(layers)
-        self.draws: set[Any] = set()  # reads of seeds that were drawn from
-        self.writes: dict[Any, int] = {}  # how often a seed's state was written so far
-        self.without_rule: set[str] = set()  # types of operations that met what is not shared, and have no rule
-        self.walks = 0  # so that lengths of two walks through one graph have names of their own
-        self.turns = 0  # loops that are being read, whose bodies may run any number of times
-        self.unwritten = False  # whether this turn read an entry of a list that was never written
+        self.draws: set[Any] = set()  # reads of seeds from which numbers were drawn
+        self.writes: dict[Any, int] = {}  # number of writes to each seed so far
+        self.without_rule: set[str] = set()  # types of operations without a rule whose inputs were not all shared
+        self.walks = 0  # so that lengths of two walks through one graph have different names
+        self.turns = 0  # depth of loops being read: their bodies may run any number of times
+        self.unwritten = False  # whether this turn read an unwritten entry of a list
 
     def captured(self, tensor: Any, operation: Any) -> Value:
-        """What a graph's placeholder stands for: a variable, a constant, or nothing that is known of."""
+        """The value of a graph's placeholder: a variable's, a constant's, or mixed."""
         outside = _captured(tensor)
         if outside is None:
             return Mixed(operation, "outside")
         if outside.dtype == tf.resource:
             return Handle(id(outside), _lengths_held(outside))
-        small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= Numbers.LIMIT
-        return Shared(Numbers.of(outside.numpy()) if small else None)
+        small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
+        return Shared(SizeArray.of_integers(outside.numpy()) if small else None)
 
     def captured_lengths(self, tensor: Any) -> Lengths | None:
         """The lengths of a captured constant."""
@@ -114,7 +124,7 @@ class Reading:
         return tuple(size(n) for n in outside.shape) if known else None
 
     def contents(self, at: At, handle: Value) -> Value:
-        """What a variable holds: shared, but for metrics; a seed, for a random layer's."""
+        """The value of a variable's contents: a seed for a random layer's, mixed for a metric's, otherwise shared."""
         if not isinstance(handle, Handle):
             return handle if isinstance(handle, Mixed) else at.mixed("outside")
         kind = self.writable.get(handle.key)
@@ -123,7 +133,7 @@ class Reading:
         return Seed(frozenset({(handle.key, self.writes.get(handle.key, 0))})) if kind == "seed" else Shared()
 
     def refuse(self, operation: Any, reason: str, detail: str = "", subject: str = "") -> NotPrivate:
-        """The exception that says so."""
+        """The exception for an operation at fault."""
         refusal = NotPrivate(refusals.sentence(operation, reason, detail, subject, self.layers))
         refusal.operation = operation
         return refusal
@@ -133,9 +143,9 @@ class Walk:
     """The reading of one graph: values and lengths of its tensors, in the order in which they were made.
 
     Args:
-        reading: that this is part of.
-        graph: a `FuncGraph`.
-        skipped: numbers of operations, in order of creation, that are this package's own business.
+        reading: Reading that this walk is part of.
+        graph: Graph to read, a `FuncGraph`.
+        skipped: SizeArray of the package's own operations, in order of creation.
     """
 
     def __init__(self, reading: Reading, graph: Any, skipped: frozenset[int] = frozenset()):
@@ -144,22 +154,22 @@ class Walk:
         self.name = f"{reading.walks}:{graph.name}"
         self._values: dict[int, Value] = {}
         self._sizes: dict[int, tuple[Size, ...] | None] = {}
-        self._kept: list[Any] = []  # so that no id is given twice
+        self._tensors: list[Any] = []  # referenced, so that no id is used twice
 
     def set(self, tensor: Any, value: Value, sizes: Sequence[Size | None] | None = None) -> None:
-        """States what is known of a tensor, the lengths of its axes included."""
-        self._kept.append(tensor)
+        """Sets the value of a tensor and the lengths of its axes."""
+        self._tensors.append(tensor)
         self._values[id(tensor)] = value
         self._sizes[id(tensor)] = None if sizes is None else self._named(tensor, value, sizes)
 
     def leaf(self, tensor: Any, by_example: bool) -> None:
-        """States that a tensor is part of the batch: its static shape is the signature's."""
+        """Sets the value of a tensor of the batch, whose static shape the step's signature checks."""
         value = ByExample(0) if by_example else Shared()
         rank = tensor.shape.rank
         self.set(tensor, value, None if rank is None else [None if n is None else size(n) for n in tensor.shape])
 
     def value(self, tensor: Any) -> Value:
-        """What is known of a tensor; reads what it is made of first, if that was made before the reading began."""
+        """The value of a tensor; operations made before the reading began are read when they are needed."""
         todo = [tensor]
         while todo:
             if id(todo[-1]) in self._values:
@@ -173,26 +183,26 @@ class Walk:
         return self._values[id(tensor)]
 
     def sizes(self, tensor: Any) -> tuple[Size, ...] | None:
-        """Lengths of a tensor's axes, or None if not even their number is known."""
+        """Lengths of a tensor's axes; None if their number is unknown."""
         return self._sizes.get(id(tensor))
 
     def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...]:
-        """Lengths, of which one that is not known gets a name that no other has."""
+        """Lengths, with a new letter for each unknown one."""
         if isinstance(value, ByExample) and value.axis < len(sizes):
             sizes = [*sizes[: value.axis], value.outer * BATCH * value.inner, *sizes[value.axis + 1 :]]
         names = (letter(f"{self.name}/{tensor.name}[{axis}]") for axis in range(len(sizes)))
         return tuple(name if found is None else found for name, found in zip(names, sizes))
 
     def _set_outputs(self, at: At, values: Sequence[Value]) -> None:
-        """Values of outputs; lengths as the rule gave them, filled up by TensorFlow's shape function."""
+        """Sets values of outputs, and lengths by the rule or else by TensorFlow's shape function."""
         inferred = None
         for number, (tensor, value) in enumerate(zip(at.op.outputs, values)):
             sizes = at.given.get(number)
             if sizes is None or None in sizes:
                 inferred = inferred or lengths_of_outputs(at.op, *at.for_shape_function())
                 shape = inferred[number] if number < len(inferred) else None
-                told = None if shape is None else [None if n is None else size(n) for n in shape]
-                sizes = told if sizes is None else sizes if told is None else [a or b for a, b in zip(sizes, told)]
+                own = None if shape is None else [None if n is None else size(n) for n in shape]
+                sizes = own if sizes is None else sizes if own is None else [a or b for a, b in zip(sizes, own)]
             self.set(tensor, value, sizes)
 
     def read(self, start: int = 0) -> None:
@@ -210,7 +220,7 @@ class Walk:
             value, sizes = self.value(ids), self.sizes(ids)
             self.set(operation.outputs[0], without_numbers(value), None if sizes is None else [*sizes, None])
             return
-        if is_check(operation):  # of this package: its last operation gives 0 or fails, those before it are for that
+        if is_check(operation):  # a check of this package: its last operation gives 0 or fails, others serve that one
             ends = _is_stateful(operation)
             for tensor in operation.outputs:
                 self.set(tensor, Shared() if ends else Mixed(operation, "mixes"), ())
@@ -220,7 +230,7 @@ class Walk:
 
 
 class At:
-    """One operation in a walk: what a rule is shown."""
+    """One operation in a walk: the argument of a rule."""
 
     def __init__(self, walk: Walk, operation: Any, before: bool = False):
         self.walk, self.op, self.before = walk, operation, before
@@ -229,7 +239,7 @@ class At:
 
     @property
     def reading(self) -> Reading:
-        """The reading this is part of."""
+        """The reading that the walk is part of."""
         return self.walk.reading
 
     def attr(self, name: str) -> Any:
@@ -241,29 +251,29 @@ class At:
         return self.walk.sizes(self.op.inputs[number])
 
     def rank(self, number: int = 0) -> int | None:
-        """How many axes an input has."""
+        """The number of axes of an input, None if unknown."""
         found = self.sizes(number)
         return None if found is None else len(found)
 
-    def numbers(self, number: int) -> Numbers | None:
-        """The whole numbers that an input holds, as far as they can be followed."""
+    def numbers(self, number: int) -> SizeArray | None:
+        """The whole numbers in an input, as far as they are followed."""
         value = self.values[number]
         return value.numbers if isinstance(value, (Shared, Sized)) else None
 
     def plain(self, number: int) -> list[int] | None:
-        """The whole numbers that an input holds, if all are known, as a list."""
+        """The whole numbers in an input as a list, None if one is unknown."""
         found = self.numbers(number)
         plain = None if found is None else found.plain
         return None if plain is None else [int(n) for n in plain.flat]
 
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
-        """`value`, for an output whose axes have these lengths, None where one is not known."""
+        """`value`, for an output with axes of these lengths, None for an unknown one."""
         if sizes is not None:
             self.given[output] = sizes
         return value
 
     def for_shape_function(self) -> tuple[list[Any], list[Any]]:
-        """(shapes, numbers) of the inputs, as plain integers, None where they are not known."""
+        """(shapes, numbers) of the inputs as plain integers, None where unknown."""
         shapes, numbers = [], []
         for number, sizes in enumerate(self.sizes(n) for n in range(len(self.values))):
             shapes.append(None if sizes is None else tuple(length.plain for length in sizes))
@@ -273,7 +283,7 @@ class At:
         return shapes, numbers
 
     def mixed(self, reason: str = "mixes", detail: str = "") -> Mixed:
-        """The value of an output that is not each example's own."""
+        """The value of an output that mixes examples."""
         return Mixed(self.op, reason, detail)
 
 
@@ -282,6 +292,7 @@ def _as_tuple(nested: Any) -> Any:
 
 
 def _apply(at: At) -> list[Value]:
+    # The default is the refusal: state is refused at once, mixed stays mixed, an operation without a rule mixes.
     operation, kind = at.op, at.op.type
     count = len(operation.outputs)
     mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
@@ -300,7 +311,10 @@ def _apply(at: At) -> list[Value]:
         return [at.mixed("size")] * count
     found = function(at)
     values = list(found) if isinstance(found, (list, tuple)) else [found] * count
-    # Forgotten unless the rule says otherwise; and what fewer bits hold is not what was followed.
+    if kind not in _TAKES["apart"] and any(isinstance(v, ByExample) for v in at.values):
+        # A rule looks at the inputs that it expects by example; here another one (an order, an axis) is made of data.
+        values = [at.mixed("length") if isinstance(v, (Shared, Sized)) else v for v in values]
+    # Numbers are forgotten unless the rule keeps them; types of fewer bits may hold other numbers.
     keeps = [kind in _TAKES["numbers"] and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
     return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]
 
@@ -309,14 +323,14 @@ _ROWS_OF = "_tfdp_rec_rows_of"
 
 
 def rows_of(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Declares that `rows` are rows of a shared table, each for the id that asks: for tables that are not variables.
+    """Declares that `rows` are rows of a shared table that is not a variable, looked up by `ids`.
 
     Args:
-        rows: `[..., width]`.
-        ids: `[...]`.
+        rows: Rows `[..., width]`, row by row those of `ids`.
+        ids: Ids `[...]`.
 
     Returns:
-        `rows`.
+        `rows`, marked for the reading.
     """
     if isinstance(rows, tf.Tensor) and not tf.executing_eagerly():
         rows = tf.identity(rows)
@@ -334,16 +348,62 @@ def _is_stateful(operation: Any) -> bool:
 
 
 def _lengths_held(handle: Any) -> Lengths | None:
-    """The lengths of what the variable of a handle holds: TensorFlow lets nothing else be assigned."""
+    """The lengths of a variable's contents: TensorFlow refuses to assign others."""
     lengths = lengths_of_handle(handle)
     return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
 
 
 def _captured(tensor: Any) -> Any:
-    """The constant or resource that a placeholder stands for, through however many graphs; None if it is neither."""
+    """The constant or resource that a placeholder of nested graphs stands for, None if it is neither."""
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
         if id(tensor) not in outside:
             return tensor if tensor.dtype == tf.resource else None
         tensor = outside[id(tensor)]
     return tensor
+
+
+Shape = tuple[int | None, ...] | None
+_NOT_MADE_ANEW = ("Placeholder", "PlaceholderWithDefault", "TensorListGetItem", "TensorListStack", "TensorListPopBack")
+"""Operations whose shape function repeats what their attributes or arguments declare."""
+
+
+def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequence[Any]) -> tuple[Shape, ...]:
+    """The shapes of an operation's outputs by its shape function, None for one of unknown rank."""
+    declared = operation.type in _NOT_MADE_ANEW or any(
+        attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values()
+    )
+    if declared:
+        return (None,) * len(operation.outputs)
+    node = tf.compat.v1.NodeDef()
+    node.CopyFrom(operation.node_def)
+    for name in [name for name in node.attr if name.startswith("_")]:
+        del node.attr[name]
+    node.name = "operation"
+    del node.input[:]
+    node.device = ""
+    node.input.extend(f"given_{n}" for n in range(len(shapes)))
+    kinds = tuple(tensor.dtype for tensor in operation.inputs)
+    return _inferred(node.SerializeToString(deterministic=True), kinds, tuple(shapes), tuple(numbers))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _inferred(node: bytes, kinds: tuple[Any, ...], shapes: tuple[Shape, ...], numbers: tuple[Any, ...]) -> Any:
+    if any(length is not None and length < 0 for shape in shapes for length in shape or ()):
+        return ()  # it cannot run
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.producer = tf.version.GRAPH_DEF_VERSION
+    definition.node.add().ParseFromString(node)
+    with tf.Graph().as_default() as graph:
+        given = {}
+        for n, (kind, shape, known) in enumerate(zip(kinds, shapes, numbers)):
+            if known is None:
+                given[f"given_{n}"] = tf.compat.v1.placeholder(kind, shape)
+            else:
+                given[f"given_{n}"] = tf.constant(np.asarray(known, kind.as_numpy_dtype))
+        try:
+            tf.graph_util.import_graph_def(definition, input_map=given, name="")
+        except ValueError:  # it cannot run
+            return ()
+        made = graph.get_operation_by_name("operation").outputs
+    return tuple(None if t.shape.rank is None else tuple(t.shape.as_list()) for t in made)

@@ -1,4 +1,4 @@
-"""What a refusal says: the operation, the user's own line that made it, why, and the way out."""
+"""Sentences of refusals: the operation, the user's own line that made it, the reason and the way out."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import tfdp_rec
 
 _OWN = os.path.dirname(os.path.abspath(tfdp_rec.__file__)) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
-_BELOW = tuple(os.path.join("keras", "src", part) + os.sep for part in ("ops", "backend", "utils"))  # tell nothing
+_BELOW = tuple(os.path.join("keras", "src", part) + os.sep for part in ("ops", "backend", "utils"))  # wrappers
 _INSIDE = os.path.join("clipping", "engine.py")  # frames below this one are the model's
 
 REASONS = {
     "mixes": (
         "puts several examples of the batch together, so that one example's gradient depends on the others and "
         "clipping bounds nothing",
-        "Let every example's loss be computed from that example; negatives and statistics that all share belong into "
-        "shared_inputs",
+        "Compute every example's loss from that example; shared negatives and statistics belong into shared_inputs",
     ),
     "size": (
-        "lets the number of examples in the batch into a value, so that one example more or less changes everybody's "
-        "gradient",
+        "lets the number of examples in the batch into a value, so that one example more or less changes all others' "
+        "gradients",
         "Return one loss an example and leave averaging to the optimizer, which divides by expected_batch_size",
     ),
     "position": (
-        "computes with the place of an example in its batch, which depends on who else is in it",
+        "computes with the place of an example in its batch, which depends on the other examples",
         "Use numbers that are part of the example's own data, and tf.gather(x, ids, batch_dims=1) in place of "
         "gather_nd, x of known lengths beside the batch's",
     ),
@@ -35,15 +34,15 @@ REASONS = {
         "Keep the batch as the first axis: reshape [B, T, n] to [B * T, n] or [B, T * n], not to [T, B, n]",
     ),
     "length": (
-        "makes a tensor whose shape depends on what is in the batch",
+        "makes a tensor whose shape depends on the contents of the batch",
         "Use fixed lengths: pad in the data pipeline, and mask with tf.where or a product",
     ),
     "branches": (
-        "joins values of which one is by example and another is not, so that nothing can be said of the outcome",
+        "joins a value by example and one that is not, so that the result is neither",
         "Give both branches, or every turn of the loop, tensors of one shape with the batch on one axis",
     ),
     "decides": (
-        "decides how often a loop runs by what is in the batch",
+        "runs a loop as often as the contents of the batch say",
         "Run the loop a fixed number of times, and choose between outcomes with tf.where",
     ),
     "branch": (
@@ -51,11 +50,11 @@ REASONS = {
         "Compute both sides for every example and choose between them with tf.where, or choose in Python",
     ),
     "unknown": (
-        "is an operation of which it is not known how it treats the examples of a batch",
-        "Write it with operations that are read, or register a rule: both are in docs/privacy-independence.md",
+        "has no rule for how it treats the examples of a batch, or not for these inputs",
+        "Write it with operations that have one, or register a rule: both are in docs/privacy-independence.md",
     ),
     "narrow": (
-        "gives another number for the same fraction in another place of the batch, where the fraction is out of range",
+        "converts a fraction out of range to a number that depends on its place in the batch",
         "Cast to tf.int32 or tf.int64",
     ),
     "seed": (
@@ -63,7 +62,7 @@ REASONS = {
         "Use a layer of keras.layers, or give the operation a keras.random.SeedGenerator that belongs to the layer",
     ),
     "seed known": (
-        "draws random numbers for the examples from a seed that was set, so that anybody can draw them again",
+        "draws random numbers for the examples from a seed that was set, so that they can be drawn again",
         "Leave out tf.random.set_seed and keras.utils.set_random_seed, or give the layer a keras.random.SeedGenerator",
     ),
     "seed twice": (
@@ -71,25 +70,25 @@ REASONS = {
         "Draw once, or give each operation, and each layer, a seed of its own",
     ),
     "metric": (
-        "reads what a metric has counted, which is decided by all examples so far",
+        "reads a metric, whose contents depend on all examples so far",
         "Leave metrics out of the loss",
     ),
     "shares": (
-        "carries the gradient of something that all examples share, and each example's part in it cannot be told",
-        "Give the layer one row an example (a position embedding: ids of shape [batch, T]); for a tower of candidates "
-        "that all share, use tfdp_rec.TowerScores",
+        "carries the gradient of something that all examples share, and each example's part in it is unknown",
+        "Give the layer one row an example (a position embedding: ids of shape [batch, T]); for a tower of shared "
+        "candidates, use tfdp_rec.TowerScores",
     ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",
-        "Hand it to the loss as part of the batch",
+        "Make it part of the batch",
     ),
     "write": (
         "writes to {}, which would leave training without clipping or noise",
         "Keep such state out of the loss; running statistics can be learned before training, from public data",
     ),
     "effect": (
-        "does something beside computing (Python code, printing, writing files or lookup tables) on private data",
-        "Remove it, or do it in the data pipeline; Keras metrics can follow what training computes",
+        "has an effect beside its result (Python code, printing, writing files or lookup tables) on private data",
+        "Remove it, or do it in the data pipeline; Keras metrics can follow a training's numbers",
     ),
 }
 
@@ -98,26 +97,18 @@ WITHOUT_RULE = {
     **dict.fromkeys(("L2Loss", "Bincount", "DenseBincount", "Roll"), "mixes"),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), "branch"),
 }  # fmt: skip
-"""Reasons for operations that have no rule, where there is more to say than that."""
+"""Reasons for operations without a rule that are known to be unfit."""
 
 
 def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", layers: Iterable[str] = ()) -> str:
-    """The refusal of one operation.
-
-    Args:
-        operation: the TensorFlow operation at fault.
-        reason: a key of `REASONS`.
-        detail: what the reason leaves open: the name of the variable that is written.
-        subject: what could not be shown to be each example's own: "the loss".
-        layers: names of the model's layers, to name the one it happens in where no line of the user's is known.
-    """
+    """The refusal of one operation."""
     why, way_out = REASONS[reason]
-    whose = f" (found in {subject})" if subject else ""
-    return f"{operation.type} {_place(operation, layers)} {why.format(detail)}{whose}. {way_out}."
+    found = f" (found in {subject})" if subject else ""
+    return f"{operation.type} {_place(operation, layers)} {why.format(detail)}{found}. {way_out}."
 
 
 def _place(operation: Any, layers: Iterable[str]) -> str:
-    """Where it was made: the user's line, or else the layer and the line of the library."""
+    """The user's line that made the operation, or else the layer and the library's line."""
     made = users_line(operation)
     if made is None and is_gradient(operation):
         operation, gradient = forward(operation), "the gradient of "
@@ -148,7 +139,7 @@ def forward(operation: Any) -> Any:
 
 
 def users_line(operation: Any) -> str | None:
-    """File, line and function of the innermost frame below the private step that is in nobody's library."""
+    """File, line and function of the innermost frame below the private step, outside the libraries."""
     for frame in reversed(_below(operation)):
         if not _is_library(frame.filename):
             return f"{frame.filename}:{frame.lineno} ({frame.name})"
@@ -156,7 +147,7 @@ def users_line(operation: Any) -> str | None:
 
 
 def librarys_line(operation: Any) -> str | None:
-    """The innermost line of Keras, or of this package, that is no mere wrapper of an operation."""
+    """The innermost line of Keras or of this package, without wrappers of operations."""
     for frame in reversed(_below(operation)):
         path = frame.filename
         if path.startswith(_OWN) or (_LIBRARIES[1] in path and not any(part in path for part in _BELOW)):
@@ -166,7 +157,7 @@ def librarys_line(operation: Any) -> str | None:
 
 
 def _below(operation: Any) -> list[Any]:
-    """The frames below the private step, those of the model."""
+    """The frames of the model: those below the private step."""
     frames = list(operation.traceback or ())
     inside = [number for number, frame in enumerate(frames) if frame.filename.endswith(_INSIDE)]
     return frames[inside[-1] + 1 :] if inside else frames

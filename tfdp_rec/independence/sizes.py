@@ -1,12 +1,11 @@
-"""Lengths of axes as products: 3, B, 4·B·T. What a graph computes with shapes is followed in these.
+"""Lengths of axes as products: 3, B, 4·B·T. Arithmetic with shapes in a graph is followed in these.
 
-B, the number of examples in the batch, is not known while a graph is traced. It is the letter `batch` here; any other
-length that is not known while tracing, but is the same whatever the batch holds, is a letter named by where it came
-from. Products and quotients of such lengths are again such lengths; a sum is, if the batch takes no part in it.
+B, the number of examples in the batch, is unknown while a graph is traced: it is the letter `batch`. Any other length
+that is unknown while tracing, and does not depend on the batch's contents, is a letter named by its origin. Products
+and quotients of such lengths are again such lengths; so is a sum without B.
 
-A graph computes with 32 bits, where 2³¹ is negative. So a number is followed only while it cannot reach that in a batch
-of at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, c T up to c = 2⁷ (T below 2²⁴). Others are
-unknown.
+A graph computes with 32 bits, where 2³¹ is negative. So a number is followed only if it stays below 2³¹ in a batch of
+at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, c T up to c = 2⁷ (T below 2²⁴).
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ class Size:
 
     @property
     def of_batch(self) -> bool:
-        """Whether the length of the batch is in it."""
+        """Whether B is a factor."""
         return "batch" in self.letters
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the length of the batch, exactly once, times something."""
+        """Whether B is a factor exactly once."""
         return self.letters.count("batch") == 1
 
     @property
     def plain(self) -> int | None:
-        """The number, if it is known."""
+        """The length as an integer, None if it has letters."""
         return int(self.number) if not self.letters and self.number.denominator == 1 else None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a whole number whatever its letters stand for."""
+        """Whether it is a whole number for all values of its letters."""
         return self.number.denominator == 1
 
     @property
     def is_held(self) -> bool:
-        """Whether 32 bits hold it, as far as can be known."""
+        """Whether 32 bits hold it, by the bounds above."""
         kinds = len(self.letters), self.of_batch
         return kinds in _HELD and abs(self.number) < _HELD[kinds]
 
@@ -59,7 +58,7 @@ class Size:
         return Size(self.number * other.number, tuple(sorted(self.letters + other.letters)))
 
     def over(self, other: Size) -> Size | None:
-        """The quotient, or None where it is no product of letters."""
+        """The quotient, or None if it is no product of letters."""
         if not other.number:
             return None
         left = Counter(self.letters)
@@ -69,7 +68,7 @@ class Size:
         return Size(self.number / other.number, tuple(sorted(left.elements())))
 
     def combined(self, sign: str, other: Size) -> Size | None:
-        """The outcome of another operation: a letter of its own, unless the batch takes part (then unknown)."""
+        """The result of another operation: a letter of its own, or None if B is in it."""
         if self.of_batch or other.of_batch:
             return None
         return Size(letters=(f"({self}{sign}{other})",))
@@ -79,7 +78,7 @@ class Size:
 
 
 _HELD = {(0, False): 2**31, (1, True): 2**15, (1, False): 2**7}
-"""Below what a coefficient must stay, by how many letters there are and whether the batch is one of them."""
+"""Bounds of the coefficient, by the number of letters and whether B is one of them."""
 
 ONE = Size()
 BATCH = Size(letters=("batch",))
@@ -91,23 +90,20 @@ def size(number: int) -> Size:
 
 
 def letter(name: str) -> Size:
-    """A length that is not known, and is the same whatever the batch holds."""
+    """An unknown length that does not depend on the contents of the batch."""
     return Size(letters=(name,))
 
 
 def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
-    """All of them multiplied."""
+    """The product of all."""
     total = ONE
     for one in sizes:
         total = total * one
     return total
 
 
-class Numbers:
-    """A small tensor of whole numbers, followed while tracing: an array of `Size`, None where one is unknown.
-
-    An entry that is None may depend on the length of the batch. Entries that 32 bits might not hold are None.
-    """
+class SizeArray:
+    """The whole numbers of a small tensor: an array of `Size`, None for an entry that is unknown or too large."""
 
     LIMIT = 64
 
@@ -118,8 +114,8 @@ class Numbers:
             self.array[place] = entry if entry is None or entry.is_held else None
 
     @classmethod
-    def of(cls, values: object) -> Numbers:
-        """Numbers from plain integers."""
+    def of_integers(cls, values: object) -> SizeArray:
+        """An array of plain integers."""
         plain = np.asarray(values)
         array = np.empty(plain.shape, object)
         for place in np.ndindex(plain.shape):
@@ -127,14 +123,14 @@ class Numbers:
         return cls(array)
 
     @classmethod
-    def row(cls, sizes: Sequence[Size | None]) -> Numbers:
+    def row(cls, sizes: Sequence[Size | None]) -> SizeArray:
         """A vector."""
         array = np.empty([len(sizes)], object)
         array[:] = list(sizes)
         return cls(array)
 
     @classmethod
-    def scalar(cls, value: Size | None) -> Numbers:
+    def scalar(cls, value: Size | None) -> SizeArray:
         """A single number."""
         array = np.empty([], object)
         array[()] = value
@@ -142,12 +138,12 @@ class Numbers:
 
     @property
     def of_batch(self) -> bool:
-        """Whether the length of the batch decides any of it."""
+        """Whether an entry may depend on B."""
         return any(entry is None or entry.of_batch for entry in self.array.flat)
 
     @property
     def plain(self) -> np.ndarray | None:
-        """The numbers, if all are known."""
+        """The array as integers, None if an entry is unknown or has letters."""
         found = [None if entry is None else entry.plain for entry in self.array.flat]
         return None if any(n is None for n in found) else np.array(found, np.int64).reshape(self.array.shape)
 
@@ -157,7 +153,7 @@ class Numbers:
         return tuple(self.array.flat)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Numbers) and self.array.shape == other.array.shape and self.sizes == other.sizes
+        return isinstance(other, SizeArray) and self.array.shape == other.array.shape and self.sizes == other.sizes
 
     def __hash__(self) -> int:
         return hash((self.array.shape, self.sizes))

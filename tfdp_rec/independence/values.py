@@ -1,20 +1,20 @@
-"""What is known of a tensor: the abstract values that a reading gives to the tensors of a traced loss.
+"""Abstract values: the statements that a reading makes about the tensors of a traced loss.
 
 ===========  ========================================================================================================
-`Shared`     decided by nothing of the batch, not even by how many examples it has: weights, constants, shared inputs
-`Sized`      decided by how many examples the batch has, and by nothing else of it: shapes, and what is made of them
-`ByExample`  an axis of length outer · B · inner on which the entry (o · B + i) · inner + j is decided by example i,
-             by what is shared, and by noise of example i's own; the other axes have lengths that are shared
-`Seed`       the state of a random layer: decided by nothing of the batch, secret, and different at every draw
+`Shared`     independent of the batch, even of its number of examples: weights, constants, shared inputs
+`Sized`      a function of shared tensors and the number of examples: shapes, and arithmetic with them
+`ByExample`  an axis of length outer · B · inner on which the entry (o · B + i) · inner + j is a function of example i,
+             shared tensors, and noise of example i's own; the other axes have shared lengths
+`Seed`       the state of a random layer: independent of the batch, secret, and different at every draw
 `Handle`     a variable or lookup table
-`ListOf`     a list of tensors, as loops keep them, each of the value and the lengths given
+`ListOf`     a list of tensors in a loop, all of one value and of the same lengths
 `Nothing`    no value yet: an entry of a list that was never written
-`Mixed`      nothing of the above: what one example decides is in it where another's should be
+`Mixed`      none of the above: entries may depend on several examples
 ===========  ========================================================================================================
 
 Beside its value a tensor may have *refined facts*: the whole numbers in it (`numbers`) and the lengths of its axes
-(`Walk.sizes`). They are what a reshape is judged by. An operation forgets both, unless its rule is registered with
-`numbers=True`, or hands lengths to `At.give`; such a rule says why the fact still holds.
+(`Walk.sizes`), by which a reshape is judged. An operation forgets both, unless its rule is registered with
+`numbers=True`, or gives lengths to `At.give`; such a rule says why the fact still holds.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tfdp_rec.independence.sizes import ONE, Numbers, Size
+from tfdp_rec.independence.sizes import ONE, Size, SizeArray
 
 Lengths = tuple[Size | None, ...]
 
 
 class Value:
-    """What is known of a tensor."""
+    """The statement about a tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared(Value):
-    """Decided by nothing of the batch; `numbers` if it is a small tensor of whole numbers."""
+    """Independent of the batch; with `numbers` for a small tensor of whole numbers."""
 
-    numbers: Numbers | None = None
+    numbers: SizeArray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sized(Value):
-    """Decided by the number of examples alone."""
+    """A function of the number of examples, and of nothing else of the batch."""
 
-    numbers: Numbers | None = None
+    numbers: SizeArray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,12 @@ class ByExample(Value):
 
     @property
     def layout(self) -> tuple[Size, Size]:
-        """How the axis is laid out; two tensors may meet only if they agree in it."""
+        """(outer, inner): tensors meet entry by entry only if they agree in it."""
         return self.outer, self.inner
 
     @property
     def is_plain(self) -> bool:
-        """Whether the axis has one entry an example."""
+        """Whether the axis has exactly one entry an example."""
         return self.outer == ONE and self.inner == ONE
 
     def at(self, axis: int) -> ByExample:
@@ -70,14 +70,14 @@ class ByExample(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Seed(Value):
-    """Read from the state of random layers: `draws` tells which reads."""
+    """Read from the state of random layers; `draws` identifies the reads."""
 
     draws: frozenset[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Handle(Value):
-    """A resource: `key` is the same for all handles to one; `lengths` of what a variable holds, if known."""
+    """A resource: `key` is the same for all its handles; `lengths` of a variable's contents, if known."""
 
     key: Any
     lengths: Lengths | None = None
@@ -85,13 +85,7 @@ class Handle(Value):
 
 @dataclasses.dataclass(frozen=True)
 class ListOf(Value):
-    """A list of tensors.
-
-    Attributes:
-        element: What is known of each of them.
-        lengths: Lengths of the axes of each of them, None where they differ or are not known.
-        written: Whether it holds nothing but what was written: a list that was made with entries begins with zeros.
-    """
+    """A list of tensors; `written` if it has no entries but written ones: entries that it was made with are zeros."""
 
     element: Value
     lengths: Lengths | None = None
@@ -105,25 +99,25 @@ class Nothing(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Mixed(Value):
-    """Why a tensor does not split by example: the operation that mixed it, and how (a key of `refusals.REASONS`)."""
+    """The operation at fault, and the reason, a key of `refusals.REASONS`."""
 
     operation: Any = dataclasses.field(compare=False)
     reason: str
     detail: str = ""
 
 
-def numbered(numbers: Numbers) -> Value:
-    """A small tensor of whole numbers: shared, unless the length of the batch is in it."""
+def numbered(numbers: SizeArray) -> Value:
+    """The value of a small tensor of whole numbers: sized if B is in it, otherwise shared."""
     return Sized(numbers) if numbers.of_batch else Shared(numbers)
 
 
 def without_numbers(value: Value) -> Value:
-    """The same value, the numbers in it forgotten."""
+    """The same value without numbers."""
     return type(value)() if isinstance(value, (Shared, Sized)) and value.numbers is not None else value
 
 
 def join(one: Value, other: Value, operation: Any) -> Value:
-    """What is known of a tensor that is the one or the other, decided by something shared."""
+    """The value of a tensor that is one or the other, by a shared choice."""
     if one == other or isinstance(other, Nothing):
         return one
     if isinstance(one, Nothing):
@@ -135,6 +129,8 @@ def join(one: Value, other: Value, operation: Any) -> Value:
         known = [each.lengths for each in (one, other) if not isinstance(each.element, Nothing)]
         lengths = known[0] if len(known) == 1 else join_lengths(one.lengths, other.lengths)
         return ListOf(join(one.element, other.element, operation), lengths, one.written and other.written)
+    # The choice is shared, so two shared values give a shared one, whose numbers are unknown. In other pairs that
+    # differ, one example's entries may be at the place of another's.
     kinds = {type(one), type(other)}
     if kinds == {Shared}:
         return Shared()
@@ -144,7 +140,7 @@ def join(one: Value, other: Value, operation: Any) -> Value:
 
 
 def join_lengths(one: Lengths | None, other: Lengths | None) -> Lengths | None:
-    """The lengths that both have: those of a tensor that is the one or the other."""
+    """The lengths of a tensor that is one or the other: None where they differ."""
     if one is None or other is None or len(one) != len(other):
         return None
     return tuple(a if a == b else None for a, b in zip(one, other))

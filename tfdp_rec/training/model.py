@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
-from tfdp_rec.clipping.influence import ours
+from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate

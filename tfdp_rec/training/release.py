@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.influence import ours
+from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.clipping.rules import Rule, rule_for
 from tfdp_rec.keras_internals import (
     RESOURCE_ATTRIBUTE,

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping.influence import refuse_metrics_read, refuse_writes
+from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
 from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker
 from tfdp_rec.refused import NotPrivate
 

@@ -4,8 +4,8 @@
     print(report)            what is refused, and how each layer is clipped
     report.ok                whether a private step can be made
 
-What is refused comes from the same reading of the traced loss that a step is made by (`clipping/trial.py`). Of a model
-that it does not refuse, examples are run alone and among others too (`clipping/alone.py`).
+The refusals come from the reading of the traced loss that a private step uses (`clipping/trial_step.py`). If there are
+none, examples are also run alone and among others (`clipping/single_examples.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.alone import Alone
 from tfdp_rec.clipping.batches import refuse_padding, tensors
 from tfdp_rec.clipping.recorder import Unit, units_and_refusals
-from tfdp_rec.clipping.trial import Trial
+from tfdp_rec.clipping.single_examples import SingleExamples
+from tfdp_rec.clipping.trial_step import TrialStep
 from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import recursion_of_table, refuse_on_table
@@ -141,12 +141,12 @@ def validate(model: keras.Model, batch: Any) -> Report:
         _build(model, batch)
     loss = functools.partial(model.per_example_loss, training=True)
     with model.release.in_step():
-        trial = Trial(model, loss).of(batch)
-        alone = Alone(model, loss, batch) if not trial.refusals else None
+        trial = TrialStep(model, loss).read(batch)
+        alone = SingleExamples(model, loss, batch) if not trial.refusals else None
     model.release.settle()  # examples were run on rows that only steps read: they go back to all that read them
     refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
     report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
-    return dataclasses.replace(report, compared=alone.said if alone else "")
+    return dataclasses.replace(report, compared=alone.summary if alone else "")
 
 
 _UNREAD = "The loss was not read yet: mend this first, and validate again."

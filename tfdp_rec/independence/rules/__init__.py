@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from tfdp_rec.independence import reading
-from tfdp_rec.independence.rules import (
-    elementwise as _elementwise,
-)
+from tfdp_rec.independence.rules import elementwise as _elementwise
 from tfdp_rec.independence.rules import layout, lookups, loops, products, reductions, shapes, slices, state
 
 elementwise = _elementwise.elementwise
 along_the_last = _elementwise.along_the_last
-shapes.register_sizes(dict(reading._RULES))
 
 __all__ = [
     "along_the_last", "elementwise", "layout", "lookups", "loops", "products", "reductions", "shapes", "slices",

@@ -1,7 +1,7 @@
-"""Operations that work entry by entry, with broadcasting, and those that work along the last axes alone.
+"""Operations entry by entry, with broadcasting, and operations along the last axis.
 
-Broadcasting lines axes up from the right. Example i's entries meet example i's if all tensors that are by example have
-their axis in the same place and laid out alike, and no shared tensor has an axis of a length there.
+Broadcasting lines axes up from the right. Example i's entries meet example i's if all tensors by example have their
+axis in the same place and of the same layout, and shared tensors have length one there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def elementwise(at: At) -> Value:
 
 
 def lined_up(at: At, inputs: Any) -> Value:
-    """The value of what takes one entry of each of these inputs to an entry."""
+    """The value of a function of one entry of each of these inputs."""
     values = {n: at.values[n] for n in inputs}
     if any(isinstance(v, Seed) for v in values.values()):  # zero times a seed is no seed
         return at.mixed("seed")
@@ -74,7 +74,7 @@ def _broadcast(at: At, values: dict[int, Value]) -> Value:
 
 
 def _same_rank(at: At, values: dict[int, Value]) -> Value:
-    """Where the number of axes is unknown, only one tensor, or tensors and scalars, can be told."""
+    # Without known ranks axes cannot be lined up: only one tensor by example, with scalars, is judged.
     owners = [(n, v) for n, v in values.items() if isinstance(v, ByExample)]
     scalars = all(at.rank(n) == 0 for n, v in values.items() if isinstance(v, Shared))
     if len(owners) == 1 and scalars:
@@ -83,7 +83,7 @@ def _same_rank(at: At, values: dict[int, Value]) -> Value:
 
 
 def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
-    """Lengths after broadcasting."""
+    """Lengths after broadcasting, None for an unknown one."""
     rank = max(len(sizes) for sizes in several)
     found: list[Size | None] = []
     for axis in range(rank):
@@ -94,7 +94,7 @@ def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
 
 @rule(*PASSED_ON, sizes=True, numbers=True)
 def passed_on(at: At) -> Value:
-    """The same tensor: all that is known of it holds still."""
+    """The same tensor, with all facts."""
     sizes = at.sizes(0)
     if at.op.type == "EnsureShape" and sizes is not None:  # which fails at a length that it does not name
         return at.give(at.values[0], [None if length.plain is None else length for length in sizes])
@@ -103,11 +103,9 @@ def passed_on(at: At) -> Value:
 
 @rule("Cast", sizes=True, numbers=True)
 def cast(at: At) -> Value:
-    """Entry by entry. Whole numbers and seeds survive where both types hold them; a bool of a seed is no seed.
-
-    Not from fractions to narrow whole numbers: TensorFlow's kernel gives 255 for 768.0 in a whole vector of uint8 and
-    0 in what is left of one, so that an entry would depend on its place in the batch.
-    """
+    """Entry by entry; numbers and seeds stay if both types hold them."""
+    # Casts of fractions to narrow whole numbers are refused: TensorFlow's kernel gives 255 for 768.0 in a whole vector
+    # of uint8 and 0 in the remainder of one, so an entry would depend on its place in the batch.
     value, whole = at.values[0], at.op.outputs[0].dtype in _WHOLE and at.op.inputs[0].dtype in _WHOLE
     if isinstance(value, ByExample) and at.op.inputs[0].dtype.is_floating and at.op.outputs[0].dtype in _NARROW:
         return at.mixed("narrow")
@@ -118,7 +116,7 @@ def cast(at: At) -> Value:
     return at.give(value if whole else without_numbers(value), at.sizes(0))
 
 
-@rule("IdentityN", sizes=True, mixed=True)
+@rule("IdentityN", sizes=True, mixed=True, apart=True)
 def one_each(at: At) -> list[Value]:
     """Several tensors, each by itself."""
     for number in range(len(at.values)):
@@ -128,7 +126,7 @@ def one_each(at: At) -> list[Value]:
 
 @rule("Select", "SelectV2")
 def select(at: At) -> Value:
-    """One or the other; the older form takes a vector of conditions that lines up from the left."""
+    """One or the other, entry by entry; in the older form a vector of conditions lines up from the left."""
     if at.op.type == "Select" and at.rank(0) == 1 and at.rank(1) != 1:
         condition, rest = at.values[0], lined_up(at, (1, 2))
         if isinstance(condition, Shared) and isinstance(rest, Shared):
@@ -141,7 +139,7 @@ def select(at: At) -> Value:
 
 @rule("AddN")
 def add_several(at: At) -> Value:
-    """Tensors of one shape, or lists, added up: where one was never written it counts as zeros."""
+    """A sum of tensors of one shape, or of lists, whose unwritten entries count as zeros."""
     real = [n for n, v in enumerate(at.values) if not isinstance(v, Nothing)]
     if not real:
         return Nothing()

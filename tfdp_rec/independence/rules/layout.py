@@ -1,9 +1,8 @@
-"""Operations that move entries about: reshape, transpose, slices, concatenation.
+"""Operations that move entries: reshape, transpose, concatenation and the like.
 
 A reshape keeps the order of entries in memory. With P the product of the lengths before the axis of the examples and R
-that of the rest behind it, memory holds [P · outer, B, inner · R]. A shape whose axis with B in it has the product P'
-before it lays the same memory out as [P', (P · outer / P') · B · inner', ...]: by example again if P' divides
-P · outer.
+that of the lengths behind it, memory holds [P · outer, B, inner · R]. A new shape with the product P' before the axis
+of B is [P', (P · outer / P') · B · inner', ...], which is by example if P' divides P · outer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import numpy as np
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.rules.shapes import of_shape
-from tfdp_rec.independence.sizes import BATCH, ONE, Numbers, Size, product, size
+from tfdp_rec.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
 from tfdp_rec.independence.values import ByExample, Shared, Sized, Value, numbered
 
 
@@ -31,8 +30,8 @@ def reshape(at: At) -> Value:
     return at.mixed("order") if target_sizes is None else _laid_out(at, value, sizes, target_sizes)
 
 
-def _target(target: Numbers, sizes: tuple[Size, ...]) -> list[Size] | None:
-    """The lengths that a reshape asks for, -1 worked out."""
+def _target(target: SizeArray, sizes: tuple[Size, ...]) -> list[Size] | None:
+    """The lengths that a reshape asks for, with -1 replaced."""
     entries = list(target.sizes)
     if any(e is None for e in entries):
         return None
@@ -59,7 +58,7 @@ def _laid_out(at: At, value: ByExample, sizes: tuple[Size, ...], target: list[Si
     return at.give(ByExample(axis, outer, inner), target)
 
 
-def _reshape_numbers(at: At, value: Shared | Sized, target: Numbers | None) -> Value:
+def _reshape_numbers(at: At, value: Shared | Sized, target: SizeArray | None) -> Value:
     if isinstance(at.values[1], Sized):
         return at.mixed("size")
     if not isinstance(at.values[1], Shared):
@@ -67,10 +66,10 @@ def _reshape_numbers(at: At, value: Shared | Sized, target: Numbers | None) -> V
     plain, numbers = (None if target is None else target.plain), value.numbers
     if numbers is None or plain is None:
         return at.give(type(value)(), None if target is None or isinstance(value, Sized) else _lengths(at, target))
-    return numbered(Numbers(numbers.array.reshape([int(n) for n in plain])))
+    return numbered(SizeArray(numbers.array.reshape([int(n) for n in plain])))
 
 
-def _lengths(at: At, target: Numbers) -> list[Size | None] | None:
+def _lengths(at: At, target: SizeArray) -> list[Size | None] | None:
     return [None if s == size(-1) else s for s in target.sizes]
 
 
@@ -82,7 +81,7 @@ def expand(at: At) -> Value:
         if value.numbers is None or axis is None:
             sizes = at.sizes(0)
             return type(value)() if sizes is None or axis is None else at.give(type(value)(), _inserted(sizes, axis[0]))
-        return numbered(Numbers(np.expand_dims(value.numbers.array, axis[0])))
+        return numbered(SizeArray(np.expand_dims(value.numbers.array, axis[0])))
     sizes = at.sizes(0)
     if not isinstance(value, ByExample) or axis is None or sizes is None:
         return at.mixed("unknown")
@@ -98,12 +97,12 @@ def _inserted(sizes: tuple[Size, ...], axis: int, length: Size | None = ONE) -> 
 
 @rule("Squeeze", sizes=True, numbers=True)
 def squeeze(at: At) -> Value:
-    """Axes of length one, taken away: those that are named, or all, and then none may be the examples'."""
+    """Named axes of length one are removed; without names, a batch of one would lose its axis: mixed."""
     value, named = at.values[0], list(at.attr("squeeze_dims"))
     sizes = at.sizes(0)
     if isinstance(value, (Shared, Sized)):
         if value.numbers is not None:
-            return numbered(Numbers(value.numbers.array.squeeze(tuple(named) if named else None)))
+            return numbered(SizeArray(value.numbers.array.squeeze(tuple(named) if named else None)))
         return type(value)()
     if not isinstance(value, ByExample) or sizes is None:
         return at.mixed("unknown")
@@ -120,7 +119,7 @@ def transpose(at: At) -> Value:
     value, order, sizes = at.values[0], at.plain(1), at.sizes(0)
     if isinstance(value, (Shared, Sized)):
         if value.numbers is not None and order is not None:
-            return numbered(Numbers(value.numbers.array.transpose(order)))
+            return numbered(SizeArray(value.numbers.array.transpose(order)))
         if order is None or sizes is None or isinstance(value, Sized):
             return type(value)()
         return at.give(Shared(), [sizes[a] for a in order])
@@ -147,7 +146,7 @@ def broadcast_to(at: At) -> Value:
     return at.give(value.at(axis), target.sizes)
 
 
-def _shared_broadcast(at: At, target: Numbers | None, sizes: tuple[Size, ...] | None) -> Value:
+def _shared_broadcast(at: At, target: SizeArray | None, sizes: tuple[Size, ...] | None) -> Value:
     if isinstance(at.values[1], Shared):
         return of_shape(at, target, True, at.numbers(0) if at.rank(0) == 0 else None)
     found = of_shape(at, target, False)
@@ -169,13 +168,13 @@ def tile(at: At) -> Value:
         return at.mixed("size")
     lengths = [length * t for length, t in zip(sizes, times.sizes)]  # type: ignore[operator]
     if isinstance(value, Shared):
-        found = of_shape(at, Numbers.row(lengths), False)
+        found = of_shape(at, SizeArray.row(lengths), False)
         return found if not isinstance(found, ByExample) or sizes[found.axis] == ONE else at.mixed("position")
     if not isinstance(value, ByExample) or any(
         t.of_batch for t in times.sizes  # type: ignore[union-attr]
     ):
         return at.mixed("size")
-    # Along the examples' own axis the whole run of them comes again: one more outer turn.
+    # Along the examples' own axis the whole batch is repeated: `outer` grows.
     outer = value.outer * times.sizes[value.axis]  # type: ignore[operator]
     return at.give(ByExample(value.axis, outer, value.inner), lengths)
 
@@ -199,7 +198,7 @@ def pack(at: At) -> Value:
 def _pack_numbers(at: At) -> Value:
     several = [at.numbers(n) for n in range(len(at.values))]
     if all(n is not None for n in several):
-        return numbered(Numbers(np.stack([n.array for n in several], int(at.attr("axis")))))  # type: ignore[union-attr]
+        return numbered(SizeArray(np.stack([n.array for n in several], int(at.attr("axis")))))  # type: ignore[union-attr]
     return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
 
 
@@ -209,7 +208,7 @@ def unpack(at: At) -> Value | list[Value]:
     value, sizes = at.values[0], at.sizes(0)
     if isinstance(value, (Shared, Sized)):
         if value.numbers is not None and value.numbers.array.ndim == 1:
-            return [numbered(Numbers.scalar(s)) for s in value.numbers.sizes]
+            return [numbered(SizeArray.scalar(s)) for s in value.numbers.sizes]
         return type(value)()
     if not isinstance(value, ByExample) or sizes is None:
         return at.mixed("unknown")
@@ -247,7 +246,7 @@ def _concat_numbers(at: At, count: int) -> Value:
     several = [at.numbers(n) for n in range(count)]
     axis = at.plain(count)
     if axis is not None and all(n is not None and n.array.ndim for n in several):
-        return numbered(Numbers(np.concatenate([n.array for n in several], axis[0])))  # type: ignore[union-attr]
+        return numbered(SizeArray(np.concatenate([n.array for n in several], axis[0])))  # type: ignore[union-attr]
     return Sized() if any(isinstance(v, Sized) for v in at.values[:count]) else Shared()
 
 
@@ -258,6 +257,8 @@ def split(at: At) -> Value | list[Value]:
     value, axis, sizes = at.values[number], at.plain(place), at.sizes(number)
     if isinstance(value, Shared):
         return Shared()
+    if not all(isinstance(v, Shared) for n, v in enumerate(at.values) if n != number):
+        return at.mixed("length")
     if not isinstance(value, ByExample) or axis is None or sizes is None:
         return at.mixed("unknown")
     along = axis[0] % len(sizes)
@@ -270,7 +271,7 @@ def split(at: At) -> Value | list[Value]:
 
 @rule("Pad")
 def pad(at: At) -> Value:
-    """More entries before and behind, along axes other than the examples'."""
+    """Margins along axes other than the examples'."""
     value, margins, sizes = at.values[0], at.numbers(1), at.sizes(0)
     if isinstance(value, Shared) and all(isinstance(v, Shared) for v in at.values):
         return Shared()
@@ -285,7 +286,7 @@ def pad(at: At) -> Value:
 
 @rule("ReverseV2")
 def reverse(at: At) -> Value:
-    """Turned round, along axes other than the examples'."""
+    """Reversed along axes other than the examples'."""
     value, axes, rank = at.values[0], at.plain(1), at.rank(0)
     if isinstance(value, Shared) and isinstance(at.values[1], Shared):
         return Shared()
@@ -296,10 +297,12 @@ def reverse(at: At) -> Value:
 
 @rule("SpaceToBatchND")
 def space_to_batch(at: At) -> Value:
-    """Blocks of positions, one run of all examples after the other (how a dilated convolution is made)."""
+    """Blocks of positions, each with all examples: part of a dilated convolution."""
     value, blocks, sizes = at.values[0], at.plain(1), at.sizes(0)
     if all(isinstance(v, Shared) for v in at.values):
         return Shared()
+    if not isinstance(at.values[2], Shared):  # margins
+        return at.mixed("length")
     if not isinstance(value, ByExample) or blocks is None or value.axis or sizes is None:
         return at.mixed("unknown")
     times = size(int(product([size(b) for b in blocks]).number))
@@ -309,10 +312,12 @@ def space_to_batch(at: At) -> Value:
 
 @rule("BatchToSpaceND")
 def batch_to_space(at: At) -> Value:
-    """The way back."""
+    """The inverse of `SpaceToBatchND`."""
     value, blocks, sizes = at.values[0], at.plain(1), at.sizes(0)
     if all(isinstance(v, Shared) for v in at.values):
         return Shared()
+    if not isinstance(at.values[2], Shared):  # margins
+        return at.mixed("length")
     if not isinstance(value, ByExample) or blocks is None or value.axis or sizes is None:
         return at.mixed("unknown")
     outer = value.outer.over(product([size(b) for b in blocks]))

@@ -1,7 +1,7 @@
-"""Rows by their numbers: gather, one-hot, lookup tables, and the sums of rows that are their gradients.
+"""Rows by number: gather, one-hot, lookup tables, and the sums of rows that are their gradients.
 
-Each example's rows of something shared are its own. Rows of a tensor that is by example are an example's own if they
-are looked up along another axis, by numbers that are shared, or with `batch_dims` by the example's own.
+Rows of a shared tensor, looked up by an example's ids, are by example. Rows of a tensor by example are by example if
+they are looked up along another axis by shared numbers, or with `batch_dims` by the example's own.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import numpy as np
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.rules.elementwise import lined_up
-from tfdp_rec.independence.sizes import Numbers, size
+from tfdp_rec.independence.sizes import SizeArray, size
 from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Sized, Value, numbered
 
 
 @rule("GatherV2", sizes=True, numbers=True)
 def gather(at: At) -> Value:
-    """y[i.., b, j..] = x[i.., ids[b], j..]: rows along an axis.
-
-    Of something shared by an example's ids: the example's. Of the examples' own rows by shared ids along another axis:
-    theirs. With `batch_dims`, of the examples' own rows by their own ids: theirs, if the axis is among these in both.
-    """
+    """y[i.., b, j..] = x[i.., ids[b], j..]: rows along an axis, in the three cases above."""
     rows, ids = at.values[0], at.values[1]
     if isinstance(rows, (Shared, Sized)) and isinstance(ids, (Shared, Sized)):
         return _gathered_numbers(at, rows)
@@ -32,6 +28,7 @@ def gather(at: At) -> Value:
         return at.mixed("unknown")
     along = axis[0] % len(sizes)
     lengths = [*sizes[:along], *places[leading:], *sizes[along + 1 :]]
+    # y has the axes of x before `along`, those of ids behind `batch_dims`, then the rest of x.
     if isinstance(rows, Shared) and isinstance(ids, ByExample):
         kept = ids.axis >= leading
         return at.give(ids.at(along + ids.axis - leading), lengths) if kept else at.mixed("position")
@@ -48,13 +45,13 @@ def gather(at: At) -> Value:
 def _gathered_numbers(at: At, rows: Shared | Sized) -> Value:
     ids = at.plain(1)
     if rows.numbers is not None and rows.numbers.array.ndim == 1 and ids is not None:
-        return numbered(Numbers(np.asarray(rows.numbers.array[np.reshape(ids, at.numbers(1).array.shape)], object)))  # type: ignore[union-attr]
+        return numbered(SizeArray(np.asarray(rows.numbers.array[np.reshape(ids, at.numbers(1).array.shape)], object)))  # type: ignore[union-attr]
     return Sized() if Sized in (type(rows), type(at.values[1])) else Shared()
 
 
 @rule("ResourceGather")
 def rows_of_a_variable(at: At) -> Value:
-    """y[b] = table[ids[b]]: rows of a table, each for the id that asks."""
+    """y[b] = table[ids[b]]: rows of a variable."""
     table, ids = at.values
     contents, sizes = at.reading.contents(at, table), at.sizes(1)
     held = table.lengths if isinstance(table, Handle) else None
@@ -79,7 +76,7 @@ def one_hot(at: At) -> Value:
 
 @rule("LookupTableFindV2")
 def looked_up(at: At) -> Value:
-    """What a table of the model says of each key."""
+    """The entry of a lookup table for each key."""
     if not isinstance(at.values[0], (Handle, Shared)):
         return at.mixed("unknown")
     return at.give(lined_up(at, (1, 2)), at.sizes(1))

@@ -1,9 +1,9 @@
-"""Functions and loops, and the lists of tensors that loops keep.
+"""Functions, loops, and the lists of tensors in loops.
 
-A function is read with the values and lengths of its arguments, anew for each call. A loop runs on by something shared,
-or nothing can be said of the outcome. It is read until a further turn changes nothing of what is known of its
-variables: they only ever become less known, so that this ends. What differs from turn to turn is forgotten: a length
-inside a turn has a name of that reading of the body alone, which no other turn and nothing outside can have.
+A function is read with the values and lengths of its arguments, anew for each call. A loop must run on by a shared
+condition, otherwise its outputs are mixed. It is read until a further turn changes no value of its variables. Values
+only become less known, so this ends. Facts that differ from turn to turn are forgotten: an unknown length has a letter
+of one reading of the body, which no other turn has.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tfdp_rec.keras_internals import function_graph
 _TURNS = 20
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall", sizes=True, mixed=True, numbers=True)
+@rule("PartitionedCall", "StatefulPartitionedCall", sizes=True, mixed=True, numbers=True, apart=True)
 def call(at: At) -> list[Value]:
-    """A function's body, with these arguments: what is known at its end is known of what it gives."""
+    """A function: its body is read with these arguments."""
     values, lengths = _body(at, at.attr("f").name, at.values, _all_lengths(at))
     return _given(at, values, lengths)
 
 
-@rule("While", "StatelessWhile", sizes=True, mixed=True, numbers=True)
+@rule("While", "StatelessWhile", sizes=True, mixed=True, numbers=True, apart=True)
 def loop(at: At) -> list[Value]:
-    """The same again and again: what is known of a variable before every turn is known of it after the last."""
+    """A loop: a value that holds before every turn holds after the last."""
     at.reading.turns += 1
     try:
         return _turns(at)
@@ -92,7 +92,7 @@ def _body(
 
 @rule("TensorListReserve", "EmptyTensorList", sizes=True, mixed=True)
 def empty_list(at: At) -> Value:
-    """A list in which nothing was written. Its length must not tell how many examples there are."""
+    """A list without written entries; its length must not depend on the number of examples."""
     if at.op.type == "TensorListReserve" and not isinstance(at.values[1], Shared):
         return Mixed(at.op, "size")
     return ListOf(Nothing(), written=at.op.type == "EmptyTensorList")
@@ -116,7 +116,7 @@ def stacked_list(at: At) -> Value:
         return at.mixed("unknown")
     element = value.element
     if isinstance(element, ByExample):
-        count = int(at.attr("num_elements"))  # which it fails without
+        count = int(at.attr("num_elements"))  # TensorFlow checks it
         lengths = None if value.lengths is None else [size(count) if count >= 0 else None, *value.lengths]
         return at.give(element.at(element.axis + 1), lengths)
     return Shared() if isinstance(element, (Shared, Nothing)) else at.mixed("branches")
@@ -124,7 +124,7 @@ def stacked_list(at: At) -> Value:
 
 @rule("TensorListGetItem", sizes=True)
 def item(at: At) -> Value:
-    """One entry; zeros, where nothing was written."""
+    """One entry; zeros if it was never written."""
     return _element(at, 0) if isinstance(at.values[1], Shared) else at.mixed("position")
 
 
@@ -164,7 +164,7 @@ def _with(at: At, number: int) -> Value:
 
 @rule("TensorListPopBack", sizes=True, numbers=True)
 def popped(at: At) -> list[Value]:
-    """The list without its last entry, and that entry: the numbers are those of every entry, or `join` forgot them."""
+    """The list without its last entry, and that entry, with the numbers that `join` found in all entries."""
     return [at.values[0], _element(at, 1)]
 
 

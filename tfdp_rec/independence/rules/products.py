@@ -1,7 +1,7 @@
 """Products of matrices and convolutions.
 
-A product is judged as an `einsum`: each axis has a letter. The examples' axis must have the same letter wherever it
-occurs, that letter must not be summed over, and a shared tensor must not have it.
+A product is judged as an `einsum`: each axis has a letter. The examples' axis must have the same letter in all terms by
+example and in the output, and no shared tensor may have it, except with length one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.sizes import ONE, Size
-from tfdp_rec.independence.values import ByExample, Shared, Value
+from tfdp_rec.independence.values import ByExample, Shared, Sized, Value
 
 
 def contracted(at: At, terms: Sequence[str], output: str) -> Value:
-    """The product of the inputs, whose axes have the letters of `terms`, summed over those that `output` lacks."""
+    """The product of inputs with axes of the letters of `terms`, summed over letters that `output` lacks."""
     owners = [(v, term) for v, term in zip(at.values, terms) if isinstance(v, ByExample)]
     if any(not isinstance(v, (ByExample, Shared)) for v in at.values):
         return at.mixed("unknown")
@@ -26,6 +26,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
         return at.mixed()
     if output.count(letter) != 1 or any(t.count(letter) > 1 for _, t in owners):
         return at.mixed()
+    # A letter's length is that of the term by example if it has the batch in it, otherwise any that is not 1.
     sizes: dict[str, Size] = {}
     for number, (value, t) in enumerate(zip(at.values, terms)):
         for name, length in zip(t, at.sizes(number) or ()):
@@ -38,7 +39,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
 
 @rule("MatMul", "BatchMatMulV2", "Einsum")
 def product(at: At) -> Value:
-    """Of matrices, over leading axes that line up from the right; or as an equation says."""
+    """A product of matrices, with leading axes lined up from the right, or by an equation."""
     if any(at.rank(n) is None for n in range(len(at.values))):
         return Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed("unknown")
     return contracted(at, *letters(at))
@@ -76,7 +77,9 @@ def convolution(at: At) -> Value:
 
 @rule("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", sizes=True)
 def convolution_gradient(at: At) -> Value:
-    """Of each image by itself; the shape that is asked for has the batch in front."""
+    """The gradient by each image; the given shape has the batch as its first axis."""
+    if not isinstance(at.values[0], (Shared, Sized)):
+        return at.mixed("length")
     numbers = at.numbers(0)
     found = _each_image(at, 2, shared=(1,))
     if isinstance(found, ByExample) and numbers is not None and None not in numbers.sizes:
@@ -92,7 +95,7 @@ def pooling(at: At) -> Value:
 
 @rule("MaxPoolGrad")
 def max_pooling_gradient(at: At) -> Value:
-    """To where the largest was."""
+    """The gradient at the place of the largest entry."""
     found = [_each_image(at, n) for n in range(3)]
     same = at.attr("ksize")[0] == 1 and all(isinstance(v, ByExample) and v == found[0] for v in found)
     if same:
@@ -102,7 +105,7 @@ def max_pooling_gradient(at: At) -> Value:
 
 @rule("AvgPoolGrad", sizes=True)
 def average_pooling_gradient(at: At) -> Value:
-    """Spread over the window."""
+    """The gradient spread over the window."""
     numbers, found = at.numbers(0), _each_image(at, 1)
     if not isinstance(found, ByExample):
         return found

@@ -1,4 +1,4 @@
-"""Reductions: y = Σ, max or mean of x along axes, each example by itself if its axis is none of them; and its order."""
+"""Reductions along axes other than the examples': y = Σ, max or mean of x; running sums; the k largest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdp_rec.independence.values import ByExample, Shared, Value
 
 @rule("Sum", "Mean", "All", "Any")
 def reduction(at: At) -> Value:
-    """Several entries made one."""
+    """y[b, ·] = Σ, mean, max, all or any of x[b, ·, k] over other axes."""
     value, axes, sizes = at.values[0], at.plain(1), at.sizes(0)
     if isinstance(value, Shared) and isinstance(at.values[1], Shared):
         return Shared()
@@ -28,7 +28,7 @@ def reduction(at: At) -> Value:
 
 @rule("Cumsum")
 def cumulated(at: At) -> Value:
-    """y[b, t, ·] = Σ x[b, s, ·] over the s up to t, or from t on: along an axis that is not the examples'."""
+    """y[b, t, ·] = Σ x[b, s, ·] over s ≤ t, or s ≥ t, along another axis than the examples'."""
     value, axes, sizes = at.values[0], at.plain(1), at.sizes(0)
     if all(isinstance(v, Shared) for v in at.values):
         return Shared()

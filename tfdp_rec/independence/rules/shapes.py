@@ -1,12 +1,11 @@
-"""Shapes and what a graph computes with them: followed as numbers, so that a reshape can be judged.
+"""Shapes, and arithmetic with them: followed as numbers, so that a reshape can be judged.
 
-The number of examples may take part here. What comes out without it (B · T / B) is shared again; what keeps it is good
-for shapes, and refused where it enters values.
+The number of examples may take part. A result without it (B · T / B) is shared again; a result with it is admitted in
+shapes, and refused where it enters values.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.independence.reading import At, rule
-from tfdp_rec.independence.rules.elementwise import lined_up
-from tfdp_rec.independence.sizes import ONE, Numbers, Size, product, size
+from tfdp_rec.independence.rules.elementwise import elementwise, lined_up
+from tfdp_rec.independence.rules.reductions import reduction
+from tfdp_rec.independence.sizes import ONE, Size, SizeArray, product, size
 from tfdp_rec.independence.values import (
     ByExample,
     Mixed,
@@ -32,15 +32,15 @@ def constant(at: At) -> Value:
     """A constant, with its numbers if they may be a shape."""
     shape = tf.TensorShape(at.attr("value").tensor_shape)
     value = Shared()
-    if at.op.outputs[0].dtype.is_integer and (shape.num_elements() or 0) <= Numbers.LIMIT:
-        numbers = Numbers.of(tf.make_ndarray(at.attr("value")))
+    if at.op.outputs[0].dtype.is_integer and (shape.num_elements() or 0) <= SizeArray.LIMIT:
+        numbers = SizeArray.of_integers(tf.make_ndarray(at.attr("value")))
         value = Shared(None if None in numbers.sizes else numbers)
     return at.give(value, [size(n) for n in shape])
 
 
-@rule("Shape", "ShapeN", "Size", "TensorListLength", sizes=True, mixed=True, numbers=True)
+@rule("Shape", "ShapeN", "Size", "TensorListLength", sizes=True, mixed=True, numbers=True, apart=True)
 def shape_of(at: At) -> Value | list[Value]:
-    """The lengths of a tensor's axes: those of a tensor that mixes examples may themselves be private."""
+    """The lengths of a tensor's axes; of a tensor that mixes examples they may be private themselves."""
     found = [_shape(at, number) for number in range(len(at.values))]
     return found if at.op.type == "ShapeN" else found[0]
 
@@ -54,7 +54,7 @@ def _shape(at: At, number: int) -> Value:
         return value
     if sizes is None:
         return Sized() if not isinstance(value, Shared) else Shared()
-    return numbered(Numbers.scalar(product(sizes)) if at.op.type == "Size" else Numbers.row(sizes))
+    return numbered(SizeArray.scalar(product(sizes)) if at.op.type == "Size" else SizeArray.row(sizes))
 
 
 def _over(one: Size, other: Size) -> Size | None:
@@ -99,13 +99,13 @@ def _add(one: Size, other: Size) -> Size | None:
 
 
 def _subtract(one: Size, other: Size) -> Size | None:
-    return _add(one, Size(-other.number, other.letters)) if one.letters == other.letters or not other.number else (
-        one.combined("-", other)
-    )  # fmt: skip
+    if one.letters == other.letters or not other.number:
+        return _add(one, Size(-other.number, other.letters))
+    return one.combined("-", other)
 
 
 def _larger(one: Size, other: Size) -> Size | None:
-    """Of 1 (or 0, or -1) and a length the length: a batch without examples has nothing to lose."""
+    """The larger length; that of 1 (or less) and another is the other: in an empty batch nothing depends on it."""
     if one.letters == other.letters:
         return one if one.number >= other.number else other
     for a, b in ((one, other), (other, one)):
@@ -127,7 +127,7 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
 
 @rule(*_ARITHMETIC, "RealDiv", "Neg", "Square", sizes=True, numbers=True)
 def arithmetic(at: At) -> Value:
-    """Numbers with numbers where they can be followed; values with values, entry by entry, otherwise."""
+    """Arithmetic of followed numbers; otherwise entry by entry."""
     if any(isinstance(v, Seed) for v in at.values):
         return _of_a_seed(at)
     if all(isinstance(v, (Shared, Sized)) for v in at.values):
@@ -146,68 +146,73 @@ def _followed(at: At) -> Value:
         for place in np.ndindex(one.shape):
             a, b = one.item(place), other.item(place)
             found[place] = None if a is None or b is None else function(a, b)
-        return numbered(Numbers(found))
+        return numbered(SizeArray(found))
     return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
 
 
-_COMPARISONS = ("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr")
-_OF_SIZES = (*_COMPARISONS, "LogicalNot", "All", "Any")
+_COMPARISONS = (
+    "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "LogicalNot"
+)  # fmt: skip
 
 
-def _of_sizes(kind: str, function: Any) -> None:
-    """Where only sizes and shared values come in, the outcome is made of sizes; then the rule that was there before."""
+@rule(*_COMPARISONS, sizes=True)
+def comparison(at: At) -> Value:
+    """Entry by entry; of sizes and shared values alone, a value made of sizes."""
+    return _of_sizes(at) or elementwise(at)
 
-    def either(at: At) -> Any:
-        if all(isinstance(v, (Shared, Sized)) for v in at.values):
-            return Sized() if any(isinstance(v, Sized) for v in at.values) else function(at)
-        return at.mixed("size") if any(isinstance(v, Sized) for v in at.values) else function(at)
 
-    rule(kind, sizes=True)(functools.wraps(function)(either))
+@rule("All", "Any", sizes=True)
+def quantifier(at: At) -> Value:
+    """A reduction; of sizes and shared values alone, a value made of sizes."""
+    return _of_sizes(at) or reduction(at)
+
+
+def _of_sizes(at: At) -> Value | None:
+    if not any(isinstance(v, Sized) for v in at.values):
+        return None
+    return Sized() if all(isinstance(v, (Shared, Sized)) for v in at.values) else at.mixed("size")
 
 
 @rule("Prod", sizes=True, numbers=True)
 def product_of(at: At) -> Value:
-    """The number of entries that a shape stands for; otherwise a reduction like others."""
+    """The number of entries of a shape; otherwise a reduction."""
     numbers, axes = at.numbers(0), at.plain(1)
     if numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1]):
         sizes = numbers.sizes
         total = None if any(s is None for s in sizes) else product(sizes)  # type: ignore[arg-type]
-        found = Numbers.scalar(total) if not at.attr("keep_dims") else Numbers.row([total])
+        found = SizeArray.scalar(total) if not at.attr("keep_dims") else SizeArray.row([total])
         return numbered(found)
     if isinstance(at.values[0], Sized) or isinstance(at.values[1], Sized):
         return Sized()
-    from tfdp_rec.independence.rules.reductions import reduction
-
     return reduction(at)
 
 
 @rule("Max", sizes=True, numbers=True)
 def extreme(at: At) -> Value:
-    """The largest of several sizes, if they are all one; otherwise a reduction like others."""
-    from tfdp_rec.independence.rules.reductions import reduction
-
-    numbers = at.numbers(0)
-    if numbers is not None and numbers.of_batch and not at.attr("keep_dims"):
-        return numbered(Numbers.scalar(numbers.sizes[0])) if len(set(numbers.sizes)) == 1 else Sized()
+    """The largest of several equal sizes; otherwise a reduction."""
+    numbers, axes = at.numbers(0), at.plain(1)
+    row = numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1])
+    if row and numbers.of_batch and not at.attr("keep_dims"):  # type: ignore[union-attr]
+        return numbered(SizeArray.scalar(numbers.sizes[0])) if len(set(numbers.sizes)) == 1 else Sized()  # type: ignore[union-attr]
     return Sized() if any(isinstance(v, Sized) for v in at.values) else reduction(at)
 
 
 @rule("Range", sizes=True, numbers=True)
 def counting(at: At) -> Value:
-    """0, 1, 2, ...: as far as something shared says. Up to the number of examples these are places in the batch."""
+    """0, 1, 2, ... up to a shared limit. Up to the number of examples, these are places in the batch: mixed."""
     if all(isinstance(v, Shared) for v in at.values):
         plain = [at.plain(n) for n in range(3)]
         if all(p is not None for p in plain):
             start, stop, step = (p[0] for p in plain)  # type: ignore[index]
-            if step and len(range(start, stop, step)) <= Numbers.LIMIT:
-                return Shared(Numbers.of(list(range(start, stop, step))))
+            if step and len(range(start, stop, step)) <= SizeArray.LIMIT:
+                return Shared(SizeArray.of_integers(list(range(start, stop, step))))
         return Shared()
     return at.mixed("position")
 
 
 @rule("BroadcastGradientArgs", sizes=True, numbers=True)
 def summed_axes(at: At) -> list[Value]:
-    """Over which axes a gradient is summed, where broadcasting had repeated an operand."""
+    """The axes over which a gradient is summed: those along which broadcasting repeated an operand."""
     one, other = at.numbers(0), at.numbers(1)
     if one is None or other is None or None in (*one.sizes, *other.sizes):
         kind = Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
@@ -216,19 +221,19 @@ def summed_axes(at: At) -> list[Value]:
     a, b = (_filled_up(n, rank, None) for n in (one, other))
     repeated: tuple[list[int], list[int]] = ([], [])
     for axis in range(rank):
-        for mine, theirs, axes in ((a[axis], b[axis], repeated[0]), (b[axis], a[axis], repeated[1])):
-            if mine is None or (mine == ONE and theirs != ONE) or (mine == ONE and theirs == ONE):
+        for mine, axes in ((a[axis], repeated[0]), (b[axis], repeated[1])):
+            if mine is None or mine == ONE:
                 axes.append(axis)
-    return [Shared(Numbers.of(np.array(axes, np.int64))) for axes in repeated]
+    return [Shared(SizeArray.of_integers(np.array(axes, np.int64))) for axes in repeated]
 
 
-def _filled_up(numbers: Numbers, rank: int, missing: Size | None) -> list[Size | None]:
+def _filled_up(numbers: SizeArray, rank: int, missing: Size | None) -> list[Size | None]:
     return [*[missing] * (rank - len(numbers.sizes)), *numbers.sizes]
 
 
 @rule("DynamicStitch", sizes=True, numbers=True)
 def stitched(at: At) -> Value:
-    """Numbers put in places: how the shape of a reduced gradient is made."""
+    """Numbers put into places: part of the shape of a reduction's gradient."""
     half = len(at.values) // 2
     places, several = [at.numbers(n) for n in range(half)], [at.numbers(n) for n in range(half, 2 * half)]
     if not all(isinstance(v, (Shared, Sized)) for v in at.values):
@@ -238,14 +243,14 @@ def stitched(at: At) -> Value:
     found: dict[int, Any] = {}
     for place, numbers in zip(places, several):
         found.update(zip((int(i) for i in place.plain.flat), numbers.sizes))  # type: ignore[union-attr]
-    return numbered(Numbers.row([found.get(i) for i in range(max(found, default=-1) + 1)]))
+    return numbered(SizeArray.row([found.get(i) for i in range(max(found, default=-1) + 1)]))
 
 
 @rule("InvertPermutation", numbers=True)
 def inverse(at: At) -> Value:
     """The permutation that undoes one."""
     plain = at.plain(0)
-    return Shared(Numbers.of(np.argsort(plain))) if plain is not None else Shared()
+    return Shared(SizeArray.of_integers(np.argsort(plain))) if plain is not None else Shared()
 
 
 @rule("ConcatOffset", sizes=True, numbers=True)
@@ -258,7 +263,7 @@ def offsets(at: At) -> list[Value]:
     for numbers in shapes:
         row: list[Size | None] = [size(0)] * len(numbers.sizes)  # type: ignore[union-attr]
         row[axis[0]] = start
-        found.append(numbered(Numbers.row(row)))
+        found.append(numbered(SizeArray.row(row)))
         step = numbers.sizes[axis[0]]  # type: ignore[union-attr]
         start = _add(start, step) if start is not None and step is not None else None  # type: ignore[assignment]
     return found
@@ -272,14 +277,14 @@ def filled(at: At) -> Value:
     return of_shape(at, at.numbers(0), isinstance(at.values[0], Shared), numbers=at.numbers(1))
 
 
-def of_shape(at: At, shape: Numbers | None, shared: bool, numbers: Numbers | None = None) -> Value:
-    """What is the same everywhere, or noise, in a tensor of this shape."""
+def of_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray | None = None) -> Value:
+    """The value of a constant or of noise in a tensor of this shape: by example along the axis with B."""
     if shared:
         plain = None if shape is None else shape.plain
-        if numbers is not None and plain is not None and np.prod(plain) <= Numbers.LIMIT:
+        if numbers is not None and plain is not None and np.prod(plain) <= SizeArray.LIMIT:
             array = np.empty(tuple(int(n) for n in plain), object)
             array[...] = numbers.array[()]
-            return Shared(Numbers(array))
+            return Shared(SizeArray(array))
         return at.give(Shared(), shape.sizes if shape is not None else None)
     if shape is None or None in shape.sizes:
         return at.mixed("size")
@@ -290,7 +295,3 @@ def of_shape(at: At, shape: Numbers | None, shared: bool, numbers: Numbers | Non
     return at.give(ByExample(axes[0], inner=length.over(Size(letters=("batch",)))), shape.sizes)  # type: ignore[arg-type]
 
 
-def register_sizes(rules: dict[str, Any]) -> None:
-    """Lets comparisons and the like take sizes too; called when all rules are known."""
-    for kind in _OF_SIZES:
-        _of_sizes(kind, rules[kind])

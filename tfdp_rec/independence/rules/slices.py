@@ -11,30 +11,30 @@ from typing import Any
 import numpy as np
 
 from tfdp_rec.independence.reading import At, rule
-from tfdp_rec.independence.sizes import ONE, Numbers, Size, size
+from tfdp_rec.independence.sizes import ONE, Size, SizeArray, size
 from tfdp_rec.independence.values import ByExample, Shared, Sized, Value, numbered
 
 
 @dataclasses.dataclass(frozen=True)
 class _Item:
-    """One item of `x[a:b:c, None, 3]`, the axis it is about, and what it makes of it."""
+    """One item of `x[a:b:c, None, 3]`: its kind, "slice" (`whole` for all of the axis), "new" or "one"; its axis."""
 
-    kind: str  # "slice", "new" or "one"
+    kind: str
     axis: int | None
     whole: bool = False
 
 
 def _items(at: At, rank: int, begin: Any, end: Any, strides: Any, sizes: Any) -> list[_Item] | None:
-    """What a strided slice does to each axis."""
+    """A strided slice's items, axis by axis."""
     count = len(strides)
     mask = {name: int(at.attr(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     named = sum(
         1 for n in range(count) if not (mask["ellipsis"] >> n & 1) and not (mask["new_axis"] >> n & 1)
     )
-    found, axis, seen = [], 0, False
+    # TensorFlow's order: an ellipsis stands for the axes that no other item names, new axes name none.
+    found, axis = [], 0
     for n in range(count):
         if mask["ellipsis"] >> n & 1:
-            seen = True
             for _ in range(rank - named):
                 found.append(_Item("slice", axis, True))
                 axis += 1
@@ -48,7 +48,6 @@ def _items(at: At, rank: int, begin: Any, end: Any, strides: Any, sizes: Any) ->
             stops = bool(mask["end"] >> n & 1) or (sizes is not None and _is(end, n, sizes[axis]))
             found.append(_Item("slice", axis, starts and stops and _is(strides, n, ONE)))
             axis += 1
-    del seen
     found += [_Item("slice", a, True) for a in range(axis, rank)]
     return found
 
@@ -98,10 +97,10 @@ def _sliced(at: At, value: ByExample, sizes: tuple[Size, ...], items: list[_Item
 
 
 def _fixed(at: At, axis: int | None) -> bool:
-    """Whether the batch's size takes no part in where a slice of this axis begins and ends."""
+    """Whether a slice of this axis begins and ends independently of the batch's size."""
     if int(at.attr("ellipsis_mask")) or int(at.attr("new_axis_mask")) or axis is None:
         return False
-    return all((n := at.numbers(i)) is not None and not Numbers.row([n.sizes[axis]]).of_batch for i in (1, 2))
+    return all((n := at.numbers(i)) is not None and not SizeArray.row([n.sizes[axis]]).of_batch for i in (1, 2))
 
 
 def _sliced_numbers(at: At, value: Shared | Sized) -> Value:
@@ -110,7 +109,7 @@ def _sliced_numbers(at: At, value: Shared | Sized) -> Value:
     bounds = [at.plain(n) for n in (1, 2, 3)]
     if value.numbers is not None and all(b is not None for b in bounds):
         array = value.numbers.array[_index(at, *bounds)]
-        return numbered(Numbers(np.asarray(array, object)) if not isinstance(array, Size) else Numbers.scalar(array))
+        return numbered(SizeArray.scalar(array) if isinstance(array, Size) else SizeArray(np.asarray(array, object)))
     if isinstance(value, Sized) or any(isinstance(v, Sized) for v in at.values[1:]):
         return Sized() if isinstance(value, Sized) else at.mixed("size")
     return Shared()
@@ -134,10 +133,12 @@ def _index(at: At, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
 
 @rule("StridedSliceGrad", sizes=True)
 def strided_slice_gradient(at: At) -> Value:
-    """Zeros, and the slice's gradient where the slice was."""
+    """The slice's gradient in its place, zeros elsewhere."""
     shape, value = at.numbers(0), at.values[4]
     if isinstance(value, Shared) and all(isinstance(v, Shared) for v in at.values):
         return Shared()
+    if not all(isinstance(v, (Shared, Sized)) for v in at.values[:4]):
+        return at.mixed("length")
     if not isinstance(value, ByExample) or shape is None or None in shape.sizes:
         return at.mixed("unknown")
     axes = [a for a, s in enumerate(shape.sizes) if s.of_batch]  # type: ignore[union-attr]
@@ -173,7 +174,7 @@ def _block_of_numbers(at: At, value: Shared | Sized) -> Value:
     begin, lengths = at.plain(1), at.plain(2)
     if value.numbers is not None and begin is not None and lengths is not None:
         index = tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, lengths))
-        return numbered(Numbers(value.numbers.array[index]))
+        return numbered(SizeArray(value.numbers.array[index]))
     if not all(isinstance(v, (Shared, Sized)) for v in at.values[1:]):
         return at.mixed("length")
     if isinstance(value, Sized):

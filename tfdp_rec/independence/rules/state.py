@@ -1,12 +1,11 @@
-"""Variables, seeds and random numbers; what may be written, and what is refused at once.
+"""Variables, seeds and random numbers: reads, permitted writes, and writes that are refused at once.
 
-A read gives what is shared, but for metrics: what these hold was counted from data. Written may be the metrics of the
-model, and the state of its random layers with what is decided by no data.
+A variable's contents are shared, but for metrics, which count data. Writes are permitted to the model's metrics, and to
+the state of its random layers if the new state is made of the old one.
 
-Noise: an example's entries of a random tensor are drawn independently of all others', so that its value is decided by
-its own data and noise of its own, wherever it stands in the batch. That needs a seed that no one else has drawn from
-(two draws from one seed, laid out otherwise, would share noise between examples), that is new at every step and that
-nobody knows (`clipping/seeds.py`).
+Noise: an example's entries of a random tensor are drawn independently of all others, so its value depends on its own
+data and noise of its own, at any place in the batch. That needs a seed with a single draw (two draws from one seed in
+different shapes would share noise between examples), new at every step and secret (`clipping/recorder.py`).
 """
 
 from __future__ import annotations
@@ -18,35 +17,33 @@ from tfdp_rec.independence.values import ByExample, Handle, Seed, Shared, Sized,
 
 @rule("Placeholder", numbers=True)
 def given(at: At) -> Value:
-    """What a graph is given from outside: variables and constants; of all else nothing is known."""
+    """An input of a graph: a variable or constant; otherwise mixed."""
     return at.give(at.reading.captured(at.op.outputs[0], at.op), at.reading.captured_lengths(at.op.outputs[0]))
 
 
 @rule("PlaceholderWithDefault", sizes=True, mixed=True, numbers=True)
 def replaced(at: At) -> Value:
-    """The same tensor, whatever shape is declared."""
+    """The same tensor; its declared shape is not believed."""
     return at.give(at.values[0], at.sizes(0))
 
 
 @rule("VariableShape")
 def shape_of_a_variable(at: At) -> Value:
-    """The same whatever it holds."""
+    """Independent of the variable's contents."""
     return Shared()
 
 
 @rule("ReadVariableOp")
 def read(at: At) -> Value:
-    """What a variable holds."""
+    """A variable's contents."""
     handle = at.values[0]
     return at.give(at.reading.contents(at, handle), handle.lengths if isinstance(handle, Handle) else None)
 
 
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", sizes=True, mixed=True)
 def write(at: At) -> list[Value]:
-    """Into a metric; or, once in each step, into a seed what is made of it. All else is refused.
-
-    A constant would make the seed known. A write in a loop may not happen, and the seed be drawn from again.
-    """
+    """A write into a metric, or into a seed of a state made of the old one; others are refused."""
+    # A constant would make the seed known. A write in a loop may be left out, so that the seed is used again.
     target = at.values[0]
     key = target.key if isinstance(target, Handle) else None
     kind = at.reading.writable.get(key)
@@ -62,7 +59,7 @@ def write(at: At) -> list[Value]:
 
 @rule("PyFuncStateless", sizes=True, mixed=True)
 def python(at: At) -> list[Value]:
-    """Python code may look at anything."""
+    """Refused: Python code may read and write anything."""
     raise at.reading.refuse(at.op, "effect")
 
 
@@ -78,7 +75,7 @@ _FROM_SEED = ("StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "Statel
 
 @rule(*_FRESH, sizes=True)
 def fresh(at: At) -> Value:
-    """Noise of TensorFlow's own state, which is secret unless a seed was set for the process or the operation."""
+    """Noise of TensorFlow's own state: secret unless a seed was set for the process or the operation."""
     if not all(isinstance(v, Shared) for v in at.values[1:]):
         return at.mixed("seed")
     found = _noise(at)
@@ -88,10 +85,8 @@ def fresh(at: At) -> Value:
 
 @rule(*_FROM_SEED, sizes=True)
 def from_seed(at: At) -> Value:
-    """Noise from a seed: by example only if the seed is drawn anew, and for this alone.
-
-    A draw is drawn from once in all that is read: a second call of a function may ask for another shape.
-    """
+    """Noise from a seed: by example if the seed is new and serves this operation alone."""
+    # One use in all that is read: a second call of a function may ask for another shape.
     seeds = [v for v in at.values[1:4] if isinstance(v, Seed)]
     if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
         return at.mixed("seed")

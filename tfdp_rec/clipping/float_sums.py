@@ -1,19 +1,17 @@
-"""Adding up what a batch contributes, in floating point, with a bound on the error that holds for all inputs.
+"""Sums over a batch in floating point, with a bound on the error that holds for all inputs.
 
 A float sum is rounded at every addition, by at most u times the partial sum (u = 2⁻²⁴ in float32), and the rounding of
 later additions depends on what came before: taking one example out of a batch changes the errors that all the others
-make. So the errors themselves must be small against the clip, whatever the data. For terms t_b that each go through at
-most D additions, in any order and along any tree,
+make. So the errors must be small against the clip for all data. For terms t_b that each go through at most D additions,
+in any order and along any tree,
 
     ‖computed − exact‖  ≤  u D Σ_b ‖t_b‖                                       and, for ‖t_b‖ ≤ 1 and n terms,
     ‖computed − exact‖  ≤  u n (D/√3 + 3)                                      (docs/privacy-floating-point.md, lemma 3)
 
 A matrix product over the batch may send a term through as many additions as there are terms. Here it is cut into pieces
-of c terms, whose results are then added up: D = c + (number of pieces). `Depth` says which D the slack in the
-clip allows;
-where no cut is short enough (very large batches; examples whose parts are huge and cancel) the sum is made in float64.
-
-No order of additions is taken for granted, so neither the processor's kernels nor their threads matter.
+of c terms, whose results are then added up: D = c + (number of pieces). `Depth` is the D that the slack in the clip
+allows. Where no cut is short enough (very large batches; examples whose parts are huge and cancel), the sum is made in
+float64. No order of additions is assumed, so neither the processor's kernels nor their threads matter.
 """
 
 from __future__ import annotations
@@ -33,11 +31,9 @@ def unit(dtype: tf.DType) -> float:
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of tensors as a graph that is made once for all shapes of its ranks and types.
-
-    Branches and loops take long to trace, and a model has many variables. Not for what runs in a server's section
-    (`together.join`): a graph keeps the device that it was first traced for.
-    """
+    """`function` of tensors as a graph that is traced once for all shapes of the same ranks and types."""
+    # Branches and loops take long to trace, and a model has many variables. Not for functions that run in a server's
+    # section (`cross_terms.join`): a graph stays on the device of its first trace.
 
     @functools.cache
     def graph(*kinds: tuple[tf.DType, int]) -> Any:
@@ -49,11 +45,10 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """Through how many additions a term may go.
+    """The number of additions that a term may go through.
 
-    Attributes:
-        whole: where an example contributes one term to a number, of a norm of at most the clip.
-        parts: where it contributes several, whose sizes add up to more than their sum's.
+    `whole` if an example contributes one term to a number, of a norm of at most the clip; `parts` if it contributes
+    several, whose norms may add up to more than that of their sum.
     """
 
     whole: tf.Tensor
@@ -61,14 +56,7 @@ class Depth:
 
     @classmethod
     def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
-        """The depth at which the errors of two sums, with and without one example, stay within `slack` clips.
-
-        Args:
-            slack: share of the clip.
-            reach: Σ over the examples of the sizes of their parts, in clips.
-            examples: number of examples.
-            dtype: type that the sum is made in.
-        """
+        """The depth at which the errors of two sums, with and without one example, stay within `slack` clips."""
         roundings = tf.cast(slack, reach.dtype) / (2 * unit(dtype))
         first_order = roundings / tf.maximum(reach, 1.0)
         # D (1 + D u) ≤ first_order: an addition's error is a share of what is there, the errors before it included.
@@ -78,14 +66,7 @@ class Depth:
 
 
 def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
-    """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none.
-
-    Example:
-        >>> int(piece(tf.constant(2048), tf.constant(200.0))), int(piece(tf.constant(100), tf.constant(200.0)))
-        (188, 198)
-        >>> int(piece(tf.constant(2048), tf.constant(80.0)))
-        0
-    """
+    """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none."""
     depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
     inside = tf.square(depth) - 4 * terms
     found = tf.floor((depth + tf.sqrt(tf.maximum(inside, 0.0))) / 2)
@@ -93,14 +74,7 @@ def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
 
 
 def short_enough(number: int, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
-    """Whether so many pieces send no term through more than `depth` additions, its product's rounding included.
-
-    Example:
-        >>> [bool(short_enough(n, tf.constant(2048), tf.constant(200.0))) for n in (1, 8, 16, 128)]
-        [False, False, True, True]
-        >>> [bool(short_enough(1, tf.constant(100), tf.constant(d))) for d in (101.0, 102.0, -3.0, float("nan"))]
-        [False, True, False, False]
-    """
+    """Whether `number` pieces send no term through more than `depth` roundings, that of its product included."""
     return tf.cast((terms + number - 1) // number + number + 1, depth.dtype) <= tf.floor(depth)
 
 
@@ -115,7 +89,7 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     size = piece(terms, depth)
 
     def laid_out(number: int) -> Callable[[], tf.Tensor]:
-        """So many pieces of one length, or one less: without a loop, which costs a third more."""
+        # Pieces whose lengths differ by one at most, without a loop, which costs a third more.
 
         def added() -> tf.Tensor:
             lengths = terms // number + tf.cast(tf.range(number) < terms % number, tf.int32)
@@ -167,16 +141,7 @@ def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
 
 
 def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distinct ids among `ids` `[n]`, and for each Σ weights[i] · values[i] over the places where it stands.
-
-    An id that stands in more places than float32 may add up is added up in float64, by itself.
-
-    Args:
-        ids: int64.
-        values: `[n, width]`, finite.
-        weights: `[n]`, of the type of `values`.
-        depth: how many additions are allowed.
-    """
+    """The distinct ids of `ids` `[n]`, and for each Σ weights[i] · values[i] over its places i."""
     found, added = _rows(ids, values, weights, depth)
     return found, tf.ensure_shape(added, [None, values.shape[1]])
 
@@ -185,9 +150,12 @@ def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor
 def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, place, count = tf.unique_with_counts(ids)
     often = tf.cast(count, depth.dtype) > depth
-    sums = lambda kept: _weighted_segments(values, kept, place, tf.size(distinct))  # noqa: E731
+
+    def sums(terms: tf.Tensor) -> tf.Tensor:
+        return _weighted_segments(values, terms, place, tf.size(distinct))
 
     def some_in_float64() -> tf.Tensor:
+        # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
         number = tf.cumsum(tf.cast(often, tf.int32)) - 1
         taken = tf.gather(often, place)
         there, at = tf.where(often), tf.where(taken)[:, 0]
@@ -200,7 +168,7 @@ def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tenso
 
 
 def _weighted_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Σ weights[i] values[i] by place, in one pass: a sparse matrix times `values` reads each of them once."""
+    """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
     total = tf.shape(values, tf.int64)[0]
     cells = tf.stack([tf.cast(place, tf.int64), tf.range(total)], axis=1)
     shape = tf.stack([tf.cast(count, tf.int64), total])

@@ -1,9 +1,8 @@
-"""What values of a graph have a say in: which tensors, and which variables that the graph writes.
+"""Data flow in a graph: the tensors and variables that depend on given values.
 
-The reading in `independence/` is of a loss, and says how a value depends on the batch. Here it is asked of a whole
-graph, whatever is in it, only whether a value depends on some others at all: through any operation, any function that
-is called, a branch that is taken, and a variable that is written and read again. What this package's own step writes is
-clipped and noised, and is passed over (`ours`).
+The reading in `independence/` says how the values of a loss depend on the batch. Data flow asks less of a larger graph:
+whether a value depends on given others at all, through operations, called functions, branches, and variables that are
+written and read again. Writes of this package's own step are clipped and noised, and are skipped (`ours`).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _READS = frozenset(
     WriteHistogramSummary WriteImageSummary WriteRawProtoSummary RngReadAndSkip StatefulUniformInt
     """.split()
 )
-"""Operations on a resource that leave it as it was; summaries are for the eyes of those who train, as metrics are."""
+"""Operations that do not change their resource; summaries are among them, since like metrics they are not released."""
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """What is made within is this package's own step, whose writes are clipped and noised."""
+    """Marks operations as parts of this package's own step: their writes are clipped and noised."""
     if tf.executing_eagerly():
         yield
         return
@@ -43,18 +42,8 @@ def ours() -> Iterator[None]:
         setattr(operation, _OURS, True)
 
 
-class Influence:
-    """Where some values of a graph go.
-
-    Args:
-        graph: a `FuncGraph`.
-        start: the number of the operation to begin with.
-        tensors: of the graph, whose influence it is; None for everything's.
-        variables: handles of variables whose contents have the same.
-
-    Attributes:
-        writes: (operation, handle) of every write of a value that they have a say in; the handle is None if unknown.
-    """
+class DataFlow:
+    """The tensors that depend on some values of a graph, and `writes` of such: (operation, handle or None)."""
 
     def __init__(
         self, graph: Any, start: int, tensors: Iterable[Any] | None = (), variables: Iterable[Any] = ()
@@ -62,18 +51,19 @@ class Influence:
         self._reached = {id(tensor) for tensor in tensors or ()}
         self._variables = {id(handle) for handle in variables}
         self.writes: list[tuple[Any, Any]] = []
+        # `tensors` None: everything. A variable may be read before it is written: repeat until nothing is added.
         before = None
-        while before != (len(self._reached), len(self._variables)):  # a variable may be read ahead of its write
+        while before != (len(self._reached), len(self._variables)):
             before = len(self._reached), len(self._variables)
             self.writes = []
             self._walk(graph, start, {}, tensors is None)
 
     def reaches(self, tensor: Any) -> bool:
-        """Whether the values have a say in a tensor."""
+        """Whether a tensor depends on the values."""
         return id(tensor) in self._reached
 
     def _walk(self, graph: Any, start: int, given: dict[int, Any], always: bool) -> None:
-        """One pass over a graph; `always` where it runs, or how often, is itself decided by the values."""
+        """One pass over a graph; `always` if the values decide whether, or how often, it runs."""
         handles = {id(inner): _outermost(tensor) for tensor, inner in getattr(graph, "captures", ())} | given
         for operation in graph.get_operations()[start:]:
             inputs, mine = list(operation.inputs), getattr(operation, _OURS, False)
@@ -90,13 +80,13 @@ class Influence:
                 self._reached.update(id(t) for t in operation.outputs)
 
     def _call(self, operation: Any, called: Any, arguments: list[Any], handles: dict[int, Any], always: bool) -> None:
-        """A function that an operation calls: what it writes, and what of its outputs is reached."""
+        """One pass over a called function, with the operation's arguments and outputs."""
         loops, branches = operation.type in _LOOPS, operation.type in _BRANCHES
         decide = arguments if loops else operation.inputs[:1] if branches else []
         always = always or any(id(t) in self._reached for t in decide)
         self._reached.update(id(inner) for inner, t in zip(called.inputs, arguments) if id(t) in self._reached)
-        same = len(called.outputs) == len(operation.outputs)  # not so the condition of a loop
-        if loops and same:  # what a turn gives, the next is given
+        same = len(called.outputs) == len(operation.outputs)  # false for the condition of a loop
+        if loops and same:  # the outputs of a turn are the inputs of the next
             self._reached.update(id(i) for i, o in zip(called.inputs, called.outputs) if id(o) in self._reached)
         given = {id(inner): handles.get(id(t), t) for inner, t in zip(called.inputs, arguments)}
         self._walk(called, 0, given, always)
@@ -104,7 +94,7 @@ class Influence:
             self._reached.update(id(o) for o, t in zip(operation.outputs, called.outputs) if id(t) in self._reached)
 
     def _note(self, operation: Any, resources: list[Any]) -> None:
-        """A write, if it is one; its variable then holds what the values had a say in."""
+        """Notes a write, if the operation is one; its variable depends on the values from then on."""
         if operation.type in _PYTHON:
             self.writes.append((operation, None))
         elif resources and operation.op_def.is_stateful:
@@ -124,7 +114,7 @@ def _functions_of(graph: Any, operation: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def _outermost(tensor: Any) -> Any:
-    """The resource that a placeholder stands for, through however many graphs."""
+    """The resource that a placeholder of nested graphs stands for."""
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
         if id(tensor) not in outside:
@@ -141,21 +131,10 @@ def refuse_writes(
     allowed: Iterable[Any],
     names: dict[int, str],
 ) -> None:
-    """Refuses a train step that keeps something of its batch past the clip and the noise.
-
-    Args:
-        subject: what is read, for the sentence.
-        graph: that it is in.
-        start: the number of its first operation.
-        tensors: of the batch; None if nothing may be written at all.
-        allowed: handles of the variables of metrics, which may keep what they are given and are never saved.
-        names: id of a handle -> the variable's path.
-
-    Raises:
-        NotPrivate: with the variable and the line that writes it.
-    """
+    """Raises `NotPrivate` if values of the batch (`tensors`; None for all) are written to variables not `allowed`."""
+    # Metrics may be written: they are never saved. Their contents are private, so they are followed like the batch.
     may = {id(handle): handle for handle in allowed}
-    for operation, handle in Influence(graph, start, tensors, may.values()).writes:
+    for operation, handle in DataFlow(graph, start, tensors, may.values()).writes:
         if id(handle) in may:
             continue
         name = names.get(id(handle))
@@ -163,27 +142,17 @@ def refuse_writes(
         line = users_line(operation) or operation.name
         raise NotPrivate(
             f"{subject} gives {what} something that was computed from the batch ({line}), past the clip and the "
-            "noise, and it stays when training ends. Leave it out; or, for your eyes alone, keep it in a "
-            "keras.metrics.Metric of the model, which no file holds."
+            "noise, and it stays when training ends. Leave it out, or, for monitoring, store it in a "
+            "keras.metrics.Metric of the model, which is never saved."
         )
 
 
 def refuse_metrics_read(graph: Any, start: int, outputs: Iterable[Any], metrics: Iterable[Any]) -> None:
-    """Refuses predictions that depend on what metrics counted from training data.
-
-    Args:
-        graph: in which they are made.
-        start: the number of the first operation of theirs.
-        outputs: the predictions.
-        metrics: handles of the variables of metrics.
-
-    Raises:
-        NotPrivate: with the way out.
-    """
-    influence = Influence(graph, start, variables=metrics)
-    if any(influence.reaches(tensor) for tensor in outputs):
+    """Raises `NotPrivate` if predictions depend on metrics, which count training data."""
+    flow = DataFlow(graph, start, variables=metrics)
+    if any(flow.reaches(tensor) for tensor in outputs):
         raise NotPrivate(
-            "What the model predicts depends on one of its metrics, which holds what was counted from training data "
-            "without clipping or noise. Predict without it; a public or released statistic may stand in a weight with "
+            "The model's predictions depend on one of its metrics, whose contents were counted from training data "
+            "without clipping or noise. Predict without it; store public or released statistics in a weight with "
             "trainable=False."
         )

@@ -1,7 +1,7 @@
-"""A step that is traced and read, and neither made nor stopped by the first thing that is refused.
+"""A trial step: traced and read for all of its refusals, and never run.
 
-A private step is refused at the first fault. Here a layer that is refused is run as it is, a rule that refuses is
-passed over, an operation at fault is taken for what it should have been, and all that is said on the way is kept.
+A private step is refused at the first fault. A trial step runs a refused layer without a rule, skips a rule that
+refuses, takes an operation at fault for what it should have been, and collects all refusals on the way.
 """
 
 from __future__ import annotations
@@ -25,26 +25,16 @@ from tfdp_rec.clipping.recorder import (
     refuse_duplicate_paths,
     refuse_unrecorded,
     replaced,
+    secret_seeds,
     units_and_refusals,
 )
 from tfdp_rec.clipping.rules import resource
-from tfdp_rec.clipping.seeds import secret_seeds
 from tfdp_rec.clipping.step_reading import StepReading
 from tfdp_rec.refused import NotPrivate
 
 
-class Trial:
-    """What a private step of a model would refuse.
-
-    Args:
-        model: a built model.
-        loss: a batch -> each example's loss, `[batch]`.
-
-    Attributes:
-        units: the layers that are recorded whole, or refused.
-        refusals: what is refused, each with the name of the layer that it is about, or "".
-        tables: paths of the variables that are read by row only.
-    """
+class TrialStep:
+    """All refusals of a private step: `units` recorded or refused, `refusals` with layers' names, `tables` by path."""
 
     def __init__(self, model: keras.Model, loss: Callable[[Any], tf.Tensor]):
         self._model, self._loss = model, loss
@@ -53,12 +43,8 @@ class Trial:
         self.refusals = {unit.refusal: unit.layer.name for unit in self.units if unit.rule is None}
         self.tables: set[str] = set()
 
-    def of(self, batch: Any) -> Trial:
-        """Tries the step on a batch, of which nothing is computed.
-
-        Args:
-            batch: of tensors, each of a fixed shape but for its first axis.
-        """
+    def read(self, batch: Any) -> TrialStep:
+        """Tries the step on a batch, of which nothing is computed."""
         specs = open_specs(batch, shared_inputs(self._model))
         tf.function(self._trace, autograph=False).get_concrete_function(specs)
         return self
@@ -69,21 +55,21 @@ class Trial:
         size = batch_size(batch, shared)
         with secret_seeds(self._model):
             reading = StepReading(self._model, batch, shared)
-            with self._listening():
+            with self._noting():
                 refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 recorder = Recording(tape, size, no_settling, own_direct(self._model, tape))
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 losses = None
-                with replaced(runs), recorder.outside, self._listening():
-                    losses = self._one_an_example(self._loss(batch), size)
-            self._look_back(recorder)
-            if losses is not None:  # or else it refused itself
-                self._read(recorder, reading, tape, losses)
+                with replaced(runs), recorder.outside, self._noting():
+                    losses = self._checked(self._loss(batch), size)
+            self._check_forward_pass(recorder)
+            if losses is not None:  # None if the losses themselves are refused
+                self._read_gradients(recorder, reading, tape, losses)
         return size
 
-    def _one_an_example(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
-        """The losses, under the tape: what comes after it has no gradient."""
+    def _checked(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
+        """The losses, checked under the tape: later operations have no gradient."""
         try:
             return checked_losses(losses, size)
         except ValueError as problem:
@@ -94,7 +80,7 @@ class Trial:
         graph: Any = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         if unit.rule is not None:
-            with self._listening(unit.layer.name):
+            with self._noting(unit.layer.name):
                 return recorder.run(unit.layer, unit.rule, original, args, kwargs)
         with recorder.outside.stop_recording():
             output = original(*args, **kwargs)
@@ -102,21 +88,22 @@ class Trial:
             self._known += graph.get_operations()[start:]
         return output
 
-    def _look_back(self, recorder: Recording) -> None:
-        """At what the forward pass left."""
+    def _check_forward_pass(self, recorder: Recording) -> None:
         refused = [v for layer in self._refused() for v in layer.trainable_variables]
         self.tables = set(recorder.tables())
-        with self._listening():
+        with self._noting():
             refuse_added_losses(self._model)
-        with self._listening():
+        with self._noting():
             recorder.refuse_reads_outside(self._model)
-        with self._listening():
+        with self._noting():
             refuse_unrecorded(self._model, recorder.calls, [*recorder.direct, *refused])
 
     def _refused(self) -> Iterator[keras.layers.Layer]:
         return (unit.layer for unit in self.units if unit.layer.name in self.refusals.values())
 
-    def _read(self, recorder: Recording, reading: StepReading, tape: tf.GradientTape, losses: tf.Tensor) -> None:
+    def _read_gradients(
+        self, recorder: Recording, reading: StepReading, tape: tf.GradientTape, losses: tf.Tensor
+    ) -> None:
         watched = [t for call in recorder.calls for t in call.watched]
         sources = [*watched, *(resource(v) for v in recorder.direct)]
         with own_rows():
@@ -125,23 +112,18 @@ class Trial:
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")
         for one in read:
-            with self._listening(one.call.layer.name):
+            with self._noting(one.call.layer.name):
                 refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, tf.shape(losses)[0])})
         for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
-            with self._listening():
+            with self._noting():
                 reading.shares(variable, gradient)
 
-    def _listening(self, layer: str = "") -> _Listening:
-        return _Listening(self.refusals, layer)
+    def _noting(self, layer: str = "") -> _RefusalNotes:
+        return _RefusalNotes(self.refusals, layer)
 
 
-class _Listening:
-    """A block that ends where something is refused, which is noted.
-
-    Args:
-        refusals: where.
-        layer: that it is about, or "".
-    """
+class _RefusalNotes:
+    """A block that ends at a refusal, which is noted under the name of a layer, or ""."""
 
     def __init__(self, refusals: dict[str, str], layer: str):
         self._refusals, self._layer = refusals, layer

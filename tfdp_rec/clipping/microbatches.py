@@ -1,6 +1,6 @@
-"""A batch in parts: the clipped sum `microbatch_size` examples at a time, in memory for so many.
+"""Microbatches: the clipped sum of a batch, computed `microbatch_size` examples at a time to bound memory.
 
-A sum over examples may be made in parts. The parts share the slack that rounding may take, and are added up in float64.
+The parts share the slack for rounding errors, and are added up in float64.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import sums
+from tfdp_rec.clipping import float_sums
 from tfdp_rec.clipping.batches import map_examples
 from tfdp_rec.clipping.engine import ClippedSum, Clipping, Gradient, Reads, Share, shared_inputs, traced
 
 SumOf = Callable[[Clipping, Any, Any], ClippedSum]
-"""The clipped sum of one part, given what part of the batch it is."""
+"""The clipped sum of one part, from the clipping, the part and its `Share` of the batch."""
 
 
 def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum) -> ClippedSum:
-    """The clipped sum of a batch, made of its parts'.
+    """The clipped sum of a batch, computed in parts.
 
-    Dense sums are added up, rows too; norms, losses and reads are put end to end.
+    Args:
+        clipping: Model, loss and clip of the sum.
+        batch: Nest of tensors.
+        microbatch_size: Number of examples computed at a time.
+        sum_of: Function that computes the clipped sum of one part.
     """
     shared = shared_inputs(clipping.model)
     if tf.executing_eagerly():
@@ -37,6 +41,7 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
         reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
         return dataclasses.replace(clipped, reads=reads)
 
+    # Dense sums are added up in the loop; rows, norms, losses and reads have lengths of their own and are concatenated.
     shape = _Shape(part)
     totals = [tf.zeros(g.shape, tf.float64) for g in shape.dense]
     lists = [
@@ -60,7 +65,7 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
 
 
 class _Shape:
-    """How a `ClippedSum` is laid out as a list of sums and a list of things to put end to end."""
+    """A `ClippedSum` as a list of dense sums and a list of tensors to concatenate, and back."""
 
     def __init__(self, part: Callable[[tf.Tensor], ClippedSum]):
         self.names: list[str] = []
@@ -97,6 +102,6 @@ class _Shape:
 
 
 def _added(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
-    """Rows of several parts, an id standing once: added up in float64 where it stood in several."""
-    found, added = sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
+    """Rows of several parts with each id once; ids of several parts are added up in float64."""
+    found, added = float_sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
     return tf.IndexedSlices(added, found)

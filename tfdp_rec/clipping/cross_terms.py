@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import sums
+from tfdp_rec.clipping import float_sums
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Rows, Scores, by_position, count_along, root, total
-from tfdp_rec.clipping.sums import Depth
+from tfdp_rec.clipping.float_sums import Depth
 
 CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
 
@@ -74,10 +74,8 @@ def _inner_product(a: Factor, b: Factor) -> tf.Tensor:
 
 
 def merge(factors: Sequence[Factor]) -> list[Factor]:
-    """One factor of each kind that can be merged from all the factors of one variable.
-
-    Kinds without an inner product are formed and added, so that what is summed is what the norm is of.
-    """
+    """One factor of each mergeable kind, from all the factors of one variable."""
+    # Kinds without an inner product are formed and added: the sum must be of the same numbers as the norm.
     kinds = dict.fromkeys(type(f) for f in factors if f.mergeable)
     merged = [kind.merge([f for f in factors if type(f) is kind]) for kind in kinds]
     apart = merged + [f for f in factors if not f.mergeable]
@@ -91,10 +89,7 @@ def _have_product(a: Factor, b: Factor) -> bool:
 
 
 def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """(norm, reach) of each example's gradient of one variable, from its merged factors.
-
-    The norm is rounded up, and at least reach / `CANCELLING`.
-    """
+    """(norm, reach) of each example's gradient by merged factors; the norm is at least reach / `CANCELLING`."""
     if len(factors) == 1 and factors[0].whole:
         norm = factors[0].norm()
         return norm, norm
@@ -104,10 +99,11 @@ def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
+    # ‖Σ_a g_a‖² = Σ_a ‖g_a‖² + 2 Σ_{a<b} ⟨g_a, g_b⟩, rounded up by what cancelling terms may lose of reach².
     square = tf.add_n([tf.square(f.norm()) for f in factors])
     for a, b in itertools.combinations(factors, 2):
         square += 2 * _inner_product(a, b)
-    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * sums.unit(square.dtype)
+    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * float_sums.unit(square.dtype)
     return root(square + lost * tf.square(reach))
 
 
@@ -122,6 +118,7 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
     """Σ_b weights[b] · gradient of example b of one variable: distinct rows if every factor is sparse."""
     if len(factors) == 1:
         return factors[0].weighted_sum(weights, depth)
+    # An example has one term in each factor's sum: the bound for several terms counts, less the additions that follow.
     by_parts = Depth(depth.parts - len(factors), depth.parts - len(factors))
     parts = [f.weighted_sum(weights, by_parts) for f in factors]
     if all(f.sparse for f in factors):
@@ -139,5 +136,6 @@ def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
 def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, place = tf.unique(ids)
     count = tf.size(distinct)
-    summed = lambda: tf.math.unsorted_segment_sum(values, place, count)  # noqa: E731
-    return distinct, tf.cond(count < tf.size(ids), summed, lambda: values)
+    return distinct, tf.cond(
+        count < tf.size(ids), lambda: tf.math.unsorted_segment_sum(values, place, count), lambda: values
+    )

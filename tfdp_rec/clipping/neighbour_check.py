@@ -1,18 +1,18 @@
-"""A test of the inequality that privacy stands on, for the user's own model and batch.
+"""A numerical test of the clipped sum's sensitivity on neighbouring batches, for the user's own model and batch.
 
-For the model as it stands, and with the same randomness in all runs:
+With the present weights, and the same randomness in all runs:
 
-1. *independence*: when one example's content is exchanged for another's, no other example's loss or norm moves;
-2. *sensitivity*: the clipped sum then moves by at most 2C (one example out, another in), by at most C when removed;
-3. *truth*: every example's recorded norm is that of its gradient from a backward pass of its own;
-4. *state*: computing the loss writes to no variable but the seeds of random layers and the model's metrics.
+1. *independence*: if one example is replaced by another, no other example's loss or norm changes;
+2. *sensitivity*: the clipped sum then moves by at most 2C, and by at most C if the example is removed;
+3. *norms*: every example's recorded norm equals that of its gradient by a backward pass of the example alone;
+4. *state*: the loss writes to no variable but the seeds of random layers and the model's metrics.
 
-(3) is what catches a wrong rule; the variable with the largest error is named.
+Test 3 finds wrong clipping rules; the refusal names the variable.
 
-For (2) and (3) random layers do as in evaluation, all else as in training: a mask follows an example's place. Steps are
-run eagerly, without a reading of their graph, so that this is a second opinion on it; but for a `compute_loss`, and for
-models in which the batch shares a lookup (of positions, say) or rows of examples stand in one long axis: there nothing
-but a reading tells each example's part.
+In tests 2 and 3 random layers act as in evaluation, since a dropout mask depends on an example's place in the batch.
+Steps run eagerly, without a reading of their graph, so the test is independent of the reading. Exceptions are
+`compute_loss`, lookups that the batch shares (positions, say) and merged axes: there only a reading finds each
+example's part.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import engine, rules, together
+from tfdp_rec.clipping import cross_terms, engine, rules
 from tfdp_rec.clipping.batches import batch_size, map_examples, open_specs, tensors
+from tfdp_rec.clipping.data_flow import refuse_writes
 from tfdp_rec.clipping.engine import shared_inputs
-from tfdp_rec.clipping.influence import refuse_writes
 from tfdp_rec.clipping.recorder import guard_of, recording, replaced
 from tfdp_rec.clipping.rules import NO_BATCH
 from tfdp_rec.keras_internals import draws, handles_of, layers_within, random_states
@@ -41,18 +41,18 @@ _NO_CLIP = 1e12
 def check(
     model: keras.Model, batch: Any, l2_norm_clip: float = 1.0, examples: int = 4, tolerance: float = 1e-3
 ) -> None:
-    """Raises if clipping does not bound what one example of `batch` can do to this model.
+    """Raises if clipping does not bound the effect of one example of `batch` on this model.
 
     Args:
-        model: a built model with `per_example_loss`.
-        batch: two examples or more, as the training data gives them.
-        l2_norm_clip: C.
-        examples: how many examples to try, from the first.
-        tolerance: of the comparison of two float32 computations of one number, relative.
+        model: Built model with `per_example_loss`.
+        batch: Batch of two examples or more, in the form in which the training data give it.
+        l2_norm_clip: Largest norm C of an example's contribution.
+        examples: Number of examples to try, from the first.
+        tolerance: Largest relative difference of two float32 computations of the same number.
 
     Raises:
-        NotPrivate: with the name of the variable or the test that failed.
-        ValueError: for a batch of fewer than two examples.
+        NotPrivate: A test failed; the message names the variable or the test.
+        ValueError: The batch has fewer than two examples.
 
     Example:
         >>> import keras, numpy as np, tfdp_rec
@@ -66,7 +66,7 @@ def check(
     size = int(batch_size(batch, shared))
     if size < 2:
         raise ValueError(f"check needs a batch of two examples or more, got {size}.")
-    run = _Run(model, l2_norm_clip)
+    run = _SeededSums(model, l2_norm_clip)
     _state_test(run, batch, shared)
     whole = run(batch, random=True)
     for number in range(min(examples, size)):
@@ -76,12 +76,12 @@ def check(
     run.rewind()
 
 
-class _Run:
-    """Clipped sums with the model's random layers in the same state every time."""
+class _SeededSums:
+    """Clipped sums with the model's random layers in the same state at every run."""
 
     def __init__(self, model: keras.Model, l2_norm_clip: float):
         self.model, self.clip = model, tf.constant(l2_norm_clip)
-        self.reads = bool(getattr(model, "averages_its_loss", False))  # a graph alone tells what it averages
+        self.reads = bool(getattr(model, "averages_its_loss", False))  # needs a graph
         self._graphs: dict[Any, engine.Graph] = {}
         self.seeds = random_states(model)
         self.start = [tf.identity(s.value) for s in self.seeds]
@@ -91,7 +91,7 @@ class _Run:
             seed.assign(value)
 
     def __call__(self, batch: Any, random: bool = False, clip: float | None = None) -> engine.ClippedSum:
-        """The clipped sum of a batch, its graph read only where examples' parts cannot be told otherwise."""
+        """The clipped sum of a batch; its graph is read only if eager shapes do not show each example's part."""
         if self.reads:
             return self._by_graph(batch, random, clip)
         try:
@@ -103,7 +103,7 @@ class _Run:
             return self._by_graph(batch, random, clip)
 
     def loss(self, batch: Any) -> tf.Tensor:
-        """Each example's, as in training."""
+        """Each example's loss, as in training."""
         return self.model.per_example_loss(batch, training=True)
 
     def _unread(self, batch: Any, random: bool) -> engine.ClippedSum:
@@ -127,7 +127,7 @@ class _Run:
 
 @contextlib.contextmanager
 def still(model: keras.Model) -> Iterator[None]:
-    """Has the model's random layers do as in evaluation."""
+    """Runs the model's random layers as in evaluation, for the length of the block."""
 
     def evaluated(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return call(*args, **{**kwargs, "training": False})
@@ -137,8 +137,8 @@ def still(model: keras.Model) -> Iterator[None]:
         yield
 
 
-def _state_test(run: _Run, batch: Any, shared: tuple[str, ...]) -> None:
-    """All that a graph of the loss writes, whatever it writes there."""
+def _state_test(run: _SeededSums, batch: Any, shared: tuple[str, ...]) -> None:
+    """Test 4, on a graph of the loss: all writes count, whatever values they write."""
     model = run.model
     allowed = handles_of([*getattr(model, "metrics_variables", ()), *run.seeds])
     names = {id(handle): variable.path for variable in model.variables for handle in handles_of([variable])}
@@ -171,7 +171,7 @@ def _same(a: tf.Tensor, b: tf.Tensor, tolerance: float) -> bool:
 
 
 def _exchange_test(run, batch, shared, whole, number, other, tolerance) -> None:  # type: ignore[no-untyped-def]
-    """Puts example `other`'s content in the place of `number`; everybody else must not notice."""
+    """Tests 1 and 2: example `number` is replaced by `other`."""
     size = int(batch_size(batch, shared))
     order = [other if i == number else i for i in range(size)]
     changed = run(map_examples(lambda t: tf.gather(t, order), batch, shared), random=True)
@@ -197,7 +197,7 @@ def _removal_test(run, batch, shared, number, size, tolerance) -> None:  # type:
 
 
 def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignore[no-untyped-def]
-    """Recorded norms, variable by variable, against a backward pass of one example."""
+    """Test 3: recorded norms, variable by variable, against a backward pass of one example."""
     for number in range(examples):
         one = map_examples(lambda t, at=number: t[at : at + 1], batch, shared)  # type: ignore[misc]
         true, recorded = _true_norms(run, one), (_gradient_norms if run.reads else _recorded_norms)(run, one)
@@ -210,7 +210,7 @@ def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignor
                 )
 
 
-def _true_norms(run: _Run, one: Any) -> dict[str, float]:
+def _true_norms(run: _SeededSums, one: Any) -> dict[str, float]:
     run.rewind()
     variables = run.model.trainable_variables
     with still(run.model), tf.GradientTape() as tape:
@@ -220,17 +220,18 @@ def _true_norms(run: _Run, one: Any) -> dict[str, float]:
     return {v.path: float(np.linalg.norm(_numpy(g))) for v, g in zip(variables, found)}
 
 
-def _recorded_norms(run: _Run, one: Any) -> dict[str, float]:
-    """By the factors of a step that is not read."""
+def _recorded_norms(run: _SeededSums, one: Any) -> dict[str, float]:
+    """Norms by the factors of a step that is not read."""
     run.rewind()
     with still(run.model), tf.GradientTape() as tape, recording(run.model, tape) as recorder:
         losses = run.loss(one)
     collected = engine.collect(recorder, tape, losses)
-    return {path: float(together.measure(factors)[0][0]) for path, factors in collected.items()}
+    return {path: float(cross_terms.measure(factors)[0][0]) for path, factors in collected.items()}
 
 
-def _gradient_norms(run: _Run, one: Any) -> dict[str, float]:
-    """By the clipped sum of one example, not clipped: as long as the norm that it was found to have."""
+def _gradient_norms(run: _SeededSums, one: Any) -> dict[str, float]:
+    """Norms by the sum of one example under a clip that binds nothing."""
+    # Rescaled to the recorded total: a norm that is too small shows, although the sum itself is right.
     found = run(one, clip=_NO_CLIP)
     norms = {path: float(np.linalg.norm(_numpy(gradient))) for path, gradient in found.gradients.items()}
     total = float(np.sqrt(sum(norm**2 for norm in norms.values())))
