@@ -19,7 +19,7 @@ FLOORS = (
         "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "page", "quiet",
         "interruption", "refused", "registration", "settings",
     },
-    {"noise", "run_folder", "withheld"},
+    {"noise", "run_folder", "withheld_rows"},
     {"independence"},
     {"clipping", "audit", "datasets"},
     {"pricing"},

@@ -33,7 +33,7 @@ from tfdp_rec.optimizers.noise_walk import first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.training import PrivateModel, PrivateTraining
-from tfdp_rec.training.ordinary import watch
+from tfdp_rec.training.ordinary_steps import watch
 
 # The same model made private again is the same private model: it goes on with the history of the weights they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()

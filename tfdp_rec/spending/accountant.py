@@ -130,7 +130,7 @@ class Accountant:
         self.asserted = asserted
         self.restarts_ahead = 0  # how often a forecast has the batches iterated anew
         self.spent: list[tuple[DpEvent, str]] = []
-        self._told, self._followed = Entries(), list[Any]()
+        self._recorded, self._followed = Entries(), list[Any]()
         self._block: _Block | None = None
         self._epsilons: dict[str, float] = {}
         self.payments: Payments | None = None
@@ -172,13 +172,13 @@ class Accountant:
     @property
     def meters(self) -> list[Any]:
         """The meters of the models that are followed."""
-        return [meter.whole for meter in self._followed]
+        return [meter.root for meter in self._followed]
 
     @property
     def carried(self) -> Entries:
         """All entries that were recorded here or that the followed models carry; under a ledger these are receipts."""
         found = Entries()
-        for entries in (self._told, *(meter.snapshot() for meter in self.meters)):
+        for entries in (self._recorded, *(meter.snapshot() for meter in self.meters)):
             found.merge(entries)
         return found
 
@@ -337,11 +337,11 @@ class Accountant:
             self.event = event
         if steps:
             entry = Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts)
-            id, last = next(reversed(list(self._told.items())), ("", None))
+            id, last = next(reversed(list(self._recorded.items())), ("", None))
             id = id if last is not None and last.kind == entry.kind else new_id()
             if self.payments is not None:
                 id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id)
-            self._told.extend(id, entry)
+            self._recorded.extend(id, entry)
         Changes.made += 1
 
     def spend(self, event: DpEvent, label: str) -> None:
@@ -385,7 +385,7 @@ class Accountant:
         ahead = self.ahead_for(optimizer, sampling)
         if ahead < steps:
             if planned or (block and not block.is_for(self.event, optimizer, sampling)):
-                self.settle()  # planned steps are paid for as a whole, and others under an id of their own
+                self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
             id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "")
@@ -405,7 +405,7 @@ class Accountant:
         """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
         return self.ahead if self._block and self._block.is_for(self.event, optimizer, sampling) else 0
 
-    def settle(self) -> None:
+    def give_back_unused(self) -> None:
         """Gives back what was paid for in the ledger and is not going to be made."""
         block, left = self._block, self.ahead
         if self.payments is None or block is None:
@@ -416,7 +416,7 @@ class Accountant:
             self.payments.give_back(block.id, left)
         self._block = None
 
-    def keep(self, event: DpEvent) -> None:
+    def note_checkpoint(self, event: DpEvent) -> None:
         """Notes in the ledger that a checkpoint was written: a training that goes on from it has paid for its plan.
 
         Args:
@@ -424,7 +424,7 @@ class Accountant:
         """
         if self.payments is not None:
             steps = sum(entry.steps for entry in self.carried if entry.event == event)
-            self.payments.keep(event, steps)
+            self.payments.note_checkpoint(event, steps)
 
     def pay_for_history(self) -> None:
         """Pays now for what the models have done and the ledger has not paid for, as where a ledger is begun late."""
@@ -434,7 +434,7 @@ class Accountant:
 
     def close(self) -> None:
         """Settles, and releases the ledger for other processes; what was counted can still be asked for."""
-        self.settle()
+        self.give_back_unused()
         if self.payments is not None:
             self.payments.ledger.close()
 
@@ -503,8 +503,8 @@ class Accountant:
                 self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
             # What an accountant without a ledger has spent is owed to this one, as steps are.
             for each, label in dict.fromkeys(spent):
-                self._told.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
-        self._told.merge(Entries.loads(state["history"]))
+                self._recorded.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
+        self._recorded.merge(Entries.loads(state["history"]))
         self.event, self.spent = event, spent
         Changes.made += 1
 

@@ -69,7 +69,7 @@ def read(path: Path) -> Chain:
     """
     with open(path, "rb") as file:
         text, torn = _split(os.fspath(path), file.read())
-    return Chain.of(os.fspath(path), text + torn)
+    return Chain.parse(os.fspath(path), text + torn)
 
 
 def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
@@ -117,7 +117,7 @@ def mend(path: Path) -> str:
         kept = text[: text.rfind(b"\n") + 1]
         if kept == text or parsed(text[len(kept) :]) is not None:
             raise ValueError(f"{path} has no line that is cut short: there is nothing to mend.")
-        Chain.of(os.fspath(path), kept)
+        Chain.parse(os.fspath(path), kept)
         aside = f"{os.fspath(path)}.torn"
         with writing(aside, "wb", private=True) as rest:
             rest.write(text[len(kept) :])
@@ -186,7 +186,7 @@ class Ledger:
             self._append({"kind": "begin", **kind, "ledger": secrets.token_hex(8)})
             sync_entry(os.path.dirname(self.path))
             return self.chain
-        chain = Chain.of(self.path, text + torn)
+        chain = Chain.parse(self.path, text + torn)
         if torn:  # whole but for its newline: it counts
             self._write(b"\n")
         return chain

@@ -191,7 +191,7 @@ class Chain:
         self.payments: dict[int, Paid] = {}
 
     @classmethod
-    def of(cls, path: str, text: bytes) -> Chain:
+    def parse(cls, path: str, text: bytes) -> Chain:
         """The chain in a file's bytes, each line of which ends in a newline.
 
         Raises:

@@ -147,7 +147,7 @@ class Meter:
         self._closed.add(entry, id)
         Changes.made += 1
 
-    def take(self, entries: Entries) -> None:
+    def merge_saved(self, entries: Entries) -> None:
         """Adds what was read from a file."""
         self._closed.merge(entries)
         self.restored()
@@ -196,7 +196,7 @@ class Meter:
     def snapshot(self) -> Entries:
         """All entries as they stand, of all meters whose steps are in the model's weights."""
         found = Entries()
-        for meter in self._kin():
+        for meter in self._related():
             meter._write(found)
         return found
 
@@ -222,7 +222,7 @@ class Meter:
     @property
     def undescribed(self) -> int:
         """Number of steps that the `iterations` of optimizers tell of and no entry describes."""
-        return sum(meter._undescribed for meter in self._kin() if meter._joined is None)
+        return sum(meter._undescribed for meter in self._related() if meter._joined is None)
 
     @property
     def _undescribed(self) -> int:
@@ -238,17 +238,17 @@ class Meter:
         for variable in variables:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
-        self.rests_on(variables)
-        if any(meter._budget is not None for meter in self._kin() if meter is not self):
+        self.add_weights(variables)
+        if any(meter._budget is not None for meter in self._related() if meter is not self):
             self._limit.assign(self._made)  # a budget is kept for these weights already
 
-    def rests_on(self, variables: Iterable[keras.Variable]) -> None:
+    def add_weights(self, variables: Iterable[keras.Variable]) -> None:
         """Declares the weights of the model, frozen ones too: others may train them, now or later."""
         known = {id(variable) for variable in self._weights}
         self._weights += [variable for variable in variables if id(variable) not in known]
         Changes.made += 1
 
-    def _kin(self) -> list[Meter]:
+    def _related(self) -> list[Meter]:
         """This meter, its parts, and the whole meters of all models that trained the same variables."""
         found, ahead = dict[int, Meter](), [self]
         while ahead:
@@ -257,10 +257,10 @@ class Meter:
                 continue
             found[id(meter)] = meter
             ahead += meter._parts
-            ahead += [each.whole for variable in meter._weights for each in meters_of(variable)]
+            ahead += [each.root for variable in meter._weights for each in meters_of(variable)]
         return list(found.values())
 
-    def join(self, optimizer: Any, part: Meter) -> None:
+    def add_part(self, optimizer: Any, part: Meter) -> None:
         """Goes on with another optimizer.
 
         Args:
@@ -273,16 +273,16 @@ class Meter:
         part._joined, self.followed = self, self.followed or part.followed
         Changes.made += 1
 
-    def goes_on_under(self, optimizer: Any) -> None:
+    def refuse_other_optimizers(self, optimizer: Any) -> None:
         """Refuses steps of other optimizers from now on: the model was compiled with this one."""
         self._present = optimizer
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
 
     @property
-    def whole(self) -> Meter:
+    def root(self) -> Meter:
         """The model's meter, once this one has joined it: an accountant that follows an optimizer follows its model."""
-        return self if self._joined is None else self._joined.whole
+        return self if self._joined is None else self._joined.root
 
     # Limits.
 
@@ -294,7 +294,7 @@ class Meter:
             optimizer: Optimizer whose steps were priced.
             sampling: Name of the sampling whose batches were priced; None for batches without a proof.
         """
-        for meter in self._kin():
+        for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
             meter._limit.assign(left)
         self._budget = None if steps is None else (optimizer, sampling)

@@ -118,7 +118,7 @@ class Payments:
                 self.ledger.give_back(paid.number, attempts, left)
                 steps -= left
 
-    def keep(self, event: DpEvent, made: int) -> None:
+    def note_checkpoint(self, event: DpEvent, made: int) -> None:
         """Notes that a checkpoint holds a plan as it stands, after so many steps of the event's part."""
         if isinstance(event, PlannedDpEvent):
             self.ledger.note(_KEPT, {"plan": event.plan, "part": event.part, "step": event.start + made})

@@ -35,7 +35,7 @@ class Batch:
     source: Source = NO_SAMPLING
 
     @classmethod
-    def of(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
+    def from_data(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
         """The batch in an element of training data.
 
         Args:
@@ -43,7 +43,7 @@ class Batch:
             shared_inputs: keys of entries that all examples share.
 
         Example:
-            >>> Batch.of((tf.constant([1.0, 2.0]), None, None)).examples.shape
+            >>> Batch.from_data((tf.constant([1.0, 2.0]), None, None)).examples.shape
             TensorShape([2])
         """
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
@@ -61,7 +61,7 @@ class Batch:
         drawn = without_nones(data.batch if isinstance(data, LookAhead) else data)
         examples, source = opened(drawn, shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
-        return dataclasses.replace(cls.of(examples, shared_inputs), upcoming=upcoming, source=source)
+        return dataclasses.replace(cls.from_data(examples, shared_inputs), upcoming=upcoming, source=source)
 
     @property
     def tensors(self) -> list[tf.Tensor]:

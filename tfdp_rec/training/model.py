@@ -5,7 +5,7 @@ model it was, and makes no claim. A private step is
 
     guard -> forward and backward pass under recording -> clipped sum -> optimizer
 
-(`step.py`), and every way for weights to leave training settles pending noise first (`doors.py`, `release.py`).
+(`step.py`), and every way for weights to leave training settles pending noise first (`release_methods.py`, `release.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, in_words, sour
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
-from tfdp_rec.training.choices import refuse_choices
-from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
-from tfdp_rec.training.doors import Doors
+from tfdp_rec.training.callback_refusals import refuse_data_dependent
+from tfdp_rec.training.callback_warnings import WarnIfNoBudget, WarnIfNoiseDrowns, WarnOnDivergence
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
-from tfdp_rec.training.ordinary import count_ordinary_step, count_ordinary_steps_of
+from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of
+from tfdp_rec.training.overridden_steps import predictions_read, read_step
 from tfdp_rec.training.own_loss import (
     averaged_losses,
     averages_its_loss,
@@ -44,14 +44,13 @@ from tfdp_rec.training.own_loss import (
     refuse_unsaid_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
+from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_losses
 from tfdp_rec.training.release import settle_for
-from tfdp_rec.training.step import PrivateStep, diagnostics, shown_losses
+from tfdp_rec.training.release_methods import ReleaseMethods
 from tfdp_rec.training.table_reader import TableReader, trace_reader
-from tfdp_rec.training.train_step import predictions_read, read_step
-from tfdp_rec.training.uncounted import SayUncounted
 
 
-class PrivateTraining(Doors):
+class PrivateTraining(ReleaseMethods):
     """Mix-in, ahead of `keras.Model` or `tfrs.Model`, for models that train under this package's mechanisms.
 
     A model that is compiled with a `loss` needs nothing more. Any other defines
@@ -106,7 +105,7 @@ class PrivateTraining(Doors):
         if isinstance(optimizer, PrivateOptimizer):
             optimizer.go_on_with(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
-            self.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+            self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         vars(self)["optimizer"] = optimizer
         self.compile_step_anew()
 
@@ -160,7 +159,7 @@ class PrivateTraining(Doors):
         for step in ("train_step", "test_step", "predict_step"):  # whichever class overrides it
             vars(self)[step] = functools.partial(read_step, self, step)
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
-            self.release.foresee()
+            self.release.guard_possible_tables()
 
     @property
     def is_private(self) -> bool:
@@ -197,14 +196,14 @@ class PrivateTraining(Doors):
         if self.privacy_history is None and any(meters_of(variable) for variable in self.weights):  # type: ignore[attr-defined]
             self.privacy_history = Meter()
         if self.privacy_history is not None:
-            self.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+            self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         return self.privacy_history is not None
 
     def _take_history(self, saved: Any) -> None:
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
             self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
-        self.privacy_history.take(Entries.from_array(saved))
+        self.privacy_history.merge_saved(Entries.from_array(saved))
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile_from_config` needs to compile a loaded model again, the layout of its tables included."""
@@ -261,7 +260,7 @@ class PrivateTraining(Doors):
             output = predictions_read(self, super().__call__, args, kwargs)
         else:
             output = super().__call__(*args, **kwargs)
-        self.private_step.called(output)
+        self.private_step.note_output(output)
         return output
 
     def per_example_loss(self, data: Any, training: bool = True) -> tf.Tensor:
@@ -364,7 +363,7 @@ class PrivateTraining(Doors):
     def _build_optimizer(self) -> None:
         """Builds the mechanism, and sees to it that whoever reads a table from now on reads it settled."""
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
-        self.optimizer.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+        self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         self.release.guard(self.optimizer)
 
     def table_reader(self, spec: Any) -> TableReader:
@@ -409,8 +408,8 @@ class PrivateTraining(Doors):
                     "with each row's weight by its class."
                 )
             callbacks = settle_for(callbacks)
-            refuse_choices(callbacks)
-            callbacks = [*callbacks, SayUncounted(), ForeseeNoise(), SayNoNumber()]
+            refuse_data_dependent(callbacks)
+            callbacks = [*callbacks, WarnIfNoBudget(), WarnIfNoiseDrowns(), WarnOnDivergence()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with in_words():

@@ -3,10 +3,10 @@
 A mechanism may owe noise to rows that no batch has read for a while. Whatever lets weights, or numbers computed from
 them, out of training settles that noise before. Who sees to it, from the outside in:
 
-- the model's own methods (`doors.py`) settle before they open;
+- the model's own methods (`release_methods.py`) settle before they open;
 - callbacks at the end of an epoch find everything settled (`settle_for`);
 - every table is *guarded*, and so is its rows' momentum: an eager read of it, by whatever way, settles first;
-- rows that may owe noise are *withheld* (`withheld.py`): a graph that reads a table, whenever it was compiled, finds
+- rows that may owe noise are *withheld* (`withheld_rows.py`): a graph that reads a table, whenever it was compiled, finds
   no rows there. One that was compiled after the table was guarded says so in words.
 
 What owes a table is kept with the table (`Debts`), not with a model: two models that share a table, or a model that got
@@ -37,7 +37,7 @@ from tfdp_rec.keras_internals import (
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.delayed import DelayedRMSprop
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld import Withheld, demand_rows, withheld
+from tfdp_rec.withheld_rows import WithheldRows, demand_rows, withheld
 
 _LOGS_ONLY = (
     keras.callbacks.BackupAndRestore,  # these two save through the model's own methods
@@ -112,7 +112,7 @@ class Release:
         if not getattr(optimizer, "releasable", True):
             self.withhold()
 
-    def foresee(self) -> None:
+    def guard_possible_tables(self) -> None:
         """Guards the variables that may turn out to be tables, so that graphs compiled from now on have the check."""
         for layer in layers_within(self.model):
             rule = rule_for(layer)
@@ -121,7 +121,7 @@ class Release:
                     guarded(variable).may_owe = True
 
     def withhold(self) -> None:
-        """Keeps the rows of all tables from whatever is not a step; see `withheld.py`."""
+        """Keeps the rows of all tables from whatever is not a step; see `withheld_rows.py`."""
         for variable in self._guarded:
             if (places := withheld(variable)) is not None:
                 places.withhold()
@@ -182,7 +182,7 @@ class Debts:
             self._optimizers.append(optimizer)
             self.may_owe |= optimizer.pays_late
             if optimizer.pays_late and withheld(self._variable) is None:
-                vars(self._variable)["withheld"] = Withheld(self._variable)
+                vars(self._variable)["withheld"] = WithheldRows(self._variable)
             for other in self._releases:
                 other.model.compile_step_anew()
         if not any(release is known for known in self._releases):

@@ -1,6 +1,6 @@
 """The private step, in one place: a batch goes in, its clipped sum comes out.
 
-    Batch.of(data) -> PrivateStep.clipped_sum -> optimizer.apply
+    Batch.from_data(data) -> PrivateStep.clipped_sum -> optimizer.apply
 
 The model, a parameter server's worker and the benchmarks hold one of these each and make the same step with it.
 """
@@ -44,7 +44,7 @@ class PrivateStep:
         """Each example's loss, `[batch]`; what the model's own call gives meanwhile is noted, for its metrics.
 
         Args:
-            batch: from `Batch.of`.
+            batch: from `Batch.from_data`.
             training: for layers that behave otherwise in training.
         """
         outputs: list[Any] = []
@@ -56,7 +56,7 @@ class PrivateStep:
         self._predictions = predictions_of(batch.examples, outputs)
         return losses
 
-    def called(self, output: Any) -> None:
+    def note_output(self, output: Any) -> None:
         """Notes what the model's own call gave, if it was for a loss.
 
         Args:
@@ -69,7 +69,7 @@ class PrivateStep:
         """The clipped sum of a batch; rows that owe noise get it before they are read. A graph, whatever else is eager.
 
         Args:
-            batch: from `Batch.of`.
+            batch: from `Batch.from_data`.
             clip: C, as the optimizer has it now.
         """
         self._refuse_another_length(batch)

@@ -24,7 +24,7 @@ from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import resource
 
 
-class Withheld:
+class WithheldRows:
     """Where the rows of one table are.
 
     Args:
@@ -71,7 +71,7 @@ class Withheld:
             _move(self.private, self.public)
 
 
-def withheld(variable: keras.Variable) -> Withheld | None:
+def withheld(variable: keras.Variable) -> WithheldRows | None:
     """Where a variable's rows are, if they are ever withheld."""
     return vars(variable).get("withheld")
 

@@ -16,7 +16,7 @@ from tfdp_rec.spending.meter import Meter, meters_of
 
 def meters_on(model: Any) -> list[Meter]:
     """The meters whose steps have trained a trainable variable of the model."""
-    found = {id(each.whole): each.whole for v in model.trainable_variables for each in meters_of(v)}
+    found = {id(each.root): each.root for v in model.trainable_variables for each in meters_of(v)}
     return list(found.values())
 
 

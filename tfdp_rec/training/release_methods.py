@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from tfdp_rec.files import replacing
-from tfdp_rec.training.ordinary import warn_of_ordinary_steps
+from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
 from tfdp_rec.training.release import Release
 
 
@@ -33,7 +33,7 @@ def settled(door: Callable[..., Any]) -> Callable[..., Any]:
     return opened
 
 
-class Doors:
+class ReleaseMethods:
     """Mix-in, ahead of `keras.Model`."""
 
     @functools.cached_property
