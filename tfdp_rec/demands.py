@@ -53,12 +53,7 @@ def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
 
 
 def given(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
-    """A number that is computed from checks, so that it cannot be had without them.
-
-    Args:
-        value: A tensor of numbers.
-        checks: Operations, of which those that `demand` made count.
-    """
+    """A number that is computed from checks, so that it cannot be had without them."""
     for check in checks:
         if is_check(check):
             value = value + tf.cast(check.outputs[0], value.dtype)

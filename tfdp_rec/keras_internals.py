@@ -169,12 +169,7 @@ def function_graph(graph: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def differentiated(operation: str, by: Callable[..., Any]) -> Iterator[None]:
-    """Has an operation be differentiated in another way, for the length of the block.
-
-    Args:
-        operation: its type.
-        by: (operation, gradient of its output, its gradient function) -> gradients of its inputs.
-    """
+    """Has an operation be differentiated in another way, for the length of the block."""
     registered, function = _registered_gradient(operation)
     registered["type"] = lambda op, gradient: by(op, gradient, function)
     try:

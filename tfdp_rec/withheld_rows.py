@@ -25,11 +25,7 @@ from tfdp_rec.keras_internals import resource
 
 
 class WithheldRows:
-    """Where the rows of one table are.
-
-    Args:
-        variable: the table, or what its rows keep for their steps.
-    """
+    """Where the rows of one table are."""
 
     def __init__(self, variable: keras.Variable):
         self._variable = variable
@@ -83,12 +79,7 @@ def held_rows(variable: keras.Variable) -> tf.Variable:
 
 
 def demand_rows(variable: keras.Variable, sentence: str) -> None:
-    """Has a graph say why a table has no rows, ahead of its own reads of the table.
-
-    Args:
-        variable: the table.
-        sentence: what to say.
-    """
+    """Has a graph say why a table has no rows, ahead of its own reads of the table."""
     with tf.control_dependencies(demand(_has_rows(resource(variable)), sentence)):
         # Reads wait for operations on the variable that may write to it, as this one does for all TensorFlow knows.
         tf.raw_ops.DisableCopyOnRead(resource=resource(variable).handle)

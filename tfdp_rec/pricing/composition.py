@@ -126,25 +126,14 @@ def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribut
 
 
 def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
-    """(accountant, coarser) by which to look for a number that depends on ε: each begins where the one before ended.
-
-    Args:
-        event: whose ε it is.
-        accountant: has the last word.
-    """
+    """(accountant, coarser) by which to look for a number that depends on ε: each begins where the one before ended."""
     if quickest(event, accountant) == accountant:
         return [(accountant, 1.0)]
     return [("rdp", 1.0), (accountant, _COARSE), (accountant, 1.0)]
 
 
 def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:
-    """The largest number of steps that costs at most `target`; never more than 10^9.
-
-    Args:
-        epsilon: what so many steps cost.
-        target: ε.
-        start: that fits.
-    """
+    """The largest number of steps that costs at most `target`; never more than 10^9."""
     low, high = start, start + 1
     while epsilon(high) <= target:
         low, high = high, high + max(1, (high - start) // 2, high // 16)
@@ -165,11 +154,7 @@ def quickest(event: DpEvent, accountant: str) -> str:
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
-    """Raises for an event that an accountant cannot account for.
-
-    Raises:
-        ValueError: naming the way out.
-    """
+    """Raises for an event that an accountant cannot account for."""
     if events.planned_in(event):
         raise ValueError(
             "Correlated noise is planned for a whole training on data in one order, and says nothing of batches that "

@@ -22,23 +22,14 @@ from dp_accounting import DpEvent
 
 @dataclasses.dataclass(frozen=True)
 class PureDpEvent(DpEvent):
-    """A release with pure ε, whatever its form: a permuted label, Laplace noise on a vector.
-
-    Args:
-        epsilon: ε; infinite for none.
-    """
+    """A release with pure ε, whatever its form: a permuted label, Laplace noise on a vector."""
 
     epsilon: float
 
 
 @dataclasses.dataclass(frozen=True)
 class PaddedDpEvent(DpEvent):
-    """A release of items each of which was replaced by a fixed one with probability `padding`, anew for this release.
-
-    Args:
-        event: the release, without padding, between any two lists of items.
-        padding: the probability.
-    """
+    """A release of items each of which was replaced by a fixed one with probability `padding`, anew for this release."""
 
     event: DpEvent
     padding: float
@@ -46,29 +37,14 @@ class PaddedDpEvent(DpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class FailingDpEvent(DpEvent):
-    """Something that may tell all with a small probability, and tells nothing else: (0, δ)-DP.
-
-    Args:
-        delta: the probability.
-    """
+    """Something that may tell all with a small probability, and tells nothing else: (0, δ)-DP."""
 
     delta: float
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedDpEvent(DpEvent):
-    """A step of a training that is planned, and costs, as a whole, however few of its steps are made.
-
-    Args:
-        event: what all of it costs: a Gaussian, or none.
-        steps: of the plan.
-        separation: at least so many steps from one step of a unit to its next.
-        participations: so many steps of a unit at most.
-        plan: tells it from others.
-        part: tells a stretch of it from others: who goes on from a training checkpoint begins one of their own.
-        after: the part that this one went on from.
-        start: the step of the plan that the part began with.
-    """
+    """A step of a training that is planned, and costs, as a whole, however few of its steps are made."""
 
     event: DpEvent
     steps: int
@@ -150,9 +126,6 @@ def _inner(event: DpEvent) -> list[DpEvent]:
 def to_json(event: DpEvent) -> dict[str, Any]:
     """The event as JSON-able nested dicts.
 
-    Raises:
-        ValueError: The event is of an unknown type, or has a field out of range.
-
     Example:
         >>> to_json(dp_accounting.GaussianDpEvent(1.1))
         {'type': 'GaussianDpEvent', 'noise_multiplier': 1.1}
@@ -178,9 +151,6 @@ def _plain(field: str, value: Any) -> Any:
 
 def from_json(fields: dict[str, Any]) -> DpEvent:
     """The inverse of `to_json`.
-
-    Raises:
-        ValueError: The type is unknown.
 
     Example:
         >>> from_json({"type": "GaussianDpEvent", "noise_multiplier": 1.1})

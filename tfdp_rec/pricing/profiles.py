@@ -42,11 +42,6 @@ _TAIL = 1e-13
 def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
     """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S.
 
-    Args:
-        epsilon: Any real number.
-        sensitivity: L2 sensitivity S.
-        sigma: Standard deviation.
-
     Example:
         >>> round(gaussian_delta(1.0, 1.0, 1.0), 4)
         0.1269
@@ -92,13 +87,7 @@ def deamplify(epsilon: Number, padding: float) -> Number:
 
 
 def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -> Number:
-    """The profile of a release behind padding, for any real ε.
-
-    Args:
-        epsilon: Where.
-        padding: The probability p.
-        inner: The profile of the release without padding.
-    """
+    """The profile of a release behind padding, for any real ε."""
     values = np.asarray(epsilon, dtype=np.float64)
     above = (1.0 - padding) * inner(deamplify(np.abs(values), padding))
     mirrored = -np.expm1(np.minimum(values, 0.0)) + np.exp(np.minimum(values, 0.0)) * above
@@ -107,9 +96,6 @@ def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -
 
 def delta_of(event: DpEvent, epsilon: Number) -> Number:
     """δ(`epsilon`) of one release.
-
-    Raises:
-        ValueError: for an event that is no release of one person's items.
 
     Example:
         >>> round(delta_of(PaddedDpEvent(dp_accounting.GaussianDpEvent(1.0), 0.5), 1.0), 4)

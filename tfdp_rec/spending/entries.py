@@ -160,11 +160,7 @@ class Entries:
 
     @classmethod
     def loads(cls, text: str) -> Entries:
-        """The inverse of `dumps`; also reads what versions before 0.3 wrote.
-
-        Raises:
-            ValueError: The text is not that of entries.
-        """
+        """The inverse of `dumps`; also reads what versions before 0.3 wrote."""
         found = cls()
         try:
             saved = json.loads(text)

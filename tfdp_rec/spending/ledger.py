@@ -58,15 +58,7 @@ REPLACE = "replace-one"
 
 
 def read(path: Path) -> Chain:
-    """A ledger's lines, checked; takes no ownership and writes nothing.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        BrokenLedger: if it is no evidence.
-        FileNotFoundError: if there is none.
-    """
+    """A ledger's lines, checked; takes no ownership and writes nothing."""
     with open(path, "rb") as file:
         text, torn = _split(os.fspath(path), file.read())
     return Chain.parse(os.fspath(path), text + torn)
@@ -76,12 +68,6 @@ def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Pa
     """ε at δ of everything in a ledger, from its entries alone: that of the item most was told of.
 
     A filter's is that of its budget, however much of it was used.
-
-    Args:
-        chain: the entries.
-        delta: δ.
-        accountant: "pld" or "rdp"; a filter has a price of its own.
-        more: what is not paid yet.
     """
     if chain.limit is not None:
         admitted = all(map(chain.limit.admits, _events([*chain.paid, *more])))
@@ -104,12 +90,6 @@ def mend(path: Path) -> str:
     """Puts a last line that cannot be read aside, and returns the name of the file that now holds it.
 
     Only for a line that a crash left: `pay` had not returned, so that nothing had begun that it paid for.
-
-    Args:
-        path: of the ledger.
-
-    Raises:
-        ValueError: if its last line is whole.
     """
     with open(path, "r+b") as file:
         _lock(file.fileno(), os.fspath(path))
@@ -396,11 +376,7 @@ class Ledger:
 
 
 def _split(path: str, text: bytes) -> tuple[bytes, bytes]:
-    """The whole lines, and a last one that lacks its newline alone, with it.
-
-    Raises:
-        BrokenLedger: for a last line that cannot be read.
-    """
+    """The whole lines, and a last one that lacks its newline alone, with it."""
     end = text.rfind(b"\n") + 1
     torn = text[end:]
     if torn and parsed(torn) is None:

@@ -142,11 +142,7 @@ def written(fields: Mapping[str, Any]) -> bytes:
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
-    """JSON in its one form.
-
-    Raises:
-        ValueError: for a number that JSON does not have, such as infinity.
-    """
+    """JSON in its one form."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -192,11 +188,7 @@ class Chain:
 
     @classmethod
     def parse(cls, path: str, text: bytes) -> Chain:
-        """The chain in a file's bytes, each line of which ends in a newline.
-
-        Raises:
-            BrokenLedger: saying which line, and what to do.
-        """
+        """The chain in a file's bytes, each line of which ends in a newline."""
         chain = cls(path)
         for line in text.split(b"\n")[:-1]:
             chain.add(line)
@@ -220,11 +212,7 @@ class Chain:
         return self.payments[max(self.payments)] if self.payments else None
 
     def add(self, line: bytes) -> None:
-        """Takes the next line.
-
-        Raises:
-            BrokenLedger: if it is not the next.
-        """
+        """Takes the next line."""
         number = len(self.lines)
         fields = parsed(line)
         if fields is None:
@@ -280,11 +268,7 @@ class Chain:
         return sum(payment.steps for payment in self.payments.values())
 
     def refuse_without(self, mark: Mark) -> None:
-        """Raises unless the ledger went on from a mark.
-
-        Raises:
-            BrokenLedger: another ledger, or one that lacks lines that the mark saw.
-        """
+        """Raises unless the ledger went on from a mark."""
         if mark.ledger != self.id:
             raise BrokenLedger(
                 f"{self.path} is not the ledger that this was counted in: it was begun anew, or another file was put "

@@ -58,10 +58,6 @@ _REPRICED = (
 class Meter:
     """What the steps of one model have spent.
 
-    Args:
-        optimizer: Optimizer that makes the steps; it has `dp_event()`, `price_settings`, `iterations` and `noise`.
-            None for a model that was loaded and not compiled.
-
     Attributes:
         followed: Whether an accountant follows this meter, or the user was told that none does.
     """
@@ -83,12 +79,7 @@ class Meter:
     # In the graph of a step.
 
     def count(self, optimizer: Any, source: Source) -> list[Any]:
-        """Operations that count a step; the step waits for them.
-
-        Args:
-            optimizer: Optimizer that makes the step.
-            source: Source of its batch.
-        """
+        """Operations that count a step; the step waits for them."""
         counter = self._counter(optimizer, source)
         gate = demand(self._made < self._limit, _NO_MORE)
         gate += demand(counter.allowed > 0, _OTHER)
@@ -176,13 +167,7 @@ class Meter:
             Changes.made += 1
 
     def use_receipt(self, optimizer: Any, sampling: str | None, id: str) -> None:
-        """Has steps from now on counted under the id of the payment that pays for them: those of one counter alone.
-
-        Args:
-            optimizer: Optimizer that makes them.
-            sampling: Name of the sampling that draws their batches; None if none does.
-            id: Id of the payment; a new one if empty.
-        """
+        """Has steps from now on counted under the id of the payment that pays for them: those of one counter alone."""
         self._receipt = (optimizer, sampling, id) if id else None
         for counter in self._counters.values():
             if counter.is_of(optimizer, sampling) and not counter.void:
@@ -261,12 +246,7 @@ class Meter:
         return list(found.values())
 
     def add_part(self, optimizer: Any, part: Meter) -> None:
-        """Goes on with another optimizer.
-
-        Args:
-            optimizer: Optimizer that makes the steps from now on.
-            part: Meter of that optimizer so far; becomes a part of this one.
-        """
+        """Goes on with another optimizer."""
         self._earlier = self._own_steps
         self._parts.append(part)
         self._optimizer = optimizer
@@ -287,13 +267,7 @@ class Meter:
     # Limits.
 
     def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
-        """Sets how many steps more may be made; none by other meters on shared weights.
-
-        Args:
-            steps: Number of steps that a budget has left; None for no limit.
-            optimizer: Optimizer whose steps were priced.
-            sampling: Name of the sampling whose batches were priced; None for batches without a proof.
-        """
+        """Sets how many steps more may be made; none by other meters on shared weights."""
         for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
             meter._limit.assign(left)
@@ -380,11 +354,7 @@ class Counter:
 
 
 class StepLimit:
-    """A number of steps that several optimizers may make together, whichever way they are run.
-
-    Args:
-        most: Number of steps.
-    """
+    """A number of steps that several optimizers may make together, whichever way they are run."""
 
     def __init__(self, most: int):
         self.made, self.most = _number(0), _number(most)

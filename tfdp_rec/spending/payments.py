@@ -41,15 +41,7 @@ Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if 
 
 
 def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
-    """Raises for steps that are neither paid for one by one nor planned.
-
-    Args:
-        event: Event of a step.
-        sampling: Sampling that draws its batch.
-
-    Raises:
-        ValueError: The steps cannot be paid for in blocks.
-    """
+    """Raises for steps that are neither paid for one by one nor planned."""
     if not isinstance(event, PlannedDpEvent) and not isinstance(sampling, PoissonSampling):
         raise ValueError(
             f"{type(sampling).__name__} does not pay for steps one by one, which is what an accountant's ledger is "
@@ -59,15 +51,7 @@ def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
 
 
 class Payments:
-    """The payments for the steps of one sampling, and all else that their ledger holds.
-
-    Args:
-        ledger: Ledger that was opened for the sampling's unit and adjacency.
-        sampling: Sampling whose steps are paid for.
-
-    Raises:
-        BrokenLedger: The ledger counts for another unit or adjacency.
-    """
+    """The payments for the steps of one sampling, and all else that their ledger holds."""
 
     def __init__(self, ledger: Ledger, sampling: Sampling):
         if (ledger.unit, ledger.adjacency) != (sampling.unit, sampling.adjacency):
@@ -85,16 +69,7 @@ class Payments:
         self.ledger.pay(event, label=label, settings={"sampling": None})
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
-        """Pays for steps on this sampling's batches.
-
-        Args:
-            event: Event of one step on its batch.
-            steps: Number of steps.
-            id: Id of the entry that they are more of; a new one if empty.
-
-        Returns:
-            The id.
-        """
+        """Pays for steps on this sampling's batches."""
         refuse_unpayable(event, self._sampling)
         id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         if isinstance(event, PlannedDpEvent):
@@ -165,11 +140,7 @@ class Payments:
         return {id: steps for id, steps in owed.items() if steps > 0}
 
     def pay_for(self, carried: Entries) -> None:
-        """Pays for all that models carry and this ledger has not paid for.
-
-        Raises:
-            ValueError: The ledger is a filter: releases before it began may have decided its budget and its order.
-        """
+        """Pays for all that models carry and this ledger has not paid for."""
         if self.ledger.limit is not None and self.unpaid(carried):
             raise ValueError(
                 f"{self.ledger.path} is {self.ledger.limit}, which holds for what was paid in it before it was done: "

@@ -199,9 +199,6 @@ def rounded_up(epsilon: float) -> float:
 def entries(text: str) -> dict[str, str]:
     r"""What a statement says, by the names that its own lines begin with.
 
-    Args:
-        text: of a statement.
-
     Example:
         >>> entries("Guarantee:      none: it\n                is a test.\nCovers:         nothing.\n\nMore: words.")
         {'Guarantee': 'none: it is a test.', 'Covers': 'nothing.'}

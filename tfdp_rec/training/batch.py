@@ -38,10 +38,6 @@ class Batch:
     def from_data(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
         """The batch in an element of training data.
 
-        Args:
-            data: as `fit` takes it from a dataset, with or without look-ahead.
-            shared_inputs: keys of entries that all examples share.
-
         Example:
             >>> Batch.from_data((tf.constant([1.0, 2.0]), None, None)).examples.shape
             TensorShape([2])
@@ -51,13 +47,7 @@ class Batch:
 
     @classmethod
     def proved(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
-        """The batch of a training step: its draw, if it carries one, is checked and good for no other step.
-
-        Args:
-            data: as `fit` takes it from a dataset, with or without look-ahead.
-            shared_inputs: keys of entries that all examples share.
-            expected_batch_size: the optimizer's.
-        """
+        """The batch of a training step: its draw, if it carries one, is checked and good for no other step."""
         drawn = without_nones(data.batch if isinstance(data, LookAhead) else data)
         examples, source = opened(drawn, shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
@@ -112,12 +102,7 @@ def hidden_spec(leaf: Any, spec: Any, shared: Sequence[str]) -> Any:
 
 
 def predictions_of(examples: Any, outputs: list[Any]) -> Any:
-    """(x, y, y_pred, sample_weight), if the model was called once for the loss; None otherwise.
-
-    Args:
-        examples: the batch; what it has beside inputs is in a tuple.
-        outputs: what the model's calls gave.
-    """
+    """(x, y, y_pred, sample_weight), if the model was called once for the loss; None otherwise."""
     if len(outputs) != 1:
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts_of(examples))

@@ -497,11 +497,7 @@ def _functional(kind: type) -> type:
 
 
 def refuse_options(model: Any, options: dict[str, Any]) -> None:
-    """What a private optimizer cannot be compiled with.
-
-    Raises:
-        NotPrivate: with the reason.
-    """
+    """What a private optimizer cannot be compiled with."""
     strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # of now, and when the model was made
     if any(strategy.num_replicas_in_sync > 1 for strategy in strategies_of):
         raise NotPrivate(

@@ -19,16 +19,7 @@ _LIBRARIES = ("tfdp_rec.", "keras.", "tensorflow_recommenders.")
 
 
 def read_step(model: Any, name: str, data: Any) -> Any:
-    """The model's own `train_step`, `test_step` or `predict_step`; under a mechanism, its writes are read.
-
-    Args:
-        model: Model with `PrivateTraining`.
-        name: Name of the method.
-        data: Batch.
-
-    Raises:
-        NotPrivate: The step keeps something of the batch elsewhere than in metrics.
-    """
+    """The model's own `train_step`, `test_step` or `predict_step`; under a mechanism, its writes are read."""
     step = getattr(type(model), name)
     if not model.is_private:
         return step(model, data)
@@ -54,17 +45,7 @@ def _refuse_unread(model: Any, name: str) -> None:
 
 
 def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
-    """`call(*args, **kwargs)`, of a model outside its steps; what it depends on is read in a graph, eagerly once.
-
-    Args:
-        model: with `PrivateTraining`.
-        call: gives predictions.
-        args: of the call.
-        kwargs: of the call.
-
-    Raises:
-        NotPrivate: if that is what a metric holds.
-    """
+    """`call(*args, **kwargs)`, of a model outside its steps; what it depends on is read in a graph, eagerly once."""
     metrics = handles_of(_own_metrics(model))
     if not metrics:
         return call(*args, **kwargs)

@@ -42,16 +42,7 @@ def averages_its_loss(model: Any) -> bool:
 
 
 def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
-    """The losses `[batch]` whose sum or mean a `compute_loss` is, read off its graph; eagerly, one after the other.
-
-    Args:
-        model: with a `compute_loss` of its own.
-        data: a batch.
-        training: for layers that behave otherwise in training.
-
-    Raises:
-        NotPrivate: if the last act of the loss is no sum or mean over examples.
-    """
+    """The losses `[batch]` whose sum or mean a `compute_loss` is, read off its graph; eagerly, one after the other."""
     if tf.executing_eagerly():
         number = int(batch_size(data, model.shared_inputs))
         return tf.stack([_alone(model, data, n, training) for n in range(number)]) if number else tf.zeros([0])
@@ -79,11 +70,7 @@ def _computed(model: Any, data: Any, training: bool) -> Any:
 
 
 def refuse_unsaid_loss(model: Any) -> None:
-    """A TFRS model without any loss of its own cannot have one from `compile`.
-
-    Raises:
-        NotPrivate: with what to write.
-    """
+    """A TFRS model without any loss of its own cannot have one from `compile`."""
     kind = type(model)
     own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
     if not own and kind.compute_loss is not keras.Model.compute_loss:
@@ -94,22 +81,13 @@ def refuse_unsaid_loss(model: Any) -> None:
 
 
 def refuse_no_loss(model: Any) -> None:
-    """Without a loss of its own, a model has one from `compile`.
-
-    Raises:
-        ValueError: if it has not.
-    """
+    """Without a loss of its own, a model has one from `compile`."""
     if model._loss is None:
         raise ValueError(f"{type(model).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
 
 
 def is_own(model: Any, method: str) -> bool:
-    """Whether a model's class has a method that is neither a library's nor the default.
-
-    Args:
-        model: with `PrivateTraining`.
-        method: "per_example_loss" or "compute_loss".
-    """
+    """Whether a model's class has a method that is neither a library's nor the default."""
     module = getattr(getattr(type(model), method), "__module__", None) or ""
     return module != _DEFAULT and module.split(".")[0] not in _LIBRARIES
 
@@ -118,12 +96,7 @@ def is_own(model: Any, method: str) -> bool:
 
 
 def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
-    """A step of `evaluate`.
-
-    Args:
-        model: with `PrivateTraining`.
-        examples: the batch.
-    """
+    """A step of `evaluate`."""
     losses = model.private_step.losses(Batch(examples), training=False)
     found = model.private_step.take_predictions()
     if found is None and compiled_metrics(model) is not None and _has_call(model):
@@ -133,12 +106,7 @@ def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
 
 
 def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
-    """A step of an ordinary optimizer: the mean loss and what regularises the weights, neither clipped nor noised.
-
-    Args:
-        model: with `PrivateTraining`.
-        examples: the batch.
-    """
+    """A step of an ordinary optimizer: the mean loss and what regularises the weights, neither clipped nor noised."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     with tf.GradientTape() as tape:
         losses = model.private_step.losses(Batch(examples))
@@ -158,17 +126,7 @@ def mean_of(losses: tf.Tensor) -> tf.Tensor:
 
 
 def logs_of(model: Any, losses: tf.Tensor, found: Any, whole: bool = True) -> dict[str, Any]:
-    """Loss and metrics so far, this step's included.
-
-    Args:
-        model: with `PrivateTraining`.
-        losses: of the examples that count, `[n]`.
-        found: (x, y, y_pred, sample_weight); None where the loss predicted nothing.
-        whole: whether the loss had the batch at once, so that metrics can be told what was predicted.
-
-    Raises:
-        ValueError: for compiled metrics that the loss gives no predictions for.
-    """
+    """Loss and metrics so far, this step's included."""
     loss_tracker(model).update_state(mean_of(losses), sample_weight=tf.cast(tf.size(losses), tf.float32))
     if whole and compiled_metrics(model) is not None:
         _refuse_nothing_to_compare(model, found)

@@ -18,16 +18,6 @@ from tfdp_rec.keras_internals import mask_of
 def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
     """Each example's loss, `[batch]`.
 
-    Args:
-        loss: as for `compile`: a name, function or `keras.losses.Loss`, or a list or dict of those, one an output.
-        loss_weights: a number an output, in the same structure, or None.
-        y: targets.
-        y_pred: predictions.
-        sample_weight: None, or weights by example or by position, for all outputs or in their structure.
-
-    Raises:
-        ValueError: if the structures do not fit.
-
     Example:
         >>> import tensorflow as tf
         >>> y, p = tf.constant([[0.0], [1.0]]), tf.constant([[0.0], [3.0]])

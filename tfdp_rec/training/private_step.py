@@ -22,13 +22,7 @@ from tfdp_rec.training.batch import Batch, predictions_of
 
 @dataclasses.dataclass
 class PrivateStep:
-    """How a model's batch becomes a clipped sum.
-
-    Args:
-        model: with `PrivateTraining`.
-        microbatch_size: examples at a time, or None for all at once.
-        diagnostics: whether the model's logs tell of norms.
-    """
+    """How a model's batch becomes a clipped sum."""
 
     model: Any
     microbatch_size: int | None = None
@@ -41,12 +35,7 @@ class PrivateStep:
         self.forget_graph()
 
     def losses(self, batch: Batch, training: bool = True) -> tf.Tensor:
-        """Each example's loss, `[batch]`; what the model's own call gives meanwhile is noted, for its metrics.
-
-        Args:
-            batch: from `Batch.from_data`.
-            training: for layers that behave otherwise in training.
-        """
+        """Each example's loss, `[batch]`; what the model's own call gives meanwhile is noted, for its metrics."""
         outputs: list[Any] = []
         self._outputs = outputs
         try:
@@ -57,21 +46,12 @@ class PrivateStep:
         return losses
 
     def note_output(self, output: Any) -> None:
-        """Notes what the model's own call gave, if it was for a loss.
-
-        Args:
-            output: of the call.
-        """
+        """Notes what the model's own call gave, if it was for a loss."""
         if self._outputs is not None:
             self._outputs.append(output)
 
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
-        """The clipped sum of a batch; rows that owe noise get it before they are read. A graph, whatever else is eager.
-
-        Args:
-            batch: from `Batch.from_data`.
-            clip: C, as the optimizer has it now.
-        """
+        """The clipped sum of a batch; rows that owe noise get it before they are read. A graph, whatever else is eager."""
         self._refuse_another_length(batch)
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
             clipped, self._predictions = self._graph(batch.examples, clip)

@@ -53,11 +53,7 @@ _LOGS_ONLY = (
 
 
 class Release:
-    """One model's way out of training.
-
-    Args:
-        model: with `PrivateTraining`.
-    """
+    """One model's way out of training."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -99,11 +95,7 @@ class Release:
     # Tables.
 
     def guard(self, optimizer: PrivateOptimizer) -> None:
-        """From now on nothing reads a table of `optimizer` while it owes noise.
-
-        Args:
-            optimizer: built; it may owe.
-        """
+        """From now on nothing reads a table of `optimizer` while it owes noise."""
         several = [v for table in optimizer.tables.values() for v in (table.variable, table.state) if v is not None]
         for variable in several:
             if not any(variable is known for known in self._guarded):
@@ -158,9 +150,6 @@ class Release:
 
 class Debts:
     """The optimizers that may owe noise to one table, and the models that they train.
-
-    Args:
-        variable: the table.
 
     Attributes:
         may_owe: whether there are such optimizers, or may be once a batch was seen.

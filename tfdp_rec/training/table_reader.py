@@ -33,12 +33,7 @@ class TableReader:
 
 
 def trace_reader(model: Any, spec: Any) -> TableReader:
-    """Traces a model's loss and keeps of it what decides the ids.
-
-    Args:
-        model: a model with `PrivateTraining`.
-        spec: the batches' element spec.
-    """
+    """Traces a model's loss and keeps of it what decides the ids."""
     spec = normalised(spec)
     ids: dict[str, tf.Tensor] = {}
 
@@ -62,11 +57,6 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 def build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None:
     """Makes the variables of layers that have none yet, by a trace of its own: within `wrap_function` two layers'
     variables of one name ("embeddings") would collide.
-
-    Args:
-        model: a model with `PrivateTraining`.
-        spec: the batches' element spec.
-        flat_spec: the same, flat, the batch axis hidden.
     """
     if all(layer.built for layer in layers_within(model)):
         return
