@@ -186,7 +186,7 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(two_worke
         ("deserted", "TimeoutError: No answer within 0.2 s from worker 0 (127.0.0.1:9)"),
         ("another sampling", "NotPrivate: dataset_fn gives batches of another sampling"),
         ("cached", "NotPrivate: Refused batch: draw 0 of this iteration was trained on before"),
-        ("cached", "steps were made on batches that no sampling drew, as far as anyone can tell"),
+        ("cached", "steps were made on batches that no sampling drew, as far as is proved"),
         ("no proof", "carry no proof that they were sampled"),
     ],
 )

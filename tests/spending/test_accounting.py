@@ -170,6 +170,19 @@ def test_restarts_of_shuffled_batches_recorded_by_hand():
     assert counted.ledger().events[-1].count == 2 + 2, "three iterations begun: two of them anew"
 
 
+def test_a_state_does_not_undo_what_was_spent_before_it_is_read():
+    """Nothing is forgotten: a use that the state lacks stays, one that it has is counted as often as either says."""
+    counted, again = accountant(), accountant()
+    counted.spend(GaussianDpEvent(20.0), "counts")
+    for event, label in ((GaussianDpEvent(2.0), "terms"), (GaussianDpEvent(20.0), "counts"), (GaussianDpEvent(2.0), "terms")):
+        again.spend(event, label)
+    before = again.epsilon(0)
+    again.set_state(json.loads(json.dumps(counted.get_state())))
+    again.set_state(json.loads(json.dumps(counted.get_state())))
+    assert again.epsilon(0) == before
+    assert sorted(label for _, label in again.spent_besides) == ["counts", "terms", "terms"]
+
+
 def test_state_survives_json():
     counted = accountant()
     counted.record(GaussianDpEvent(1.0), 40)
