@@ -13,7 +13,7 @@ from tfdp_rec.movies import report
 from tfdp_rec.movies.problem import prior_noise
 from tfdp_rec.privacy import epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.statement import entries, rounded_up
+from tfdp_rec.spending.statement import fields_of, rounded_up
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()
@@ -89,7 +89,7 @@ def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
 
 def test_the_card_says_what_the_statement_says_and_how_to_ask(run, capsys):
     page = self_contained((run / "private" / "report.html").read_text())
-    said = entries(SpectralRecommender.load(run / "release" / "recommender.npz").statement())
+    said = fields_of(SpectralRecommender.load(run / "release" / "recommender.npz").statement())
     for name in ("Guarantee", "Protected unit", "Adjacency", "Covers", "Does not cover"):
         assert f"{name}\n{said[name]}\n" in page.text
     assert "generated timelines, of nobody" in page.text and "nothing of real users" in page.text

@@ -29,7 +29,7 @@ from tfdp_rec.own_log.tested import HISTORY, NewItems
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read, total
-from tfdp_rec.spending.statement import entries
+from tfdp_rec.spending.statement import fields_of
 
 DELTA = 1e-6
 
@@ -85,7 +85,7 @@ def test_the_recommender_is_tested_beside_popularity_and_the_page_says_what_that
 def test_the_report_is_one_page_with_the_statement_word_for_word(run):
     page = self_contained((run / "private" / "report.html").read_text())
     said = (run / "release" / "statement.txt").read_text()
-    assert page.text.count(said) == 1 and all(f"{name}\n{text}\n" in page.text for name, text in entries(said).items()
+    assert page.text.count(said) == 1 and all(f"{name}\n{text}\n" in page.text for name, text in fields_of(said).items()
                                               if name != "Mechanism")  # fmt: skip
     results = json.loads((run / "private" / "results.json").read_text())
     assert page.rows[:4] == report.table(results) and page.tags.count("img") == 1

@@ -174,8 +174,8 @@ def test_a_state_does_not_undo_what_was_spent_before_it_is_read():
     """Nothing is forgotten: a use that the state lacks stays, one that it has is counted as often as either says."""
     counted, again = accountant(), accountant()
     counted.spend(GaussianDpEvent(20.0), "counts")
-    for event, label in ((GaussianDpEvent(2.0), "terms"), (GaussianDpEvent(20.0), "counts"), (GaussianDpEvent(2.0), "terms")):
-        again.spend(event, label)
+    for noise, label in ((2.0, "terms"), (20.0, "counts"), (2.0, "terms")):
+        again.spend(GaussianDpEvent(noise), label)
     before = again.epsilon(0)
     again.set_state(json.loads(json.dumps(counted.get_state())))
     again.set_state(json.loads(json.dumps(counted.get_state())))

@@ -383,7 +383,7 @@ def test_a_filter_is_one_from_its_first_line_on(tmp_path):
 def test_a_ledger_stays_what_it_was_begun_as(tmp_path, begun, opened_as):
     path = tmp_path / "ledger.jsonl"
     opened(path, begun).close()
-    with pytest.raises(ValueError, match="stays what it was begun as") as refusal:
+    with pytest.raises(ValueError, match="kind never changes") as refusal:
         opened(path, opened_as)
     assert len(str(refusal.value)) < 500
     opened(path).close()  # and nobody holds it
@@ -543,7 +543,7 @@ def test_another_delta_a_smaller_target_and_steps_without_a_price_are_refused(tm
     with pytest.raises(ValueError, match="claims nothing at delta"):
         Accountant(GaussianDpEvent(1.0), SAMPLING, 1e-7, ledger=path)
     with Ledger(path, "user", USERS) as ledger:
-        with pytest.raises(ValueError, match="claims that, however little"):
+        with pytest.raises(ValueError, match="claims its whole budget, however little"):
             calibrate_noise(2.9, 1e-6, SAMPLING, 100, ledger=ledger)
         assert Accountant(GaussianDpEvent(1.0), SAMPLING, 1e-6, ledger=ledger).max_steps(2.9) == 0
 

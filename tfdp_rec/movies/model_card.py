@@ -15,7 +15,7 @@ import tfdp_rec
 from tfdp_rec.metrics import Mean
 from tfdp_rec.page import Block, Code, Figures, Items, Piece, Section, Table, Text, Verbatim, Words
 from tfdp_rec.run_folder import PRIVATE, RELEASE
-from tfdp_rec.spending.statement import entries, rounded_up
+from tfdp_rec.spending.statement import fields_of, rounded_up
 
 _OF_THE_STATEMENT = ("Guarantee", "Days", "Protected unit", "Adjacency", "Public", "Covers", "Does not cover")
 NOT_ASKED = "Whoever asks it sends a history, and no ε covers that: keep it between the user and you."
@@ -77,7 +77,7 @@ def promised(statement: str) -> list[tuple[str, Words]]:
     """
     if not statement:
         return [("Guarantee", "none: this is not private, and no ε holds for it.")]
-    said = entries(statement)
+    said = fields_of(statement)
     return [(name, said[name]) for name in _OF_THE_STATEMENT if name in said]
 
 
