@@ -575,7 +575,7 @@ def test_the_noise_for_the_next_job_is_found_from_what_is_left(tmp_path):
         with pytest.raises(ValueError, match="share must be"):
             calibrate_noise(3.0, 1e-6, SAMPLING, 200, share=share)
     with opened(tmp_path / "fixed.jsonl") as ledger:
-        with pytest.raises(ValueError, match="what is left of a filter"):
+        with pytest.raises(ValueError, match="a fraction of a filter's rest"):
             calibrate_noise(3.0, 1e-6, SAMPLING, 200, "rdp", ledger=ledger, share=0.5)
         ledger.pay(GaussianDpEvent(5.0))
         held = calibrate_noise(3.0, 1e-6, SAMPLING, 200, "rdp", ledger=ledger)
@@ -626,7 +626,7 @@ def test_plans_under_a_filter_make_their_steps_and_no_more(tmp_path):
         )
         assert trained(plan, 40) == pytest.approx(13, abs=1) and 0.9 < ledger.used <= 1
         assert plan.accountant.epsilon() == 4.0
-        with pytest.raises(ValueError, match="budget is gone"):
+        with pytest.raises(ValueError, match="budget is spent"):
             tfdp_rec.PrivatePlan(epsilon=4.0, steps=20, **options)
         with pytest.raises(ValueError, match="plan a larger epsilon"):
             tfdp_rec.PrivatePlan(epsilon=3.0, steps=20, **options)

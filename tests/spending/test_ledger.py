@@ -261,7 +261,7 @@ def test_grown_data_do_not_make_the_past_cheaper(tmp_path):
 
 def test_only_who_paid_gives_back(filled):
     with opened(filled) as ledger:
-        with pytest.raises(ValueError, match="another has paid"):
+        with pytest.raises(ValueError, match="another process paid"):
             ledger.give_back(2, 1, 1)
         mine = ledger.pay(STEP, 5, steps=5)
         for attempts, steps in ((6, 5), (0, 0), (5, 6)):

@@ -150,7 +150,7 @@ def test_metrics_without_any_predictions_are_refused(step):
 
     model = Silent()
     model.score = keras.layers.Dense(1)
-    with pytest.raises(ValueError, match=r"it predicts nothing: def call") as refused:
+    with pytest.raises(ValueError, match=r"predicts nothing: define call") as refused:
         getattr(compiled(model, metrics=["mae"]), step)(X, Y)
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 

@@ -33,5 +33,5 @@ def _acting(callback: Any) -> str | None:
         return kind
     monitoring = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
     monitor = str(getattr(callback, "monitor", ""))
-    acts = getattr(callback, "save_best_only", True)
-    return f"{kind}({monitor!r})" if isinstance(callback, monitoring) and acts and not monitor.startswith("val_") else None
+    acts = isinstance(callback, monitoring) and getattr(callback, "save_best_only", True)
+    return f"{kind}({monitor!r})" if acts and not monitor.startswith("val_") else None

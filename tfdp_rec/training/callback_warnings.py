@@ -57,8 +57,8 @@ class WarnIfNoiseDrowns(keras.callbacks.Callback):
 def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int) -> str:
     return (
         f"In {steps} steps noise alone will give the rows of '{path}' a length of {length:.1f}; trained rows have a "
-        f"length near 1, and in experiments {SPOILS:g} was too much. Multiply the learning rate by {1 / length:.2g}, or "
-        f"take larger batches (noise multiplier {optimizer.noise_multiplier:.3g}, clip {optimizer.l2_norm_clip:g}, "
+        f"length near 1, and in experiments {SPOILS:g} was too much. Multiply the learning rate by {1 / length:.2g}, "
+        f"or use larger batches (noise multiplier {optimizer.noise_multiplier:.3g}, clip {optimizer.l2_norm_clip:g}, "
         f"batches of {optimizer.expected_batch_size:g}; docs/rate-clip-batch.md)."
     )
 
