@@ -168,14 +168,14 @@ class PrivatePlan:
         checked_epsilon(self._target)
         noted, spent = self._noted(), self._payer.epsilon()
         if noted and self.correlation:
-            return  # continuing a planned training is paid for; the budget refuses anything beyond
+            return  # continuing a planned training is free; the budget refuses what would cost
         if noted:
             self._payer.record(self.make_event(noted), 0)
         if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             raise ValueError(
                 f"The budget is spent: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
-                f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, plan "
-                "a larger epsilon."
+                f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, "
+                "plan a larger epsilon."
             )
 
     @functools.cached_property
