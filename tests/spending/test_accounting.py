@@ -16,6 +16,7 @@ from dp_accounting import (
 )
 
 from tfdp_rec.pricing import composition
+from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
 
 DELTA = 1e-6
@@ -168,6 +169,11 @@ def test_restarts_of_shuffled_batches_recorded_by_hand():
     counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
     counted.record(counted.event, 150, restarts=3)
     assert counted.ledger().events[-1].count == 2 + 2, "three iterations begun: two of them anew"
+
+
+def test_releases_of_a_person_under_hardly_any_noise_have_no_finite_epsilon():
+    releases = ComposedDpEvent([GaussianDpEvent(1e-4), PureDpEvent(0.5)])
+    assert math.isinf(epsilon_of(releases, DELTA))
 
 
 def test_a_state_does_not_undo_what_was_spent_before_it_is_read():

@@ -156,6 +156,8 @@ def _composed(releases: Releases, delta: float) -> float:
     if not releases:
         return 0.0
     crude = sum(count * _crude_epsilon(release) for release, count in releases)
+    if math.isinf(crude):  # no grid reaches so far
+        return math.inf
     interval = float(np.clip(crude / 20_000, 1e-7, 1e-2))
     parts = [_distribution(release, interval).self_compose(count) for release, count in releases]
     total = functools.reduce(lambda left, right: left.compose(right), parts)
