@@ -78,7 +78,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     found = one_worker["resumed"]
     assert "resume()" in found["refused"]
     assert "is in use" in found["beside"]
-    assert found["forgotten"].startswith("BrokenLedger") and "Put the right one back" in found["forgotten"]
+    assert found["forgotten"].startswith("BrokenLedger") and "Restore the right one" in found["forgotten"]
     assert found["attempts"] == 7
     assert found["counted"] == found["in all"], "an accountant that follows counts what comes after, too"
     assert found["off"] < 1e-5
