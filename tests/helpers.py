@@ -152,7 +152,7 @@ def tensors_of_shape(graph, shape):
         shape: as a list, say a table's.
     """
     found = [t for o in operations(graph) for t in o.outputs if t.shape.rank == len(shape) and t.shape == shape]
-    return [t.name for t in found if "rows_by_reference" not in t.name]  # rows that move are not read (`withheld.py`)
+    return [t.name for t in found if "rows_by_reference" not in t.name]  # rows that move are not read
 
 
 class Seeded(NoiseSource):

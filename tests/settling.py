@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.withheld import held_rows
+from tfdp_rec.withheld_rows import held_rows
 
 ROWS = 30
 RNG = np.random.default_rng(2)

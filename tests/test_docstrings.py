@@ -9,9 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tfdp_rec"
 OWED = (  # rooms whose docstrings are still as before: take one out when it is rewritten
-    "cli", "data", "job", "pricing", "privacy",
-    "spending",
-    "training",
+    "cli", "clipping", "data", "independence", "job", "pricing", "privacy", "spending", "training",
 )  # fmt: skip
 ALSO = {  # API that no façade hands out and no page imports, by module
     "tfdp_rec.datasets.shared_timelines": ("SharedTimelines",),

@@ -130,7 +130,7 @@ def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
     fit(plan_of(ledger=path), STEPS + 5)
     before = path.read_bytes()
     for options in ({}, {"spent": [COUNTS]}, {"epsilon": 1.0}):
-        with pytest.raises(ValueError, match="The budget is gone: .* holds epsilon"):
+        with pytest.raises(ValueError, match="The budget is spent: .* holds epsilon"):
             plan_of(ledger=path, **options)
     assert path.read_bytes() == before
 

@@ -1,6 +1,6 @@
 """Conditions that must hold when a graph runs, or its step fails.
 
-    d = demand(condition, sentence)        an operation that fails with the sentence, and gives the number 0 otherwise
+    d = demand(condition, sentence)        an operation that fails with the sentence, or gives the number 0
     value = given(value, d)                value + 0: what is computed from the check, as data
 
 TensorFlow may rewrite a graph before it runs. An `Assert` gives no number, so that nothing can be computed from it, and
@@ -11,8 +11,8 @@ The check is a chain in which each operation takes the result of the one before 
     StringToNumber  fails on the sentence, and says it
     DeepCopy        of that number: stateful, so that a function runs it always, and no optimizer leaves it out
 
-What waits for it (`with tf.control_dependencies(demand(...))`) therefore waits for an operation that stays. A value
-that is `given` the check is computed from it as well.
+Operations under `with tf.control_dependencies(demand(...))` therefore wait for an operation that stays. A value that is
+`given` the check is also computed from it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
     """Operations that fail unless `condition` holds; eagerly, an empty list.
 
     Args:
-        condition: A bool tensor, all of which must be true.
-        *sentence: Texts, and tensors to show, that say what is wrong otherwise.
+        condition: Bool tensor, all of whose elements must be true.
+        *sentence: Parts of the error's sentence: texts, and tensors whose values are shown.
 
     Raises:
-        tf.errors.InvalidArgumentError: Run eagerly, if it does not hold.
+        tf.errors.InvalidArgumentError: The condition does not hold, and is evaluated eagerly.
 
     Example:
         >>> demand(tf.constant([1, 2]) > 0, "The numbers must be positive.")
@@ -53,12 +53,7 @@ def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
 
 
 def given(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
-    """A number that is computed from checks, so that it cannot be had without them.
-
-    Args:
-        value: A tensor of numbers.
-        checks: Operations, of which those that `demand` made count.
-    """
+    """The value, computed from the checks among some operations, so that it cannot be had without them."""
     for check in checks:
         if is_check(check):
             value = value + tf.cast(check.outputs[0], value.dtype)

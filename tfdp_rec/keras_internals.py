@@ -1,7 +1,7 @@
-"""What this package uses of Keras and TensorFlow that they do not promise: each in one function, and nowhere else.
+"""The undocumented parts of Keras and TensorFlow that this package uses, each in one function.
 
-`tests/test_keras_internals.py` says of every function what we lean on, so that a new version that breaks it is found
-there and mended here.
+`tests/test_keras_internals.py` tests the assumption behind every function, so that a new version that breaks it is
+found there and handled here.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ import tensorflow as tf
 
 
 def resource(variable: keras.Variable) -> tf.Variable:
-    """The TensorFlow variable itself: not a cast, not a whole read (which would copy a table at every update).
-
-    It is looked up where Keras keeps it, past the guard of `training/release.py`: what reads through it must know that
-    the rows it reads owe nothing.
-    """
+    """The TensorFlow variable of a Keras variable, without the guard of `training/release.py`."""
+    # Not a cast, and not a whole read, which would copy a table at every update. A caller must know that its rows
+    # owe no noise.
     return vars(variable)["_value"]
 
 
 def handles_of(variables: Iterable[keras.Variable]) -> list[Any]:
-    """The handles by which graphs know variables; what stands on a parameter server has none."""
+    """The handles of variables in graphs; variables on a parameter server have none."""
     found = (getattr(resource(variable), "handle", None) for variable in variables)
     return [handle for handle in found if handle is not None]
 
 
 def guarded_resource(variable: keras.Variable) -> tf.Variable:
-    """The same as Keras itself looks it up: of a table that owes noise, settled first or checked."""
+    """The TensorFlow variable as Keras looks it up: a table that owes noise is settled first, or checked."""
     return getattr(variable, RESOURCE_ATTRIBUTE)
 
 
 def set_resource(variable: keras.Variable, held: Any) -> None:
-    """Has a Keras variable stand for something else than it was made with."""
+    """Replaces the TensorFlow variable of a Keras variable."""
     vars(variable)["_value"] = held
 
 
@@ -56,22 +54,22 @@ def layers_within(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
 
 
 def parts(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layers that a layer holds itself."""
+    """The layers that a layer contains directly."""
     return layer._layers
 
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The trainable weights that a layer owns itself, and none of its parts does."""
+    """The trainable weights of a layer, without those of its parts."""
     return [variable for variable in layer._trainable_variables if variable.trainable]
 
 
 def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The variables that a layer holds itself and that are not trained."""
+    """The untrained variables of a layer, without those of its parts."""
     return layer._non_trainable_variables
 
 
 def added_losses(layer: keras.layers.Layer) -> list[Any]:
-    """What `add_loss` was given in the last call."""
+    """The losses given to `add_loss` in the last call."""
     return getattr(layer, "_losses", [])
 
 
@@ -82,7 +80,7 @@ def random_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def draws(layer: keras.layers.Layer) -> bool:
-    """Whether a layer itself, not a part of it, draws random numbers."""
+    """Whether a layer draws random numbers, without regard to its parts."""
     return bool(getattr(layer, "_seed_generators", []))
 
 
@@ -92,12 +90,12 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """What keeps the metrics given to `compile`, `built` once it has seen predictions; None if there are none."""
+    """The container of the metrics given to `compile`, `built` once it has seen predictions; None without metrics."""
     return model._compile_metrics
 
 
 def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
-    """The epoch that the present `fit` begins with, set from `on_train_begin`; None for the one it was given."""
+    """Sets the first epoch of the present `fit`, from `on_train_begin`; None for the argument of `fit`."""
     model._initial_epoch = epoch
 
 
@@ -116,7 +114,7 @@ def makes_functional(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
 
 
 def mask_of(output: Any) -> tf.Tensor | None:
-    """The mask that goes with what a layer gave."""
+    """The mask of a layer's output."""
     return getattr(output, "_keras_mask", None)
 
 
@@ -134,7 +132,7 @@ def embeddings_of(layer: keras.layers.Layer) -> keras.Variable:
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The learning rate as it was given: a schedule, or the variable that holds the number."""
+    """The learning rate as it was given: a schedule, or the variable with the number."""
     return optimizer._learning_rate
 
 
@@ -147,7 +145,7 @@ def learning_rate_now(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
 
 
 def compiles_with_xla() -> bool:
-    """Whether what is being traced will be compiled by XLA, which drops assertions."""
+    """Whether the present graph will be compiled by XLA, which drops assertions."""
     from tensorflow.python.ops import control_flow_util
 
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
@@ -157,24 +155,20 @@ def compiles_with_xla() -> bool:
 
 def function_graph(graph: Any, name: str) -> Any:
     """The graph of a function that an operation of `graph` calls: a branch, a loop's body, a `tf.function`."""
+    # A graph has the functions that were made in it; functions made outside all graphs are in the eager context.
     while graph is not None:
         for known in (name, name.encode()):
             if known in graph._functions:
                 return graph._functions[known].graph
         graph = getattr(graph, "outer_graph", None)
-    from tensorflow.python.eager import context  # functions that were made outside all graphs
+    from tensorflow.python.eager import context
 
     return context.context().get_function(name).graph if hasattr(context.context(), "get_function") else None
 
 
 @contextlib.contextmanager
 def differentiated(operation: str, by: Callable[..., Any]) -> Iterator[None]:
-    """Has an operation be differentiated in another way, for the length of the block.
-
-    Args:
-        operation: its type.
-        by: (operation, gradient of its output, its gradient function) -> gradients of its inputs.
-    """
+    """A block in which an operation's gradient is `by(operation, gradient of its output, its gradient function)`."""
     registered, function = _registered_gradient(operation)
     registered["type"] = lambda op, gradient: by(op, gradient, function)
     try:
@@ -185,7 +179,7 @@ def differentiated(operation: str, by: Callable[..., Any]) -> Iterator[None]:
 
 @functools.cache
 def _registered_gradient(operation: str) -> tuple[dict[str, Any], Any]:
-    """Where TensorFlow keeps how an operation is differentiated, and what was there at first."""
+    # TensorFlow's registration of an operation's gradient function, and the function that was there at first.
     from tensorflow.python.framework import ops
 
     registered = ops.gradient_registry._registry[operation]
@@ -199,7 +193,7 @@ def initializer_of(initial_value: Any) -> Any:
 
 
 def schedule(coordinator: Any, attempt: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Has a worker run a Python function, again if it dies; `ClusterCoordinator.schedule` takes graphs alone."""
+    """Runs a Python function on a worker, again if it dies; `ClusterCoordinator.schedule` accepts only graphs."""
     coordinator._cluster.schedule(attempt, arguments, {})
 
 
@@ -209,7 +203,7 @@ def iterator_spec(per_worker: Any) -> tf.TypeSpec:
 
 
 def lengths_of_handle(handle: Any) -> list[int] | None:
-    """The lengths of what a variable holds, by its handle: -1 where one may change; None for an unknown rank."""
+    """The shape of a variable by its handle, -1 for lengths that may change; None for an unknown rank."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1 or data.shape_and_type[0].shape.unknown_rank:
         return None

@@ -1,15 +1,15 @@
-"""From a Keras model and arrays to a private training, in one call.
+"""`make_private`: from a Keras model and arrays to a private training, in one call.
 
     private = tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=256, epochs=5, learning_rate=0.5)
     private.fit()
     private.model.export("servable")
 
-The call puts together what one would write by hand:
+The call combines these parts:
 
-    units        the rows of the data; or users, each of whom gives one of their rows, drawn anew each time
-    sampling     PoissonSampling: every unit is in a batch with probability batch size / units
+    units        the rows of the data; or users, of whom each batch has one row each, drawn anew each time
+    sampling     PoissonSampling: every unit is in a batch with probability batch size / number of units
     plan         PrivatePlan: the least noise with which all steps cost at most ε
-    optimizer    the mechanism with the plan's settings, in place of the one the model was compiled with
+    optimizer    the mechanism with the plan's settings, in place of the model's optimizer
     fit          on the sampling's batches, with the plan's budget
 """
 
@@ -33,24 +33,24 @@ from tfdp_rec.optimizers.noise_walk import first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.training import PrivateModel, PrivateTraining
-from tfdp_rec.training.ordinary import watch
+from tfdp_rec.training.ordinary_steps import watch
 
-# The same model made private again is the same private model: it goes on with the history of the weights they share.
+# A model that is made private again gives the same private model, with the history of the weights that they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
-_SMALL = 1e-3  # a rate that nothing refuses, until the model's tables are known
+_SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
 _LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivateFit:
-    """A model that is ready for private training, and what it is to be trained on.
+    """A model that is ready for private training, with its plan and batches.
 
     Args:
-        model: private, and compiled.
-        plan: what the training may cost.
-        batches: for `fit`.
-        steps_per_epoch: so many draw each unit once, on average.
-        epochs: that the plan is for.
+        model: Private model, compiled.
+        plan: Plan of the training.
+        batches: Batches for `fit`.
+        steps_per_epoch: Number of steps that draw each unit once, on average.
+        epochs: Number of epochs that the plan is for.
     """
 
     model: Any
@@ -63,14 +63,17 @@ class PrivateFit:
         """Trains until the budget is spent; ε is in the logs.
 
         Args:
-            callbacks: beside the budget.
-            **options: of Keras' `fit`, such as validation_data and verbose.
+            callbacks: Callbacks in addition to the budget.
+            **options: Options of Keras' `fit`, such as validation_data and verbose.
+
+        Returns:
+            Keras' history.
         """
-        ways = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, "shuffle": False, **options}
-        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **ways)
+        options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, "shuffle": False, **options}
+        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
 
     def statement(self) -> str:
-        """What was spent so far, in words for whom it may concern."""
+        """The guarantee of the training so far, as text."""
         return self.plan.accountant.statement()
 
 
@@ -91,30 +94,32 @@ def make_private(
 ) -> PrivateFit:
     """Makes a model's training private.
 
-    Guarantee: after `fit`, however it ends, the model is (ε, δ)-differentially private for the units given, whose
-    number is taken for public.
+    Guarantee: after `fit`, whether it is completed or interrupted, the model is (ε, δ)-differentially private for the
+    given units, whose number is public.
 
     Args:
-        model: functional or Sequential, compiled for its loss and metrics; or of a class of yours that begins with
-            `tfdp_rec.PrivateTraining`. Its weights are trained on, not copied.
-        data: arrays in a nest of tuples, lists and dicts, as for `fit` without validation: `(x, y)` or
-            `(x, y, sample_weight)`; what `per_example_loss` takes, for a model that has one.
-        epsilon: what the whole training may cost.
-        batch_size: expected, of the batches.
-        epochs: each draws every unit once, on average.
-        learning_rate: float or Keras schedule. Left out, one to begin with (`first_rate`): noise alone will give a row
-            half a unit of length at most, and no step goes further. Better ones are found by trying.
-        delta: δ; a tenth of 1 / units, rounded down to a power of ten, if left out.
-        unit: whose privacy: an array with the id of the user of each row. Without it each row is a unit, as if nobody
-            had two.
-        mechanism: which takes the optimizer's place.
-        l2_norm_clip: C.
-        accountant: "pld", tight, or "rdp", quick.
-        **settings: the mechanism's own, such as momentum.
+        model: Functional or Sequential model, compiled for its loss and metrics; or a model of your own class with
+            `tfdp_rec.PrivateTraining` as first base. Its own weights are trained, not a copy.
+        data: Arrays in a nest of tuples, lists and dicts, as for `fit` without validation: `(x, y)` or
+            `(x, y, sample_weight)`, or the argument of the model's own `per_example_loss`.
+        epsilon: Largest ε of the whole training.
+        batch_size: Expected number of units in a batch.
+        epochs: Number of epochs, each of which draws every unit once on average.
+        learning_rate: Float or Keras schedule; by default a safe first value (`first_rate`), with which noise alone
+            gives a row at most half a unit of length, as does a single step. Tuning finds better ones.
+        delta: Probability δ; by default a tenth of 1 / units, rounded down to a power of ten.
+        unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
+        mechanism: Name of the mechanism that replaces the model's optimizer.
+        l2_norm_clip: Clip C.
+        accountant: "pld", which is tight, or "rdp", which is quick.
+        **settings: Further settings of the mechanism, such as momentum.
+
+    Returns:
+        The private model with its plan and batches, ready for `fit`.
 
     Raises:
-        TypeError: for a model of another kind.
-        ValueError: for data that are not rows alike, or a value out of range.
+        TypeError: The model is of a class without `tfdp_rec.PrivateTraining`.
+        ValueError: The arrays differ in their number of rows, or a value is out of range.
 
     Example:
         >>> import keras, numpy as np, tfdp_rec
@@ -134,17 +139,21 @@ def make_private(
     steps_per_epoch = math.ceil(units / batch_size)
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     plan = PrivatePlan(
-        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
+        sampling=sampling,
+        epsilon=epsilon,
+        delta=delta,
+        steps=steps_per_epoch * epochs,
+        l2_norm_clip=l2_norm_clip,
         accountant=accountant,
-    )  # fmt: skip
+    )
     kind = _mechanism(mechanism)
     private, compiled = _private_form(model, data), _compiled_with(model)
     _warn_of_earlier_steps(model)
     if learning_rate is None and settings.get("table_rule") is not None:
-        raise ValueError("table_rule= needs learning_rate=: a first one is known for plain SGD alone.")
+        raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
     private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **settings), **compiled)
     batches = plan.batches(lambda drawn: tf.nest.map_structure(lambda array: array[pick(drawn)], data))
-    if learning_rate is None:
+    if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs)
@@ -158,7 +167,7 @@ def _mechanism(name: str) -> Any:
 
 
 def _tuples(data: Any) -> Any:
-    """The data as NumPy arrays, its lists as tuples: tf.data takes a list for one array."""
+    # NumPy arrays, with lists as tuples: tf.data takes a list for one array.
     if isinstance(data, (list, tuple)):
         return tuple(map(_tuples, data))
     if isinstance(data, dict):
@@ -174,7 +183,7 @@ def _number_of_rows(data: Any) -> int:
 
 
 def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
-    """How many users there are, and what picks one row of each that was drawn: any of theirs, by chance."""
+    # The number of users, and a function that picks one row of each drawn user, uniformly at random.
     ids = np.asarray(unit)
     if ids.shape != (rows,):
         raise ValueError(f"unit must give one id for each of the {rows} rows, got an array of shape {ids.shape}.")
@@ -189,7 +198,7 @@ def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np
 
 
 def _private_form(model: Any, data: Any) -> Any:
-    """The model as one that trains privately, on the same layers."""
+    # A model that trains privately, on the same layers.
     kind = type(model)
     if isinstance(model, PrivateTraining):
         return model
@@ -202,7 +211,7 @@ def _private_form(model: Any, data: Any) -> Any:
 def _made_of(model: Any, kind: type, data: Any) -> Any:
     if kind is keras.Sequential:
         first = tf.nest.flatten(data)[0]
-        # Its own input is float32 by default, in which ids above 2^24 run together.
+        # Its own input is float32 by default, which does not distinguish ids above 2^24.
         x = inputs = keras.Input(first.shape[1:], dtype=keras.backend.standardize_dtype(first.dtype))
         for layer in model.layers:
             x = layer(x)
@@ -211,7 +220,7 @@ def _made_of(model: Any, kind: type, data: Any) -> Any:
         return PrivateModel(model.input, model.output, name=model.name)
     raise TypeError(
         f"{kind.__name__} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
-        f"class {kind.__name__}(tfdp_rec.PrivateTraining, keras.Model), and give it to make_private again."
+        f"class {kind.__name__}(tfdp_rec.PrivateTraining, keras.Model), and call make_private again."
     )
 
 
@@ -220,13 +229,13 @@ def _warn_of_earlier_steps(model: keras.Model) -> None:
     if steps and not isinstance(model.optimizer, optimizers.PrivateOptimizer):
         warnings.warn(
             f"The model was trained before, for {steps} steps of {type(model.optimizer).__name__}. No epsilon covers "
-            "those: if they were on these data, begin with a new model.",
+            "those: if they used these data, begin with a new model.",
             stacklevel=3,
         )
 
 
 def _compiled_with(model: keras.Model) -> dict[str, Any]:
-    """The loss and metrics that a model was compiled with, as often as not under Adam."""
+    # The loss and metrics that the model was compiled with; its optimizer is replaced.
     config = model.get_compile_config() if model.compiled else None
     found = keras.saving.deserialize_keras_object({name: (config or {}).get(name) for name in _LOSSES_OF_COMPILE})
     return {name: value for name, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One place that says what a private training is to cost, and gives everybody else their part of it.
+"""`PrivatePlan`: the cost of a private training, from which optimizer, data, fit and statement take their parts.
 
     plan = PrivatePlan(sampling=sampling, epsilon=8.0, delta=1e-6, steps=600)
 
@@ -7,11 +7,11 @@
     fit          steps=600 and not one more        callbacks=[plan.budget()]
     statement    ε, δ, unit, sampling, mechanism   plan.accountant.statement()
 
-Given ε, the least σ is searched for: by RDP first, whose answer is never too small, then confirmed and tightened with
-the accountant asked for.
+For a given ε the least σ is computed: by RDP first, whose answer is never too small, then tightened with the chosen
+accountant.
 
-With a ledger the budget is for all that is in it: σ is searched for beside what others have paid there. The σ that was
-found is noted in it, so that the same plan, made again by a program that goes on, has the same σ, and what is left.
+With a ledger the budget covers all that is in it: σ is computed with the earlier payments. It is noted in the ledger,
+so that a restarted program, which makes the same plan again, has the same σ and the rest of the budget.
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ _NOTE = "plan"
 
 
 class PrivatePlan:
-    """Binds sampling, δ, steps and either ε or σ.
+    """Sampling, δ, number of steps, and either ε or σ, of a training.
 
-    Guarantee: an optimizer that takes the plan costs at most `epsilon` after `steps` steps on the sampling's batches,
-    or is refused.
+    Guarantee: an optimizer with the plan costs at most `epsilon` after `steps` steps on the sampling's batches, or is
+    refused.
 
     Args:
-        sampling: how batches are drawn; its `expected_batch_size` is B everywhere.
-        delta: δ.
-        steps: how many the budget has to last for.
-        epsilon: the budget; the noise is found for it when it is first asked for.
-        noise_multiplier: σ, instead of ε; the budget is then what `steps` steps cost.
-        l2_norm_clip: C, unless the optimizer is given its own.
-        accountant: "pld", tight, or "rdp", quick.
-        make_event: the event of one step from σ, for a mechanism whose step is more than one Gaussian.
-        correlation: of the noise, for `DPFTRL` and `LazyDPFTRL` on an order; its steps are the plan's.
-        spent: (event, label) pairs of what else looks at the data, such as a popularity count. With a ledger they are
-            paid for at once: make the plan first, and leave out what is paid and not done again.
-        allow_large_delta: as for `Accountant`.
-        asserted: as for `Accountant`.
-        ledger: as for `Accountant`: a file, or a `Ledger`, that is paid in before anything is done.
+        sampling: Sampling scheme, whose `expected_batch_size` is B everywhere.
+        delta: Probability δ.
+        steps: Number of steps that the budget pays for.
+        epsilon: Budget; its noise is computed at the first use of `noise_multiplier`.
+        noise_multiplier: Noise multiplier σ, instead of ε; the budget is then the cost of `steps` steps.
+        l2_norm_clip: Clip C of optimizers that are given none.
+        accountant: "pld", which is tight, or "rdp", which is quick.
+        make_event: Function from σ to the event of one step, for mechanisms whose step is more than one Gaussian.
+        correlation: Correlation of the noise, for `DPFTRL` and `LazyDPFTRL` on an order, with as many steps as the
+            plan.
+        spent: (event, label) pairs of other uses of the data, such as a popularity count. With a ledger they are paid
+            for at once: make the plan before these uses, and leave out those that are paid for and not made again.
+        allow_large_delta: Whether to accept δ above 1 / num_units, as for `Accountant`.
+        asserted: Description of what drew the batches, if not `sampling`, as for `Accountant`.
+        ledger: File, or `Ledger`, in which everything is paid for before it is done.
 
     Raises:
-        TypeError: not exactly one of ε and noise_multiplier; both make_event and correlation.
-        ValueError: a value is out of range, or no noise can meet the budget; the ledger says that it is gone.
-        BrokenLedger: the ledger is no evidence, or is about another unit or other data.
+        TypeError: Both or none of ε and noise_multiplier are given, or both make_event and correlation.
+        ValueError: A value is out of range, no noise can meet the budget, or the ledger's budget is spent.
+        BrokenLedger: The ledger was changed or is incomplete, or is about another unit or other data.
 
     Example:
         >>> import tfdp_rec
@@ -101,9 +102,15 @@ class PrivatePlan:
             raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
         if correlation is not None:
             make_event = _planned_by(correlation, steps, make_event)
-        self.sampling, self.delta, self.steps, self.correlation = sampling, delta, int(steps), correlation
-        self.l2_norm_clip, self.make_event, self.spent = l2_norm_clip, make_event, list(spent)
-        self._target, self._given_noise = epsilon, noise_multiplier
+        self.sampling = sampling
+        self.delta = delta
+        self.steps = int(steps)
+        self.correlation = correlation
+        self.l2_norm_clip = l2_norm_clip
+        self.make_event = make_event
+        self.spent = list(spent)
+        self._target = epsilon
+        self._given_noise = noise_multiplier
         self._options: dict[str, Any] = {"accountant": accountant, "allow_large_delta": allow_large_delta}
         event = make_event(noise_multiplier or 1.0)
         self._payer = Accountant(event, sampling, delta, asserted=asserted, ledger=ledger, **self._options)
@@ -114,7 +121,8 @@ class PrivatePlan:
                 self._payer.close()
             raise
         self._before = self._payer.steps
-        self._limit, self._limited = StepLimit(0), -1
+        self._limit = StepLimit(0)
+        self._limited = -1  # `Changes.made` at which the limit was set
         for other, label in self.spent:
             self._payer.spend(other, label)
 
@@ -123,26 +131,31 @@ class PrivatePlan:
 
     @functools.cached_property
     def noise_multiplier(self) -> float:
-        """σ: as given, as noted in the ledger, or the least that keeps `steps` steps within `epsilon`."""
+        """Noise multiplier σ: as given, as noted in the ledger, or the least with which `steps` steps fit."""
         if self._target is None:
             return float(self._given_noise or 0.0)
         paid = self._payer.payments
-        spent, ledger = ([], paid.ledger) if paid else (self.spent, None)
         noise = self._noted() or calibrate_noise(
-            self._target, self.delta, self.sampling, self.steps, make_event=self.make_event, spent=spent, ledger=ledger,
+            self._target,
+            self.delta,
+            self.sampling,
+            self.steps,
+            make_event=self.make_event,
+            spent=[] if paid else self.spent,  # a ledger holds them already
+            ledger=paid.ledger if paid else None,
             **self._options,
-        )  # fmt: skip
+        )
         if paid and not self._noted():
             paid.ledger.note(_NOTE, self._note(noise))
         return noise
 
     def _note(self, noise: float) -> dict[str, Any]:
-        """What makes this plan this plan, with the σ that was found for it."""
+        # The plan's identity, and its σ.
         step, asked = events.to_json(self.make_event(noise)), {"epsilon": self._target, "delta": self.delta}
         return {**asked, "steps": self.steps, "sampling": self.sampling.get_state(), "sigma": noise, "step": step}
 
     def _noted(self) -> float | None:
-        """The σ that this plan was made with before; None if the ledger knows of no such plan."""
+        # The σ of the same plan in an earlier process; None if the ledger has no such note.
         lines = self._payer.payments.ledger.chain.lines if self._payer.payments else []
         for note in (line["settings"] for line in reversed(lines) if line.get("label") == _NOTE):
             if canonical(finite(self._note(note["sigma"]))) == canonical(note):
@@ -155,55 +168,63 @@ class PrivatePlan:
         checked_epsilon(self._target)
         noted, spent = self._noted(), self._payer.epsilon()
         if noted and self.correlation:
-            return  # to go on with a plan that is paid for costs nothing; what would cost is the budget's to refuse
+            return  # continuing a planned training is free; the budget refuses what would cost
         if noted:
             self._payer.record(self.make_event(noted), 0)
         if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             raise ValueError(
-                f"The budget is gone: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
-                f"{self._target:g}, and no step more fits. Release what was trained; to train on with these data, plan "
-                "a larger epsilon."
+                f"The budget is spent: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
+                f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, "
+                "plan a larger epsilon."
             )
 
     @functools.cached_property
     def epsilon(self) -> float:
-        """The budget: as given, or what `steps` steps cost."""
+        """The budget: as given, or the cost of `steps` steps."""
         if self._target is not None:
             return float(self._target)
         return self.accountant.epsilon(self._before + self.steps)
 
     @functools.cached_property
     def accountant(self) -> Accountant:
-        """The one accountant of this plan's training."""
-        self._payer.record(self.make_event(self.noise_multiplier), 0)  # the present event
+        """The accountant of this plan's training."""
+        self._payer.record(self.make_event(self.noise_multiplier), 0)  # 0 steps: sets the event of forecasts
         return self._payer
 
     def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
-        """`sampling.batches(fetch, ...)`."""
+        """The sampling's batches.
+
+        Args:
+            fetch: Function from the indices of drawn units to their rows.
+            **options: Further options of `sampling.batches`.
+        """
         return self.sampling.batches(fetch, **options)
 
     def budget(self) -> PrivacyBudget:
-        """The callback that counts, and stops `fit` before the budget is overspent.
+        """A callback that counts steps, and stops `fit` before the budget would be exceeded.
 
         Raises:
             ValueError: `noise_multiplier` gives no finite ε.
         """
         if math.isinf(self.epsilon):
             raise ValueError(
-                f"noise_multiplier={self.noise_multiplier:g} has no finite epsilon, so that no budget can be kept: fit "
-                "without plan.budget(), or plan with epsilon=."
+                f"noise_multiplier={self.noise_multiplier:g} has no finite epsilon, and so no budget: fit without "
+                "plan.budget(), or plan with epsilon=."
             )
-        # A filter's ε is that of its whole budget, which says nothing of how many steps were planned.
+        # A filter's ε is that of its whole budget, whatever the number of planned steps.
         steps = self._before + self.steps if self.accountant.limit else None
         return PrivacyBudget(self.accountant, self.epsilon, steps=steps)
 
-    # What an optimizer asks.
+    # For optimizers.
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's settings, with what it was not given taken from the plan.
+        """An optimizer's settings, completed from the plan.
+
+        Args:
+            settings: Settings that the optimizer was given.
 
         Raises:
-            ValueError: another batch size than the sampling's.
+            ValueError: The batch size is not the sampling's.
         """
         batch = self.sampling.expected_batch_size
         if settings.get("expected_batch_size", batch) != batch:
@@ -219,10 +240,13 @@ class PrivatePlan:
         return {**own, **settings}
 
     def accept(self, optimizer: Any) -> None:
-        """Takes an optimizer that was made with the plan.
+        """Follows and limits an optimizer that was made with the plan.
+
+        Args:
+            optimizer: Optimizer, whose settings are complete.
 
         Raises:
-            ValueError: a step of it costs more than was planned.
+            ValueError: A step of it costs more than was planned, or it spends on something that was not planned.
         """
         if self._target is not None:
             self._refuse_dearer(type(optimizer).__name__, optimizer.dp_event())
@@ -231,22 +255,22 @@ class PrivatePlan:
         if missing:
             raise ValueError(
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
-                "know of: give PrivatePlan(spent=[(event, label), ...]) what preselection.events() gives."
+                "contain: give PrivatePlan(spent=[(event, label), ...]) the result of preselection.events()."
             )
         self.accountant.follow(optimizer)
-        if events.is_private(optimizer.dp_event()):  # or there is no ε to keep
+        if events.is_private(optimizer.dp_event()):  # without a guarantee there is no ε to keep
             optimizer.plan, optimizer.step_limit = self, self._limit
             self.limit_steps()
 
     def suspend_limit(self) -> None:
-        """Lets a budget count instead, until `limit_steps`."""
+        """Lifts the limit while a budget counts, until `limit_steps`."""
         self._limit.set_left(None)
         self._limited = -1
 
     def limit_steps(self) -> None:
-        """Lets the optimizers of this plan make what is left of its steps outside a `fit` with `budget()`, together.
+        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`.
 
-        Under a ledger nothing is left outside: the budget pays for steps before they are made.
+        With a ledger there are no steps outside: the budget pays for steps before they are made.
         """
         if self._limited != Changes.made:
             self._limit.set_left(0 if self._payer.payments else max(0, self._before + self.steps - self._payer.steps))
@@ -255,7 +279,7 @@ class PrivatePlan:
     def _refuse_dearer(self, name: str, event: DpEvent) -> None:
         planned = self.make_event(self.noise_multiplier)
         if isinstance(planned, PlannedDpEvent) and isinstance(event, PlannedDpEvent):
-            planned, event = planned.event, event.event  # each costs as a whole; a step of another kind, every time
+            planned, event = planned.event, event.event  # each costs as a whole, so the wholes are compared
         least, found = fold_gaussians(planned), fold_gaussians(event)
         both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
         if event == planned or both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9):
@@ -271,7 +295,7 @@ class PrivatePlan:
 def _planned_by(
     correlation: Correlation, steps: int, make_event: Callable[[float], DpEvent]
 ) -> Callable[[float], DpEvent]:
-    """The event of a step from σ, for noise that is planned as a whole."""
+    # The function from σ to the event of a step, for noise that is planned as a whole.
     if make_event is not GaussianDpEvent:
         raise TypeError("Give PrivatePlan either correlation= or make_event=: each says what a step costs.")
     if steps != correlation.steps:

@@ -31,7 +31,7 @@ from tfdp_rec.clipping.microbatches import SumOf
 from tfdp_rec.clipping.recorder import recording, refuse_unrecorded
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.model import PrivateTraining
-from tfdp_rec.training.step import PrivateStep
+from tfdp_rec.training.private_step import PrivateStep
 
 
 def _reweighted_pass(tape: tf.GradientTape, model: keras.Model, losses: tf.Tensor, weights: tf.Tensor):  # type: ignore[no-untyped-def]

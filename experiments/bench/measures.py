@@ -96,12 +96,12 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
 
     def forward() -> Any:
         with model.release.in_step(), recording(model):
-            return step.losses(Batch.of(element, model.shared_inputs))
+            return step.losses(Batch.from_data(element, model.shared_inputs))
 
     def collected() -> tuple[Any, Any]:
         with model.release.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(model, tape) as recorder:
-                losses = step.losses(Batch.of(element, model.shared_inputs))
+                losses = step.losses(Batch.from_data(element, model.shared_inputs))
         return engine.collect(recorder, tape, losses), losses
 
     def backward() -> Any:

@@ -347,7 +347,7 @@ def test_a_step_kept_by_hand_ends_when_the_model_is_compiled_with_another_optimi
     step(drawn)
     setup.model.compile(optimizer_of(), "mse")
     setup.fit(100.0, steps_per_epoch=2, epochs=1)
-    with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="compiled with another optimizer since"):
+    with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="compiled with another optimizer after"):
         step(drawn)
     assert setup.accountant.steps == 3
     setup.model.compile(first, "mse")

@@ -164,7 +164,7 @@ def test_a_ledger_that_was_deleted_or_put_back_is_refused(trained, how):
     if how == "another":
         block = attempts.reserve(ONE, 50)
         assert all(attempts.take(block) for _ in range(50))
-    with pytest.raises(BrokenLedger, match="Put the (newest|right) one back"):
+    with pytest.raises(BrokenLedger, match="Restore the (newest|right)"):
         attempts.refuse_forgetting(checkpoints)
 
 

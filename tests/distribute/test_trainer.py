@@ -78,7 +78,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     found = one_worker["resumed"]
     assert "resume()" in found["refused"]
     assert "is in use" in found["beside"]
-    assert found["forgotten"].startswith("BrokenLedger") and "Put the right one back" in found["forgotten"]
+    assert found["forgotten"].startswith("BrokenLedger") and "Restore the right one" in found["forgotten"]
     assert found["attempts"] == 7
     assert found["counted"] == found["in all"], "an accountant that follows counts what comes after, too"
     assert found["off"] < 1e-5
@@ -185,7 +185,7 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(two_worke
         ("deserted", "TimeoutError: No answer within 0.2 s from worker 0 (127.0.0.1:9)"),
         ("another sampling", "NotPrivate: dataset_fn gives batches of another sampling"),
         ("cached", "NotPrivate: Refused batch: draw 0 of this iteration was trained on before"),
-        ("cached", "steps were made on batches that no sampling drew, as far as anyone can tell"),
+        ("cached", "steps were made on batches that no sampling drew, as far as is proved"),
         ("no proof", "carry no proof that they were sampled"),
     ],
 )

@@ -60,5 +60,5 @@ def test_the_phones_ledger_is_its_own(day, tmp_path):
     path = folder / "phone.jsonl"
     assert len(read(path).paid) == 100 and names["phone_epsilon"] > 1
     assert names["phone_epsilon"] == pytest.approx(checked(path, 1e-5, tmp_path), rel=2e-3)
-    with pytest.raises(BrokenLedger, match="no one epsilon holds for both"):
+    with pytest.raises(BrokenLedger, match="no single epsilon holds for both"):
         Ledger(folder / "ledger.jsonl", "click", Snapshot(None, "clicks"), REPLACE)

@@ -338,7 +338,7 @@ def test_no_day_is_added_while_the_first_days_checkpoint_writes_its_folder_anew(
     monkeypatch.setattr(pipeline, "export", and_another)
     before = (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes()
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 0
-    assert between == [2] and "is in use: another pays into it" in capsys.readouterr().err
+    assert between == [2] and "is in use by another process" in capsys.readouterr().err
     assert (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes() == before
 
 
@@ -364,7 +364,7 @@ def test_two_days_are_not_added_at_once(days, root, capsys):
     with Ledger(root / "run" / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT, data_changed=True):
         assert further(root, days, 1) == 2
     said = capsys.readouterr().err
-    assert "is in use: another pays into it" in said and said.count("\n") == 1
+    assert "is in use by another process" in said and said.count("\n") == 1
     assert unchanged(days, root)
 
 

@@ -99,7 +99,7 @@ def said(model, **options):
 def test_noise_that_will_drown_a_table_is_foreseen_once_with_the_rate_that_would_do():
     model = model_of(1.0)  # sd 1/4 a step, 16 steps, width 16: a length of 4
     (words,) = said(model)
-    assert "rows of 'items/embeddings' a length of 4.0" in words and "take 0.25 of the learning rate" in words
+    assert "rows of 'items/embeddings' a length of 4.0" in words and "Multiply the learning rate by 0.25" in words
     assert len(words) < 500 and words.endswith(".")
     assert said(model) == []
     assert said(model_of(0.25)) == [] and said(model_of(0.74)) == []

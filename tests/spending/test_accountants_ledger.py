@@ -94,7 +94,7 @@ def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
         change()
         again = Run(path)
         again.model.load_weights(weights)
-        with pytest.raises(Unaccounted, match="has not paid for: it was deleted"):
+        with pytest.raises(Unaccounted, match="has not paid for: the file was deleted"):
             again.fit(1)
         with pytest.raises(BrokenLedger):
             again.accountant.set_state(state)

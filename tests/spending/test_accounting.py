@@ -16,6 +16,7 @@ from dp_accounting import (
 )
 
 from tfdp_rec.pricing import composition
+from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
 
 DELTA = 1e-6
@@ -168,6 +169,24 @@ def test_restarts_of_shuffled_batches_recorded_by_hand():
     counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
     counted.record(counted.event, 150, restarts=3)
     assert counted.ledger().events[-1].count == 2 + 2, "three iterations begun: two of them anew"
+
+
+def test_releases_of_a_person_under_hardly_any_noise_have_no_finite_epsilon():
+    releases = ComposedDpEvent([GaussianDpEvent(1e-4), PureDpEvent(0.5)])
+    assert math.isinf(epsilon_of(releases, DELTA))
+
+
+def test_a_state_does_not_undo_what_was_spent_before_it_is_read():
+    """Nothing is forgotten: a use that the state lacks stays, one that it has is counted as often as either says."""
+    counted, again = accountant(), accountant()
+    counted.spend(GaussianDpEvent(20.0), "counts")
+    for noise, label in ((2.0, "terms"), (20.0, "counts"), (2.0, "terms")):
+        again.spend(GaussianDpEvent(noise), label)
+    before = again.epsilon(0)
+    again.set_state(json.loads(json.dumps(counted.get_state())))
+    again.set_state(json.loads(json.dumps(counted.get_state())))
+    assert again.epsilon(0) == before
+    assert sorted(label for _, label in again.spent_besides) == ["counts", "terms", "terms"]
 
 
 def test_state_survives_json():

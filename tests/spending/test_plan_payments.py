@@ -281,6 +281,6 @@ def test_a_ledger_that_is_older_than_the_checkpoint_is_refused(tmp_path):
 
 
 def test_independent_noise_in_one_order_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="noise that is planned"):
+    with pytest.raises(ValueError, match="planned noise"):
         Accountant(dp_accounting.GaussianDpEvent(1.0), FixedOrder(20, 4), 1e-2, ledger=tmp_path / "ledger.jsonl")
     assert not (tmp_path / "ledger.jsonl").exists()

@@ -195,7 +195,7 @@ def test_a_tfrs_model_without_any_loss():
     class Lossless(tfdp_rec.PrivateTraining, tfrs.Model):
         pass
 
-    with pytest.raises(tfdp_rec.NotPrivate, match="says nothing of its loss: def per_example_loss"):
+    with pytest.raises(tfdp_rec.NotPrivate, match="has no loss: define per_example_loss"):
         Lossless().compile(private())
 
 

@@ -18,7 +18,7 @@ import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld import withheld
+from tfdp_rec.withheld_rows import withheld
 
 BATCHES = list(batches())
 RAISES = pytest.raises(tf.errors.InvalidArgumentError, match="owes noise")

@@ -150,7 +150,7 @@ def test_metrics_without_any_predictions_are_refused(step):
 
     model = Silent()
     model.score = keras.layers.Dense(1)
-    with pytest.raises(ValueError, match=r"it predicts nothing: def call") as refused:
+    with pytest.raises(ValueError, match=r"predicts nothing: define call") as refused:
         getattr(compiled(model, metrics=["mae"]), step)(X, Y)
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 
@@ -184,7 +184,7 @@ def test_without_a_call_it_evaluates_and_says_what_prediction_takes():
     model.fit(X, Y, batch_size=8, verbose=0, validation_data=(X, Y))
     assert np.isfinite(model.evaluate(X, Y, verbose=0))
     for use in (lambda: model.predict(X, verbose=0), lambda: model(X)):
-        with pytest.raises(NotImplementedError, match=r"Silent .* def call\(self, ") as refused:
+        with pytest.raises(NotImplementedError, match=r"Silent .* define call\(self, ") as refused:
             use()
         assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 

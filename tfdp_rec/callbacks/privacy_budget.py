@@ -73,7 +73,7 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
         self.accountant.follow(self.model)
-        self.accountant.settle()  # what a fit that was cut off left open: each is paid for by itself
+        self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
         self._spend_before_training()
         self.accountant.restarts_ahead = self._iterations_ahead()
@@ -104,7 +104,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Later steps are for a later budget."""
         self.accountant.restarts_ahead = 0
-        self.accountant.settle()
+        self.accountant.give_back_unused()
         self.model.optimizer.privacy_history.allow(None)
         if self.model.optimizer.plan is not None:
             self.model.optimizer.plan.limit_steps()

@@ -38,7 +38,7 @@ from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.entries import Entries
-from tfdp_rec.withheld import held_rows
+from tfdp_rec.withheld_rows import held_rows
 
 SUFFIX = ".training-checkpoint"
 _HEADER = "training_checkpoint.json"
@@ -172,7 +172,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                     for chunk in _chunks(variable):
                         file.write(chunk)
         if self.accountant is not None:
-            self.accountant.keep(self.model.optimizer.dp_event())
+            self.accountant.note_checkpoint(self.model.optimizer.dp_event())
         for path_before in older:
             os.remove(path_before)
         self._saved = state
@@ -250,7 +250,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                     with archive.open(name) as file:
                         _fill(variables[name], shape, file)
                 optimizer.ledger_restored()
-        optimizer.privacy_history.take(Entries.loads(header["history"]))
+        optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
         for holder, key in ((self.accountant, "accountant"), (self.sampling, "sampling")):
             if holder is not None:
                 holder.set_state(header[key])

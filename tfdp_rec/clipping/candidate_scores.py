@@ -24,7 +24,7 @@ from tfdp_rec.clipping import factors, rules
 from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
 from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
-from tfdp_rec.withheld import held_rows
+from tfdp_rec.withheld_rows import held_rows
 
 _FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 

@@ -20,7 +20,7 @@ from tfdp_rec.clipping import factors
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld import held_rows
+from tfdp_rec.withheld_rows import held_rows
 
 NO_BATCH = (
     "was called on something without the batch as its first axis, so its gradient does not split by example. Give it "

@@ -27,7 +27,7 @@ from tfdp_rec.independence.sizes import ONE, Size
 from tfdp_rec.independence.values import ByExample, Mixed, Shared, Value
 from tfdp_rec.keras_internals import layers_within, random_states, resource
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld import held_rows, withheld
+from tfdp_rec.withheld_rows import held_rows, withheld
 
 _MOST_FAULTS = 64  # readings of one loss, each of which finds further faults
 _ONE_INPUT = (DenseRule, EmbeddingRule)  # their factors are made of one input and one gradient, position by position

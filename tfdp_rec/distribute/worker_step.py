@@ -22,7 +22,7 @@ from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.tables import distinct_rows
 from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
-from tfdp_rec.training.step import PrivateStep, finite_losses
+from tfdp_rec.training.private_step import PrivateStep, finite_losses
 from tfdp_rec.training.table_reader import TableReader
 
 
@@ -37,7 +37,7 @@ class WorkerStep:
     def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
         """Makes the step; returns what `Made.of` reads, int64, in one message to the coordinator."""
         shared = self._step.model.shared_inputs
-        numbers, batch = draw_numbers(data), Batch.of(check_rows(data, shared), shared)
+        numbers, batch = draw_numbers(data), Batch.from_data(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
             clipped = self._clipped_sum(batch, settings)
             with tf.control_dependencies([clipped.norms]):

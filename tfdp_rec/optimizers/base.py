@@ -394,16 +394,16 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def go_on_with(self, history: Meter | None) -> None:
         """Takes over the history of a model that another optimizer trained before."""
         if history is not None and history is not self.privacy_history:
-            history.join(self, self.privacy_history)
+            history.add_part(self, self.privacy_history)
             self.privacy_history = history
-        self.privacy_history.goes_on_under(self)
+        self.privacy_history.refuse_other_optimizers(self)
 
     def load_own_variables(self, store: Any) -> None:
         """As every Keras optimizer. The history is saved with the model; before version 0.3 it was saved here."""
         with self.privacy_history.repricing(self):
             super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
         if SAVED_AS in store.keys():
-            self.privacy_history.take(Entries.from_array(store[SAVED_AS]))
+            self.privacy_history.merge_saved(Entries.from_array(store[SAVED_AS]))
         self.privacy_history.restored()
 
     @property
@@ -435,7 +435,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """A copy with the history of this one, under the same plan: a config and a pickle know of neither."""
         reduced: Any = self.__reduce__()
         copied = reduced[0](*reduced[1])
-        copied.privacy_history.take(self.privacy_history.snapshot())
+        copied.privacy_history.merge_saved(self.privacy_history.snapshot())
         if self.plan is not None:
             self.plan.accept(copied)
         return copied

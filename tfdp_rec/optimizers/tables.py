@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdp_rec.optimizers.recursion import Recursion, Scalar
 from tfdp_rec.optimizers.rules import TableRule
-from tfdp_rec.withheld import held_rows, withheld
+from tfdp_rec.withheld_rows import held_rows, withheld
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
 

@@ -1,7 +1,10 @@
-"""ε at δ of one event, however it is composed: by dp_accounting, or by profiles where an event is of ours.
+"""ε at δ of one event, however it is composed: by dp_accounting, or by `profiles.py` for events of this package.
 
-What costs is the curve of one step (a tenth of a second to two seconds); many steps of it are a product (rdp) or one
-transform (pld). A curve is remembered, so that a search for the last step that fits, or ε after every epoch, costs one.
+    rdp    D_α(composition) = Σ_i count_i D_α(part_i),    ε = min_α D_α + log(1/δ)/(α - 1) + …
+    pld    the loss of the composition is the sum of the losses of its parts: one transform for many steps
+
+The curve of one step takes a tenth of a second to two seconds; composing takes little. Curves are cached, so that a
+search for the last step that fits, or ε after every epoch, computes one.
 """
 
 from __future__ import annotations
@@ -23,25 +26,26 @@ from tfdp_rec.pricing import events, profiles
 from tfdp_rec.pricing.profiles import Distribution
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
-_COARSE = 16.0  # times that, while a number is only looked for
-_PLD_FINE_UP_TO = 50.0  # beyond this ε the grid widens in proportion, or it would fill the memory
-_ROUNDING = 1e-11  # dp_accounting finds log A(α) to 6e-12 at worst: under huge noise more than it is, and of any sign
-_PLD_UP_TO = 1000.0  # and beyond this one, no guarantee worth the name, rdp's bound is good enough
+_COARSE = 16.0  # factor on the grid during a search
+_PLD_FINE_UP_TO = 50.0  # above this ε the grid widens in proportion, which bounds the memory
+_ROUNDING = 1e-11  # dp_accounting computes log A(α) to 6e-12 at worst, of any sign; under huge noise that exceeds it
+_PLD_UP_TO = 1000.0  # above this ε the guarantee says little, and rdp's bound is returned
 _MOST_STEPS = 10**9
 
 
 def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: float = 1.0) -> float:
-    """ε at δ of one (composed) event by dp_accounting; infinite where a part has no guarantee, or where what may fail
-    takes up all of δ.
+    """ε at δ of one (composed) event.
+
+    Infinite if a part has no guarantee, or if the failures of the event (`FailingDpEvent`) take up all of δ.
 
     Args:
-        event: all that was done.
-        delta: δ.
+        event: Everything that was done with the data.
+        delta: Probability δ.
         accountant: "pld" or "rdp".
-        coarser: so many times the width of pld's grid: an upper bound still, in a fraction of the time.
+        coarser: Factor on the width of pld's grid: a quicker, looser upper bound.
 
     Raises:
-        ValueError: an event that is unknown, or that the accountant cannot account for.
+        ValueError: The event is unknown, or the accountant cannot account for it.
 
     Example:
         >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
@@ -57,7 +61,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     check_supported(event, accountant)
     by_rdp = 0.0
     if quickest(event, accountant) == "rdp":
-        by_rdp = _by_rdp(event, delta)
+        by_rdp = _by_rdp(event, delta)  # quick, and at most a little above pld's: it chooses the grid
     if accountant == "rdp" or by_rdp > _PLD_UP_TO:
         return by_rdp
     grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
@@ -92,8 +96,9 @@ def _by_pld(event: DpEvent, delta: float, grid: float) -> float:
 
 
 def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
-    """Those of a part that is made `count` times, as dp_accounting composes them; None where it is not Gaussian."""
+    """Losses of `count` times a Gaussian part, as dp_accounting composes them; None for other parts."""
     if isinstance(part, GaussianDpEvent):
+        # k Gaussians of multiplier σ are one of multiplier σ/√k.
         return _gaussian_losses(part.noise_multiplier / math.sqrt(count), 1.0, grid)
     if isinstance(part, PoissonSampledDpEvent) and isinstance(part.event, GaussianDpEvent):
         return _gaussian_losses(part.event.noise_multiplier, part.sampling_probability, grid).self_compose(count)
@@ -102,19 +107,19 @@ def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
 
 @functools.lru_cache(maxsize=128)
 def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Rényi divergences of one event at some orders, rounded up; infinite where a series does not end."""
+    """Rényi divergences of one event at some orders, rounded up; infinite where a series does not converge."""
     absl = logging.getLogger("absl")
     absl.addFilter(_without_series)
     try:
         found = RdpAccountant(list(orders)).compose(events.from_json(json.loads(part))).rdp
-        found = np.where(np.isnan(found), np.inf, found)  # a NaN would pass for nothing in a comparison
+        found = np.where(np.isnan(found), np.inf, found)  # every comparison with NaN is false
         return np.maximum(found, 0.0) + _ROUNDING / np.minimum(np.subtract(orders, 1.0), 1.0)  # log A(α) / (α - 1)
     finally:
         absl.removeFilter(_without_series)
 
 
 def _without_series(record: logging.LogRecord) -> bool:
-    """Whether to log what is no order that is left out: a hundred lines, and the others give a bound that holds."""
+    """Keeps out the messages about orders without a finite series: the other orders give a valid bound."""
     return "failed to converge" not in record.getMessage()
 
 
@@ -126,25 +131,15 @@ def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribut
 
 
 def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
-    """(accountant, coarser) by which to look for a number that depends on ε: each begins where the one before ended.
-
-    Args:
-        event: whose ε it is.
-        accountant: has the last word.
-    """
+    """(accountant, coarser) of successive searches for a number that depends on ε; each starts from the last result."""
     if quickest(event, accountant) == accountant:
         return [(accountant, 1.0)]
     return [("rdp", 1.0), (accountant, _COARSE), (accountant, 1.0)]
 
 
 def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:
-    """The largest number of steps that costs at most `target`; never more than 10^9.
-
-    Args:
-        epsilon: what so many steps cost.
-        target: ε.
-        start: that fits.
-    """
+    """The largest number of steps, from `start` to 10^9, whose `epsilon` is at most `target`; `start` must fit."""
+    # Doubling finds an interval, then the secant halves it at least: each price may take seconds.
     low, high = start, start + 1
     while epsilon(high) <= target:
         low, high = high, high + max(1, (high - start) // 2, high // 16)
@@ -160,21 +155,17 @@ def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> in
 
 
 def quickest(event: DpEvent, accountant: str) -> str:
-    """rdp where it can account for the event, and bound what pld will say; else the accountant itself."""
+    """"rdp" if it can account for the event, and so bound pld's answer; else the accountant itself."""
     return "rdp" if _fresh("rdp").supports(events.without_failures(event)[0]) else accountant
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
-    """Raises for an event that an accountant cannot account for.
-
-    Raises:
-        ValueError: naming the way out.
-    """
+    """Raises for an event that an accountant cannot account for."""
     if events.planned_in(event):
         raise ValueError(
-            "Correlated noise is planned for a whole training on data in one order, and says nothing of batches that "
-            "are drawn anew: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on batches "
-            "of that."
+            "Correlated noise is planned for a whole training on data in one order, and has no guarantee on batches "
+            "that are drawn at random: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on "
+            "batches of that."
         )
     if events.is_private(event) and not _fresh(accountant).supports(events.without_failures(event)[0]):
         raise ValueError(
@@ -185,7 +176,7 @@ def check_supported(event: DpEvent, accountant: str) -> None:
 
 def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAccountant:
     # Both price ADD_OR_REMOVE_ONE, their default. For a sampled step that is the mixture which zero-out neighbours give
-    # (`sampling.py`), and for what is not sampled the two relations are one.
+    # (`sampling/schemes.py`), and without sampling the two relations cost the same.
     if accountant == "rdp":
         return dp_accounting.rdp.RdpAccountant()
     return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)

@@ -1,12 +1,12 @@
-"""Events: what was done, as data. In words, as JSON, and whether it has a guarantee at all.
+"""Privacy events: as text, as JSON, and whether they have a guarantee at all.
 
-The set is closed: an event that is not in `KINDS` is refused, not guessed. To add one: a class, and a row there.
+The set is closed: an event whose class is not in `KINDS` is refused. A new event needs a class, and a row in `KINDS`.
 
-Four are ours, since dp_accounting has none for
+Four classes are this package's, since dp_accounting has none for
 
-- what a person releases of their own items: `PureDpEvent`, `PaddedDpEvent` (`profiles.py` prices them);
-- a step of a training that costs as a whole: `PlannedDpEvent` (an order turns such steps into their Gaussian);
-- what goes wrong with some probability: `FailingDpEvent`, which is taken off δ.
+- releases of a person's own items: `PureDpEvent`, `PaddedDpEvent` (priced in `profiles.py`);
+- a step of a training whose cost is that of the whole: `PlannedDpEvent` (`sampling/orders.py` prices it);
+- a failure with a small probability: `FailingDpEvent`, whose probability is subtracted from δ.
 """
 
 from __future__ import annotations
@@ -22,74 +22,46 @@ from dp_accounting import DpEvent
 
 @dataclasses.dataclass(frozen=True)
 class PureDpEvent(DpEvent):
-    """A release with pure ε, whatever its form: a permuted label, Laplace noise on a vector.
+    """A release with pure ε, whatever its form: a permuted label, Laplace noise on a vector."""
 
-    Args:
-        epsilon: ε; infinite for none.
-    """
-
-    epsilon: float
+    epsilon: float  # infinite: no guarantee
 
 
 @dataclasses.dataclass(frozen=True)
 class PaddedDpEvent(DpEvent):
-    """A release of items each of which was replaced by a fixed one with probability `padding`, anew for this release.
+    """A release of items, each replaced by a fixed item with probability `padding`, anew for every release."""
 
-    Args:
-        event: the release, without padding, between any two lists of items.
-        padding: the probability.
-    """
-
-    event: DpEvent
+    event: DpEvent  # the release without padding, between any two lists of items
     padding: float
 
 
 @dataclasses.dataclass(frozen=True)
 class FailingDpEvent(DpEvent):
-    """Something that may tell all with a small probability, and tells nothing else: (0, δ)-DP.
-
-    Args:
-        delta: the probability.
-    """
+    """A release that may reveal everything with probability `delta`, and nothing otherwise: (0, δ)-DP."""
 
     delta: float
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedDpEvent(DpEvent):
-    """A step of a training that is planned, and costs, as a whole, however few of its steps are made.
+    """A step of a planned training, which costs as a whole, however few of its steps are made."""
 
-    Args:
-        event: what all of it costs: a Gaussian, or none.
-        steps: of the plan.
-        separation: at least so many steps from one step of a unit to its next.
-        participations: so many steps of a unit at most.
-        plan: tells it from others.
-        part: tells a stretch of it from others: who goes on from a training checkpoint begins one of their own.
-        after: the part that this one went on from.
-        start: the step of the plan that the part began with.
-    """
-
-    event: DpEvent
+    event: DpEvent  # cost of the whole training: a Gaussian, or none
     steps: int
-    separation: int
-    participations: int
-    plan: str
+    separation: int  # least number of steps between two steps of one unit
+    participations: int  # largest number of steps of one unit
+    plan: str  # id of the plan
+    # A part is the stretch of a plan that one process makes; continuing from a training checkpoint begins a new part.
     part: str = ""
-    after: str = ""
-    start: int = 0
+    after: str = ""  # the part from which this one continues
+    start: int = 0  # the step of the plan at which the part begins
 
 
 class Kind(NamedTuple):
-    """How events of one class are written, and when one has a finite guarantee by itself.
+    """Text and guarantee of the events of one class."""
 
-    Attributes:
-        words: part of a sentence, with the event's fields in braces; inner events are in words, too.
-        has_guarantee: of an event, its inner events aside.
-    """
-
-    words: str
-    has_guarantee: Callable[[Any], bool] = lambda event: True
+    words: str  # part of a sentence, with the event's fields, and the text of inner events, in braces
+    has_guarantee: Callable[[Any], bool] = lambda event: True  # without regard to inner events
 
 
 KINDS: dict[type, Kind] = {
@@ -123,7 +95,7 @@ class _Range(NamedTuple):
     words: str
 
 
-# By field, whichever event has it: a name means one thing.
+# By name of the field: a name has one meaning in all events.
 _RANGES = {
     "noise_multiplier": _Range(float, lambda value: 0 <= value <= math.inf, "at least 0"),
     "epsilon": _Range(float, lambda value: value >= 0, "at least 0"),
@@ -135,23 +107,20 @@ _RANGES = {
 
 
 def _fields(event: DpEvent) -> dict[str, Any]:
-    """What an event is constructed from: dp_accounting's classes are of attrs, ours are dataclasses."""
+    """Arguments of an event's constructor."""
     kind: Any = type(event)
+    # dp_accounting's classes are made by attrs, those of this package are dataclasses.
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else getattr(kind, "__attrs_attrs__", ())
     return {field.name: getattr(event, field.name) for field in fields}
 
 
 def _inner(event: DpEvent) -> list[DpEvent]:
-    """The events that an event is made of."""
     events = getattr(event, "events", None) or [getattr(event, "event", None)]
     return [inner for inner in events if inner is not None]
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
     """The event as JSON-able nested dicts.
-
-    Raises:
-        ValueError: The event is of an unknown type, or has a field out of range.
 
     Example:
         >>> to_json(dp_accounting.GaussianDpEvent(1.1))
@@ -178,9 +147,6 @@ def _plain(field: str, value: Any) -> Any:
 
 def from_json(fields: dict[str, Any]) -> DpEvent:
     """The inverse of `to_json`.
-
-    Raises:
-        ValueError: The type is unknown.
 
     Example:
         >>> from_json({"type": "GaussianDpEvent", "noise_multiplier": 1.1})
@@ -211,18 +177,18 @@ def in_words(event: DpEvent) -> str:
 
 
 def is_private(event: DpEvent) -> bool:
-    """Whether the event has any finite guarantee: no non-private part, and noise wherever noise is due."""
+    """Whether the event has a finite guarantee: no non-private part, and noise in every part that needs it."""
     kind = KINDS.get(type(event))
     return kind is not None and kind.has_guarantee(event) and all(map(is_private, _inner(event)))
 
 
 def planned_in(event: DpEvent) -> bool:
-    """Whether single steps of a planned training are among the parts of an event."""
+    """Whether an event contains single steps of a planned training."""
     return isinstance(event, PlannedDpEvent) or any(map(planned_in, _inner(event)))
 
 
 def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """The events that an event is composed of, and how often each is made; none that is made never.
+    """(event, count) of the parts that an event is composed of, without those of count 0.
 
     Example:
         >>> list(parts_of(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3)))
@@ -238,15 +204,16 @@ def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
-    """An event without what fails, and the δ that all its failures come to.
+    """An event without its failures, and the sum of their probabilities.
 
-    (ε, δ) of what is left and failures of probability δ' are together (ε, δ + δ').
+    The rest with (ε, δ), and failures of total probability δ', are together (ε, δ + δ')-DP.
 
     Example:
         >>> twice = dp_accounting.SelfComposedDpEvent(FailingDpEvent(1e-7), 2)
         >>> without_failures(dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(4.0), twice]))[1]
         2e-07
     """
+    # Failures under Poisson sampling stay: no pricing of them is known, and accountants refuse the event.
     if isinstance(event, FailingDpEvent):
         return dp_accounting.NoOpDpEvent(), event.delta
     if isinstance(event, dp_accounting.ComposedDpEvent):

@@ -1,10 +1,10 @@
-"""Releases that one person makes of their own clicks, priced exactly: what dp_accounting has no event for.
+"""Exact prices of the releases that a person makes of their own clicks, for which dp_accounting has no event.
 
-A release is known by its hockey-stick profile δ(ε) between neighbours that differ in one item. There are three:
+A release is described by its hockey-stick profile δ(ε) between neighbours that differ in one item:
 
     Gaussian  z          δ(ε) = Φ(1/2z - εz) - e^ε Φ(-1/2z - εz)
     pure      ε₀         δ(ε) ≤ that of randomised response, (1 - e^(ε - ε₀)) / (1 + e^-ε₀)
-    padded    p, inner   each item was replaced by a fixed one with probability p before the inner release saw it:
+    padded    p, inner   each item is replaced by a fixed one with probability p before the inner release:
                          δ(ε) = (1-p) δ_inner(log(1 + (e^ε - 1)/(1-p))),  and h(-ε) = 1 - e^-ε + e^-ε h(ε) below 0
 
 Profiles become discretised privacy-loss distributions (connect-the-dots, pessimistic) and are composed by convolution.
@@ -42,11 +42,6 @@ _TAIL = 1e-13
 def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
     """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S.
 
-    Args:
-        epsilon: Any real number.
-        sensitivity: L2 sensitivity S.
-        sigma: Standard deviation.
-
     Example:
         >>> round(gaussian_delta(1.0, 1.0, 1.0), 4)
         0.1269
@@ -70,7 +65,7 @@ def pure_delta(epsilon: Number, pure_epsilon: float) -> Number:
 
 
 def amplify(epsilon: float, padding: float) -> float:
-    """The ε left of an `epsilon`-mechanism when each item is padded with probability `padding`.
+    """ε of an `epsilon`-mechanism whose items are padded with probability p: log(p + (1-p) e^ε).
 
     Example:
         >>> round(amplify(1.0, 0.5), 4)
@@ -80,25 +75,20 @@ def amplify(epsilon: float, padding: float) -> float:
 
 
 def deamplify(epsilon: Number, padding: float) -> Number:
-    """The ε a mechanism may spend so that padding brings it down to `epsilon`: inverse of `amplify`.
+    """ε of a mechanism that padding brings down to `epsilon`: log(1 + (e^ε - 1)/(1-p)), the inverse of `amplify`.
 
     Example:
         >>> round(deamplify(amplify(3.0, 0.2), 0.2), 9)
         3.0
     """
+    # ε + log(e^-ε + (1 - e^-ε)/(1-p)): the same, without e^ε, which overflows.
     shrunk = -np.expm1(-np.asarray(epsilon, dtype=np.float64)) / (1.0 - padding)
     kept = np.exp(-np.asarray(epsilon, dtype=np.float64))
     return like(epsilon, epsilon + np.log(shrunk + kept))
 
 
 def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -> Number:
-    """The profile of a release behind padding, for any real ε.
-
-    Args:
-        epsilon: Where.
-        padding: The probability p.
-        inner: The profile of the release without padding.
-    """
+    """The profile of a release with padding, for any real ε: the two formulas at the head of this file."""
     values = np.asarray(epsilon, dtype=np.float64)
     above = (1.0 - padding) * inner(deamplify(np.abs(values), padding))
     mirrored = -np.expm1(np.minimum(values, 0.0)) + np.exp(np.minimum(values, 0.0)) * above
@@ -107,9 +97,6 @@ def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -
 
 def delta_of(event: DpEvent, epsilon: Number) -> Number:
     """δ(`epsilon`) of one release.
-
-    Raises:
-        ValueError: for an event that is no release of one person's items.
 
     Example:
         >>> round(delta_of(PaddedDpEvent(dp_accounting.GaussianDpEvent(1.0), 0.5), 1.0), 4)
@@ -122,13 +109,13 @@ def delta_of(event: DpEvent, epsilon: Number) -> Number:
     if isinstance(event, PaddedDpEvent):
         return padded_delta(epsilon, event.padding, lambda inside: delta_of(event.event, inside))
     raise ValueError(
-        f"{events.in_words(event)} cannot be composed with what one person releases of their own items: the one is "
-        "about data sets with and without a person, the other about an item replaced by another. Keep two ledgers."
+        f"{events.in_words(event)} cannot be composed with what one person releases of their own items: its "
+        "neighbouring data sets differ by a person, theirs by one item replaced by another. Keep two ledgers."
     )
 
 
 def is_release(event: DpEvent) -> bool:
-    """Whether an event has a part that is priced here alone."""
+    """Whether an event has a part that only this file can price."""
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return any(is_release(part) for part in event.events)
     inner = getattr(event, "event", None)
@@ -136,7 +123,7 @@ def is_release(event: DpEvent) -> bool:
 
 
 def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
-    """An event's releases, and how many there are of each."""
+    """Number of times that each release of an event is made."""
     found: dict[DpEvent, int] = {}
     for release, count in events.parts_of(event, times):
         found[release] = found.get(release, 0) + count
@@ -144,7 +131,7 @@ def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
 
 
 def composed_epsilon(releases: dict[DpEvent, int], delta: float) -> float:
-    """ε at δ of releases, composed; at δ = 0 the sum of the pure ones, infinite where another is among them.
+    """ε at δ of composed releases; at δ = 0 the sum of their pure ε, infinite if one of them has none.
 
     Example:
         >>> round(composed_epsilon({PureDpEvent(0.5): 3}, 0.0), 3)
@@ -169,6 +156,8 @@ def _composed(releases: Releases, delta: float) -> float:
     if not releases:
         return 0.0
     crude = sum(count * _crude_epsilon(release) for release, count in releases)
+    if math.isinf(crude):  # no grid reaches so far
+        return math.inf
     interval = float(np.clip(crude / 20_000, 1e-7, 1e-2))
     parts = [_distribution(release, interval).self_compose(count) for release, count in releases]
     total = functools.reduce(lambda left, right: left.compose(right), parts)
@@ -177,20 +166,21 @@ def _composed(releases: Releases, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _crude_epsilon(release: DpEvent) -> float:
-    """About how much a release costs, to choose the grid."""
+    """A rough ε of a release, which chooses the grid."""
     if isinstance(release, PureDpEvent):
         return release.epsilon
     return _crossing(lambda epsilon: delta_of(release, epsilon), 1e-5)
 
 
 def _distribution(release: DpEvent, interval: float) -> Distribution:
-    """Pessimistic, on multiples of `interval`."""
+    """A release's privacy losses on multiples of `interval`, never too small."""
     if isinstance(release, PureDpEvent):
         return privacy_loss_distribution.from_privacy_parameters(
             DifferentialPrivacyParameters(release.epsilon, 0.0), value_discretization_interval=interval
         )
     reach = math.ceil(_crossing(lambda epsilon: delta_of(release, epsilon), _TAIL) / interval)
     deltas = np.clip(delta_of(release, np.asarray(np.arange(-reach, reach + 1) * interval, np.float64)), 0.0, 1.0)
+    # Rounding may let the profile rise by a hair, which connect-the-dots refuses.
     dots = np.minimum.accumulate(deltas)
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -reach, reach, dots)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)

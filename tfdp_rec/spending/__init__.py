@@ -1,4 +1,4 @@
-"""What was spent: one record an expense, told once, where it is stored.
+"""The record of what was spent: each expense is one entry, stored in one place.
 
 - `entries`: an expense is an `Entry` with an id; `Entries` are what a model carries and a file holds.
 - `ledger`, `ledger_lines`: a file of payments, written before the data are looked at.

@@ -1,15 +1,14 @@
-"""What privacy training has cost: (ε, δ) from a mechanism's event, its sampling, and the steps taken.
+"""(ε, δ) of a training, from its mechanism's event, its sampling, and the number of its steps.
 
-An optimizer's `dp_event()` says what one step does to its batch; the sampling scheme says what that costs a
-unit (see `tfdp_rec.sampling.schemes`); dp_accounting composes. Two accountants:
+An optimizer's `dp_event()` is the effect of one step on its batch; the sampling scheme turns it into the cost for a
+unit (`tfdp_rec.sampling.schemes`); dp_accounting composes. Two accountants:
 
-- **pld** numerically convolves the privacy loss distribution. Tight: its ε is an upper bound within the width
-  of its grid.
+- **pld** convolves privacy loss distributions numerically. Its ε is an upper bound, tight up to the width of its grid.
 - **rdp** adds Rényi divergences D_α(P‖Q) = 1/(α-1) log E_Q[(P/Q)^α] over the steps and converts at the end,
-  ε = min_α D_α + log(1/δ)/(α-1) + ... . A little larger than pld, and very fast.
+  ε = min_α D_α + log(1/δ)/(α-1) + ... . Its ε is a little larger than pld's, and very fast.
 
-What is priced is entries (`entries.py`): those of the models that are followed, or, with a ledger, those of the
-ledger alone. The steps may change their noise on the way, as long as the changes do not depend on the data.
+The entries (`entries.py`) that are priced are those of the models that are followed, or, with a ledger, those of the
+ledger alone. Steps may change their noise during training if the changes do not depend on the data.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import dp_accounting
@@ -45,55 +45,46 @@ from tfdp_rec.spending.statement import Facts, Statement, statement
 
 
 class Unaccounted(ValueError):
-    """Something was done with the data that an accountant cannot account for, so that it names no ε."""
+    """The data were used in a way that an accountant cannot account for, so that it gives no ε."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """Steps that are paid for ahead.
+    # Steps that are paid for ahead.
 
-    Attributes:
-        id: Id of the payment, and of the model's entry.
-        event: Event of one step.
-        optimizer: Optimizer that makes the steps; None for steps that are recorded by hand.
-        sampling: Name of the sampling that draws their batches.
-    """
-
-    id: str
-    event: DpEvent
-    optimizer: Any
-    sampling: str | None
+    id: str  # of the payment, and of the model's entry
+    event: DpEvent  # of one step
+    optimizer: Any  # None for steps that are recorded by hand
+    sampling: str | None  # name of the sampling that draws the batches
 
     def is_for(self, event: DpEvent, optimizer: Any, sampling: str | None) -> bool:
-        """Whether the block pays for steps of this kind."""
         counted = optimizer is None or optimizer.privacy_history.receipt == self.id
         return counted and self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
 
 
 class Accountant:
-    """What a private training has cost: of the steps in the histories of the models that it follows, and what it was
-    told besides.
+    """The cost of a private training: of the steps of the models that it follows, and of what is recorded by hand.
 
     - ε is dp_accounting's for the same event.
     - A mechanism without a guarantee gives ε = ∞, and so does one without noise.
     - ε never falls as steps are made.
-    - Steps on batches that no sampling drew, or that a model's history does not describe, make it silent: it raises
-      rather than name an ε. Steps with a seed or with test noise make ε infinite.
+    - Steps on batches that no sampling drew, or that a model's history does not describe, make it raise `Unaccounted`.
+      Steps with a seed or with test noise make ε infinite.
 
     Args:
-        event: what one step does to its batch: `model.optimizer.dp_event()`.
-        sampling: how the batches are drawn: the very object whose `batches` the model is trained on.
-        delta: δ, at most 1 / sampling.num_units.
+        event: Event of one step on its batch: `model.optimizer.dp_event()`.
+        sampling: Sampling scheme: the object whose `batches` the model is trained on.
+        delta: Probability δ, at most 1 / sampling.num_units.
         accountant: "pld" or "rdp".
-        allow_large_delta: accept δ above 1 / num_units, where publishing one unit's data whole would still
-            qualify.
-        asserted: where `sampling` itself did not draw the batches: in words, what did, just as it would have. The
+        allow_large_delta: Whether to accept δ above 1 / num_units, which a mechanism that publishes one unit's data
+            whole would still meet.
+        asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
             statement then says that this was asserted, not checked.
-        ledger: a file, or a `Ledger`, that everything is paid for in before it is done (docs/ledger.md). What is in it
-            already counts, whoever paid; the models' own histories are then held against it.
+        ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
+            already counts, and the models' histories are checked against it.
 
     Raises:
-        TypeError: sampling or event is not one.
+        TypeError: `sampling` is no sampling scheme, or `event` is no event.
         ValueError: δ or the accountant is out of range, or the accountant cannot account for the event.
 
     Example:
@@ -128,9 +119,9 @@ class Accountant:
         self.accountant = accountant
         self.event = event
         self.asserted = asserted
-        self.restarts_ahead = 0  # how often a forecast has the batches iterated anew
+        self.restarts_ahead = 0  # number of times that a forecast assumes the batches to be iterated anew
         self.spent: list[tuple[DpEvent, str]] = []
-        self._told, self._followed = Entries(), list[Any]()
+        self._recorded, self._followed = Entries(), list[Any]()
         self._block: _Block | None = None
         self._epsilons: dict[str, float] = {}
         self.payments: Payments | None = None
@@ -146,10 +137,10 @@ class Accountant:
                     self.payments.ledger.close()
                 raise
 
-    # What is known.
+    # What is counted.
 
     def follow(self, model: Any) -> None:
-        """Accounts for a model's steps, those made and those to come, whoever makes them.
+        """Accounts for all steps of a model, those made and those to come.
 
         Args:
             model: Model that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` call this.
@@ -172,13 +163,13 @@ class Accountant:
     @property
     def meters(self) -> list[Any]:
         """The meters of the models that are followed."""
-        return [meter.whole for meter in self._followed]
+        return [meter.root for meter in self._followed]
 
     @property
     def carried(self) -> Entries:
         """All entries that were recorded here or that the followed models carry; under a ledger these are receipts."""
         found = Entries()
-        for entries in (self._told, *(meter.snapshot() for meter in self.meters)):
+        for entries in (self._recorded, *(meter.snapshot() for meter in self.meters)):
             found.merge(entries)
         return found
 
@@ -189,7 +180,7 @@ class Accountant:
 
     @property
     def void(self) -> str:
-        """The reason why there is no guarantee, where sampling or noise can be repeated; empty if there is one."""
+        """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
         return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
 
     @property
@@ -198,7 +189,7 @@ class Accountant:
         return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.carried)
 
     def _own(self) -> list[Entry]:
-        """Steps under this sampling, in their order; under a ledger what was paid for and is not ahead."""
+        """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
         mine = self.sampling.get_state()
         if self.payments is None:
             return [e for e in self.carried if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
@@ -208,18 +199,18 @@ class Accountant:
 
     @property
     def limit(self) -> PrivacyFilter | None:
-        """The filter that the ledger is, if it is one: its budget is then the claim, whatever was used of it."""
+        """The ledger's privacy filter, if it has one: the claim is then its budget, however much of it is used."""
         return self.payments.ledger.limit if self.payments else None
 
     @property
     def spent_besides(self) -> list[tuple[DpEvent, str]]:
-        """(event, label) of all that was spent on anything but steps under this sampling."""
+        """(event, label) of every expense but the steps under this sampling."""
         if self.payments is not None:
             return self.payments.others()
         return [*self.spent, *self._others()]
 
     def _others(self) -> list[tuple[DpEvent, str]]:
-        """What was spent under another sampling, or once and for all."""
+        """(event, label) of what models carry of other samplings, and of uses of the data before training."""
         mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
         found = []
         for entry in self.carried:
@@ -236,35 +227,35 @@ class Accountant:
         return found
 
     def refuse(self) -> None:
-        """Raises if something was done that cannot be accounted for.
+        """Raises if the data were used in a way that cannot be accounted for.
 
         Raises:
-            Unaccounted: The message says what was done, and the way out.
+            Unaccounted: Steps were made on unproven batches, without payment, or without a record.
         """
         carried = self.carried
         unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
         if unproven and not self.asserted:
             raise Unaccounted(
-                f"{unproven} steps were made on batches that no sampling drew, as far as anyone can tell: a guarantee "
-                "is claimed only for accountant.sampling.batches(...). Train on those; or say in words what drew the "
-                "batches, just as the sampling would: Accountant(..., asserted='...')."
+                f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
+                "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
+                "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
             )
         unpaid = sum(self.payments.unpaid(carried).values()) if self.payments else 0
         if self.payments and unpaid:
             raise Unaccounted(
-                f"{unpaid} steps were made that {self.payments.ledger.path} has not paid for: it was deleted, put back "
-                "from an older backup, or begun after them, or another model made them. Put the newest one back; or, "
-                "if these steps stand in no ledger, pay for them now: accountant.pay_for_history()."
+                f"{unpaid} steps were made that {self.payments.ledger.path} has not paid for: the file was deleted, "
+                "restored from an older backup, or begun after these steps, or another model made them. Restore the "
+                "newest file; or, if no ledger holds these steps, pay for them now: accountant.pay_for_history()."
             )
         missing = sum(meter.undescribed for meter in set(self.meters))
         if missing:
             raise Unaccounted(
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
                 "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint, or "
-                "tell the accountant: accountant.record(event, steps), and set optimizer.iterations to 0."
+                "record these steps: accountant.record(event, steps), and set optimizer.iterations to 0."
             )
 
-    # What it costs.
+    # Its cost.
 
     def runs(self, steps: int | None = None) -> list[tuple[DpEvent, int]]:
         """(event, steps) pairs of the first `steps` steps: those made, then more of the present event."""
@@ -281,10 +272,10 @@ class Accountant:
         return runs
 
     def ledger(self, steps: int | None = None) -> DpEvent:
-        """Everything that touched the data, as one dp_accounting event.
+        """All uses of the data, as one dp_accounting event.
 
         Raises:
-            Unaccounted: see `refuse`.
+            Unaccounted: The data were used in a way that cannot be accounted for.
         """
         self.refuse()
         runs, own = self.runs(steps), self._own()
@@ -294,62 +285,65 @@ class Accountant:
         return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """ε at δ after `steps` steps in all; left out, after those made. Under a filter it is the budget's, or infinite
-        for more steps than fit.
+        """ε at δ after some number of steps; under a filter the budget's, or infinite for more steps than fit.
 
         Args:
-            steps: may be fewer than were made (a look back) or more (a forecast with the present event).
+            steps: Number of steps in all, by default those made; fewer look back, more forecast with the present event.
 
         Raises:
-            Unaccounted: see `refuse`.
+            Unaccounted: The data were used in a way that cannot be accounted for.
         """
         return self._epsilon(steps, self.accountant)
 
     def max_steps(self, target_epsilon: float) -> int:
-        """The most steps in all, those recorded included, that keep ε within target_epsilon.
+        """The largest number of steps in all, those made included, that keeps ε within a target; at most 10^9.
 
-        Where what is recorded already costs more, that is `steps`: no further step fits. Never more than
-        10^9.
+        If the steps made cost more already, the answer is their number: no further step fits.
+
+        Args:
+            target_epsilon: Largest ε.
 
         Raises:
-            ValueError: target_epsilon is not positive.
+            ValueError: target_epsilon is not positive and finite.
         """
         checked_epsilon(target_epsilon)
         if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
             return self.steps
         most = self.steps
+        # A quick search first; a closer one begins at its answer, unless that is too much by the closer price.
         for accountant, coarser in searches(self.ledger(self.steps + 1), self.accountant):
             epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
             most = most_steps(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
         return most
 
     def record(self, event: DpEvent, steps: int = 1, restarts: int = 0) -> None:
-        """Counts `steps` steps of `event`, which becomes the present event, of a training that is not followed.
+        """Counts steps of a training that is not followed; their event becomes the present event.
 
         Args:
             event: Event of one step.
             steps: Number of steps.
-            restarts: Number of times shuffled batches were iterated anew for them.
+            restarts: Number of times that shuffled batches were iterated anew for these steps.
         """
         checked_count("steps", steps)
         if event != self.event:
             self._check(event)
             self.event = event
         if steps:
+            # Further steps of one kind extend one entry. Planned steps are paid for as a whole, each time anew.
             entry = Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts)
-            id, last = next(reversed(list(self._told.items())), ("", None))
+            id, last = next(reversed(list(self._recorded.items())), ("", None))
             id = id if last is not None and last.kind == entry.kind else new_id()
             if self.payments is not None:
                 id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id)
-            self._told.extend(id, entry)
+            self._recorded.extend(id, entry)
         Changes.made += 1
 
     def spend(self, event: DpEvent, label: str) -> None:
-        """Counts something else that looked at the units' data, once, such as a count of popularity.
+        """Counts one other use of the units' data, such as a count of popularity.
 
         Args:
-            event: what it did; not sampled.
-            label: what to call it in the statement.
+            event: Event of the whole use, without sampling.
+            label: Name of the use in the statement.
 
         Example:
             >>> from tfdp_rec.privacy import PoissonSampling
@@ -368,13 +362,13 @@ class Accountant:
     # Paying in the ledger.
 
     def pay_ahead(self, steps: int, most: int, optimizer: Any = None, sampling: str | None = None) -> int:
-        """Pays in the ledger, if there is one, for steps that are about to be made.
+        """Pays in the ledger, if there is one, for steps before they are made.
 
         Args:
             steps: Number of steps the caller is about to make.
             most: Number of steps the caller may make in all.
-            optimizer: Optimizer that makes them; None if they are recorded by hand.
-            sampling: Name of the sampling that draws their batches; None for batches without a proof.
+            optimizer: Optimizer that makes the steps; None if they are recorded by hand.
+            sampling: Name of the sampling that draws the batches; None for batches without a proof.
 
         Returns:
             The number of steps that are paid for.
@@ -383,9 +377,10 @@ class Accountant:
             return most
         planned, block = isinstance(self.event, PlannedDpEvent), self._block
         ahead = self.ahead_for(optimizer, sampling)
+        # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
         if ahead < steps:
             if planned or (block and not block.is_for(self.event, optimizer, sampling)):
-                self.settle()  # planned steps are paid for as a whole, and others under an id of their own
+                self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
             id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "")
@@ -405,8 +400,8 @@ class Accountant:
         """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
         return self.ahead if self._block and self._block.is_for(self.event, optimizer, sampling) else 0
 
-    def settle(self) -> None:
-        """Gives back what was paid for in the ledger and is not going to be made."""
+    def give_back_unused(self) -> None:
+        """Gives back the steps that were paid for in the ledger and will not be made."""
         block, left = self._block, self.ahead
         if self.payments is None or block is None:
             return
@@ -416,35 +411,35 @@ class Accountant:
             self.payments.give_back(block.id, left)
         self._block = None
 
-    def keep(self, event: DpEvent) -> None:
-        """Notes in the ledger that a checkpoint was written: a training that goes on from it has paid for its plan.
+    def note_checkpoint(self, event: DpEvent) -> None:
+        """Notes in the ledger that a checkpoint was written: a training that continues from it has paid for its plan.
 
         Args:
             event: Event of the next step of the optimizer that the checkpoint holds.
         """
         if self.payments is not None:
             steps = sum(entry.steps for entry in self.carried if entry.event == event)
-            self.payments.keep(event, steps)
+            self.payments.note_checkpoint(event, steps)
 
     def pay_for_history(self) -> None:
-        """Pays now for what the models have done and the ledger has not paid for, as where a ledger is begun late."""
+        """Pays for all steps of the models that the ledger has not paid for, such as those before it was begun."""
         if self.payments is not None:
             self.payments.pay_for(self.carried)
             Changes.made += 1
 
     def close(self) -> None:
-        """Settles, and releases the ledger for other processes; what was counted can still be asked for."""
-        self.settle()
+        """Gives back unused payments and releases the ledger for other processes; ε and statement stay available."""
+        self.give_back_unused()
         if self.payments is not None:
             self.payments.ledger.close()
 
-    # Telling.
+    # Its statement and state.
 
     def statement(self, steps: int | None = None) -> Statement:
         """The guarantee in words: unit, sampling, adjacency, δ, steps, accountant, and what it does not cover.
 
         Args:
-            steps: Number of steps that it is for; those made, if left out.
+            steps: Number of steps that the statement is for; by default those made.
 
         Raises:
             BrokenLedger: The ledger was removed or replaced while it was open.
@@ -452,7 +447,7 @@ class Accountant:
         return statement(self.facts(steps))
 
     def facts(self, steps: int | None = None) -> Facts:
-        """What the statement of so many steps is made of."""
+        """The contents of the statement of some number of steps, by default those made."""
         if self.payments is not None:
             self.payments.ledger.refuse_lost()
         count = self.steps if steps is None else steps
@@ -472,7 +467,7 @@ class Accountant:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Everything counted, as JSON-able dicts, for a checkpoint."""
+        """Everything that is counted, as JSON-able dicts, for a checkpoint."""
         return {
             "mark": None if self.payments is None else dataclasses.asdict(self.payments.ledger.mark),
             "delta": self.delta,
@@ -483,11 +478,14 @@ class Accountant:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes over what an earlier run counted.
+        """Adds what an earlier run counted.
+
+        Args:
+            state: Result of `get_state`.
 
         Raises:
-            ValueError: the state is of another δ or, without a ledger, sampling, or is not one of an accountant; or it
-                saw more of the ledger than is in it.
+            ValueError: The state is not an accountant's; it is of another δ or, without a ledger, of another sampling;
+                or the ledger lacks lines that it had when the state was made.
         """
         missing = {"delta", "event", "history", "spent", "sampling"} - set(state)
         if missing:
@@ -496,16 +494,19 @@ class Accountant:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
         event = events.from_json(state["event"])
         spent = [(events.from_json(each), label) for each, label in state["spent"]]
-        if self.payments is None:  # a ledger prices each step as what it was: with one, the data may have grown since
+        if self.payments is None:  # a ledger prices each step by its own sampling: with one, the data may have grown
             self.sampling.set_state(state["sampling"])
         if self.payments is not None:
             if state.get("mark"):
                 self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
-            # What an accountant without a ledger has spent is owed to this one, as steps are.
+            # The expenses of an accountant without a ledger have to be paid in this one's, as steps have.
             for each, label in dict.fromkeys(spent):
-                self._told.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
-        self._told.merge(Entries.loads(state["history"]))
-        self.event, self.spent = event, spent
+                self._recorded.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
+        self._recorded.merge(Entries.loads(state["history"]))
+        # What this accountant has counted already stays: a use that both have may be one, a use that one has is one.
+        missing_here = Counter(spent) - Counter(self.spent)
+        self.spent += missing_here.elements()
+        self.event = event
         Changes.made += 1
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
@@ -531,7 +532,7 @@ class Accountant:
     def _refuse_unclaimed(self) -> None:
         if self.limit is not None and self.delta < self.limit.delta:
             raise ValueError(
-                f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Take delta="
+                f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
                 f"{self.limit.delta:g}."
             )
 

@@ -1,5 +1,7 @@
-"""How much noise a budget asks for: searched by RDP, which is quick and never too little, tightened by PLD on a coarse
-grid, and by PLD as it is, which has the last word.
+"""The least noise for a budget.
+
+RDP, which is quick and never gives too little noise, finds a first answer; PLD on a coarse grid tightens it; PLD on its
+own grid gives the final one.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import composed
 
-Search = tuple[str, float]  # accountant, and how much coarser
-_NEAR = 5e-4  # of ε: so near the budget, less noise would be less by no more than that
+Search = tuple[str, float]  # accountant, and factor on its grid
+_NEAR = 5e-4  # relative distance to the budget at which the search ends: less noise would gain no more than that
 
 
 def calibrate_noise(
@@ -33,24 +35,23 @@ def calibrate_noise(
     ledger: Ledger | None = None,
     share: float = 1.0,
 ) -> float:
-    """The least noise multiplier, to one part in a thousand, for which `steps` steps cost at most
-    target_epsilon.
+    """The least noise multiplier, to one part in a thousand, with which `steps` steps cost at most target_epsilon.
 
     Args:
-        target_epsilon: the budget; never exceeded by the answer.
-        delta: δ.
-        sampling: the sampling scheme.
-        steps: how many steps the noise has to last for.
+        target_epsilon: Budget that the answer never exceeds.
+        delta: Probability δ.
+        sampling: Sampling scheme.
+        steps: Number of steps that the budget pays for.
         accountant: "pld" or "rdp".
-        make_event: the event of one step from the multiplier, where a step is more than one Gaussian.
-        spent: (event, label) pairs of what else the budget must pay for.
-        allow_large_delta: accept δ above 1 / num_units.
-        ledger: Ledger that the steps will be paid in: what it holds counts against the budget. Where it is a filter,
-            target_epsilon must be its ε (or more), and the noise is the least that fits in what is left.
-        share: Fraction to use of what is left of a filter, such as 1/30 for the first of thirty days, then 1/29.
+        make_event: Function from a noise multiplier to the event of one step, for steps of more than one Gaussian.
+        spent: (event, label) pairs of other uses of the data that the budget pays for.
+        allow_large_delta: Whether to accept δ above 1 / num_units.
+        ledger: Ledger in which the steps will be paid: what it holds counts against the budget. Under a filter,
+            target_epsilon must be at least its ε, and the noise is the least that fits in the rest.
+        share: Fraction to use of a filter's rest, such as 1/30 for the first of thirty days, then 1/29.
 
     Raises:
-        ValueError: an argument is out of range, or no noise can meet the budget.
+        ValueError: An argument is out of range, or no noise can meet the budget.
 
     Example:
         >>> from tfdp_rec.privacy import PoissonSampling
@@ -67,11 +68,11 @@ def calibrate_noise(
     others = list(spent) + ([(composed(ledger.paid), "what the ledger holds")] if ledger else [])
     limit = ledger.limit if ledger else None
     if limit is None and share != 1:
-        raise ValueError("share= is of what is left of a filter: give ledger=, one that was begun with limit=.")
+        raise ValueError("share= is a fraction of a filter's rest: give ledger=, a ledger that was begun with limit=.")
     if limit is not None and limit.claim(delta) > target_epsilon:
         raise ValueError(
-            f"The ledger is {limit}, and claims that, however little of it is used: give its epsilon and delta. To use "
-            "less of it give share=, or fewer steps."
+            f"The ledger is {limit}, and claims its whole budget, however little is used: give its epsilon and delta. "
+            "To use less of it give share=, or fewer steps."
         )
     held = limit.used(dp_accounting.ComposedDpEvent([event for event, _ in others])) if limit else 0.0
 
@@ -86,10 +87,11 @@ def calibrate_noise(
             trial.spend(event, label)
         return min(epsilon_of(trial.ledger(steps), delta, by, coarser) - target_epsilon, 1e9)
 
+    # Double or halve from 1 until the budget lies between two multipliers; then a root search, repeated more closely.
     step = sampling.compose_history([(make_event(1.0), 1)])
     if limit is not None:
         limit.refuse_unpriced(step)
-        accountant = "rdp"  # names the one search; the price is the filter's
+        accountant = "rdp"  # names the only search; the filter sets the price
     first, *closer = searches(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
     high = 1.0
     while excess(high, *first) > 0:
@@ -108,7 +110,7 @@ def calibrate_noise(
     for by in closer:
         if not -_NEAR * target_epsilon <= excess(noise, *by) <= 0:
             noise = _closer(excess, by, noise) or noise
-    if excess(noise, accountant, 1.0) > 0:  # rounded up to the grid at every step, pld cannot show so small an ε
+    if excess(noise, accountant, 1.0) > 0:  # pld rounds up to its grid at every step: a tiny ε is below its resolution
         raise ValueError(
             f"The {accountant} accountant cannot show an epsilon as small as {target_epsilon:g} over so many steps: "
             'use accountant="rdp" (--rdp).'
@@ -124,7 +126,7 @@ def _least(excess: Callable[..., float], by: Search, low: float, high: float) ->
 
 
 def _closer(excess: Callable[..., float], by: Search, noise: float) -> float | None:
-    """By a slower search, from near what a quicker one found; None where it shows nothing there."""
+    """The answer of a slower search near that of a quicker one; None if it finds none there."""
     low = high = noise
     while excess(high, *by) > 0:
         high *= 1.1

@@ -1,11 +1,11 @@
-"""An expense is one entry with an id, which it keeps wherever it is written.
+"""Entries: each expense is one entry with an id, which it keeps in every file.
 
 Two sets of entries are merged id by id, the larger count winning:
 
     merged[id] = max(one[id], other[id])
 
-so the order in which files are read does not matter, nor does a file that is read twice. A training that goes on from
-a file begins an entry of its own: two trainings that go on from one file are both counted.
+so files may be read in any order, and twice. A training that continues from a file begins an entry of its own: two
+trainings that continue from one file are both counted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from tfdp_rec.pricing import events
 
 DRAWN, UNPROVEN, BY_HAND = "drawn", "unproven", "by hand"
 SAVED_AS = "privacy_history"  # name of the entries among a saved model's variables
-ORDINARY = "ordinary"  # steps of an optimizer that is not private: told in words, never priced
+ORDINARY = "ordinary"  # steps of an optimizer that is not private: named in statements, never priced
 _FORMAT = "tfdp_rec entries 2"
 
 
 class Changes:
-    """Number of changes to what was spent, other than a step, that were made in this process: while it stays the same,
-    nothing but steps has happened.
-    """
+    """Number of changes to entries in this process, other than steps."""
 
+    # While it stays the same, budgets need not be priced anew.
     made = 0
 
 
@@ -43,28 +42,16 @@ def new_id() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Training steps of one kind, or one other use of the data.
+    """Training steps of one kind, or one other use of the data."""
 
-    Attributes:
-        event: Event of one step on its batch; of the whole use, if it is no step.
-        steps: Number of steps that were begun; 1 for a use that is no step.
-        origin: DRAWN if every batch carried the proof of its draw, BY_HAND if the caller said so, ORDINARY for steps of
-            an optimizer that is not private, else UNPROVEN.
-        sampling: `Sampling.get_state()` of the sampling that drew the batches; None if it is not known.
-        begun: Number of stretches of successive draws in these steps; one that begins within an iteration counts twice.
-        void: Reason why these steps have no guarantee; empty if they have one.
-        label: Name of a use of the data that is no private step, such as "popularity counts"; empty for steps.
-        receipted: Whether the id may stand in a ledger. Entries of versions before 0.3 have ids that no ledger has.
-    """
-
-    event: DpEvent
-    steps: int
-    origin: str
-    sampling: dict[str, Any] | None = None
-    begun: int = 0
-    void: str = ""
-    label: str = ""
-    receipted: bool = True
+    event: DpEvent  # of one step on its batch, or of the whole use
+    steps: int  # begun; 1 for a use that is no step
+    origin: str  # DRAWN if every batch carried the proof of its draw, BY_HAND, ORDINARY, else UNPROVEN
+    sampling: dict[str, Any] | None = None  # `get_state()` of the sampling that drew the batches; None if unknown
+    begun: int = 0  # stretches of successive draws in these steps; one that begins within an iteration counts twice
+    void: str = ""  # reason why these steps have no guarantee
+    label: str = ""  # name of a use that is no private step, such as "popularity counts"
+    receipted: bool = True  # False for entries of versions before 0.3, whose ids no ledger has
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON-able dicts."""
@@ -119,6 +106,7 @@ class Entries:
     def add(self, entry: Entry, id: str | None = None) -> str:
         """Adds an entry unless one with this id has at least as many steps; returns the id."""
         id = id or new_id()
+        # An entry only grows, so the larger count is the later one.
         if self.steps_of(id) < entry.steps or id not in self._by_id:
             self._by_id[id] = entry
         return id
@@ -138,7 +126,7 @@ class Entries:
             self.add(entry, id)
 
     def dumps(self) -> str:
-        """The entries as JSON text, which holds no key of any noise and no sampled unit."""
+        """The entries as JSON text, without any noise key or sampled unit."""
         return json.dumps({"format": _FORMAT, "entries": [[id, e.to_json()] for id, e in self.items()]})
 
     def to_array(self) -> np.ndarray:
@@ -152,7 +140,7 @@ class Entries:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        """Number of steps, by optimizer, that were made without privacy on weights that had been trained privately."""
+        """Number of ordinary steps after private training, by name of the optimizer."""
         found = Counter[str]()
         for entry in self:
             found[entry.label] += entry.steps if entry.origin == ORDINARY else 0
@@ -160,11 +148,7 @@ class Entries:
 
     @classmethod
     def loads(cls, text: str) -> Entries:
-        """The inverse of `dumps`; also reads what versions before 0.3 wrote.
-
-        Raises:
-            ValueError: The text is not that of entries.
-        """
+        """The inverse of `dumps`; also reads the text of versions before 0.3, a bare list."""
         found = cls()
         try:
             saved = json.loads(text)

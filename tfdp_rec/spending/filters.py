@@ -18,7 +18,7 @@ and ρ is the largest divergence that converts to (ε, δ) at that order. The or
 computed from the path up to time μ² ≥ Σ σ_i^-2, which tells as much as one Gaussian of multiplier 1/μ. Nothing is
 lost to an order.
 
-**What fails** with some probability is no divergence. Before the first failure the releases are those of a course
+**Failures** of some probability have no divergence. Before the first failure the releases are those of a course
 without failures, times the same probability of none under P and Q; all failures together have probability Σ δ_i at
 most. So they need a share of δ that was set aside at the beginning, and the rest of δ is for the divergence.
 
@@ -57,9 +57,9 @@ class PrivacyFilter(abc.ABC):
     """A budget that is fixed when a ledger begins, and that the ledger never exceeds: `Ledger(..., limit=...)`.
 
     Args:
-        epsilon: ε of the claim.
-        delta: δ of the claim.
-        failing: Share of δ for what may fail with some probability, such as the threshold of a private vocabulary.
+        epsilon: Claimed ε.
+        delta: Claimed δ.
+        failing: Share of δ for events that may fail, such as the threshold of a private vocabulary.
     """
 
     epsilon: float
@@ -83,43 +83,59 @@ class PrivacyFilter(abc.ABC):
 
     @property
     def _rest(self) -> float:
-        """δ without the share of what may fail."""
+        """δ without the share of failures."""
         return self.delta - self.failing * (1 + 2 * _SLACK)
 
     @functools.cached_property
     def limit(self) -> float:
-        """The largest amount that is (ε, δ), less a hair for rounding."""
+        """The largest sum that is (ε, δ), less a small slack for rounding."""
         return self._largest() * (1 - 2 * _SLACK)
 
     def used(self, event: DpEvent) -> float:
-        """The fraction of the budget that an event, or a composition of them, uses; infinite if it has no price."""
+        """Fraction of the budget that an event, or a composition of events, uses; infinite if it has no price.
+
+        Args:
+            event: Event, or composition of events.
+        """
         events.to_json(event)
         event, failing = events.without_failures(event)
+        # Failures and divergences have budgets of their own; the fuller one decides.
         share = failing / self.failing if self.failing else math.inf if failing else 0.0
         return max(share, self._amount(event) / self.limit)
 
     def admits(self, event: DpEvent) -> bool:
-        """Whether all of an event is within the budget."""
+        """Whether an event, or a composition of events, is within the budget.
+
+        Args:
+            event: Event, or composition of events.
+        """
         return self.used(event) <= 1 + _SLACK
 
     def claim(self, delta: float) -> float:
-        """ε at δ of everything that is ever admitted: the budget's for its δ or more, infinite for less."""
+        """ε of everything that is ever admitted: the budget's ε, infinite below its δ.
+
+        Args:
+            delta: Probability δ of the question.
+        """
         return self.epsilon if delta >= self.delta else math.inf
 
     def refuse_unpriced(self, event: DpEvent) -> None:
-        """Raises for an event that this filter has no price for.
+        """Raises for an event that this filter cannot price.
+
+        Args:
+            event: Event.
 
         Raises:
-            ValueError: The message says why.
+            ValueError: The event has no price in this filter.
         """
         if math.isinf(self.used(event)):
             raise ValueError(
-                f"{events.in_words(event)[:150]} has no price in {self}: {self._lacks}, and what may fail needs a "
-                "share of delta (failing=). Pay for it in a ledger of payments that are fixed in advance."
+                f"{events.in_words(event)[:150]} has no price in {self}: {self._lacks}, or it may fail and there is no "
+                "share of delta for that (failing=). Pay for it in a ledger of payments that are fixed in advance."
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The filter as it stands in a ledger's first line."""
+        """The filter's entry in a ledger's first line."""
         return {"kind": type(self).__name__, **dataclasses.asdict(self)}
 
     @staticmethod
@@ -131,11 +147,11 @@ class PrivacyFilter(abc.ABC):
 
     @abc.abstractmethod
     def _largest(self) -> float:
-        """The largest amount that is (ε, δ)."""
+        """The largest sum that is (ε, δ)."""
 
     @abc.abstractmethod
     def _amount(self, event: DpEvent) -> float:
-        """What an event adds to the sum; infinite if it has no price."""
+        """An event's term of the sum; infinite if it has no price."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +159,11 @@ class RenyiFilter(PrivacyFilter):
     """A filter of Rényi divergences of one order: Gaussians, Poisson-sampled steps, Laplace noise.
 
     Args:
-        epsilon: ε of the claim.
-        delta: δ of the claim.
-        failing: Share of δ for what may fail.
-        order: α, chosen without the data; if left out, that at which most Gaussians fit. `order_for` gives the one at
-            which most of some planned event fits.
+        epsilon: Claimed ε.
+        delta: Claimed δ.
+        failing: Share of δ for events that may fail.
+        order: Order α, chosen without the data; by default the one at which most Gaussians fit. `order_for` gives the
+            best one for a planned event.
 
     Example:
         >>> limit = RenyiFilter(8.0, 1e-6)
@@ -178,10 +194,10 @@ class RenyiFilter(PrivacyFilter):
         """The order at which an event fits most often.
 
         Args:
-            epsilon: ε of the claim.
-            delta: δ of the claim.
-            event: What the ledger is planned for, such as one Poisson-sampled step.
-            failing: Share of δ for what may fail.
+            epsilon: Claimed ε.
+            delta: Claimed δ.
+            event: Event that the ledger is planned for, such as one Poisson-sampled step.
+            failing: Share of δ for events that may fail.
 
         Example:
             >>> from dp_accounting import PoissonSampledDpEvent
@@ -202,13 +218,14 @@ class RenyiFilter(PrivacyFilter):
 
 @dataclasses.dataclass(frozen=True)
 class GaussianFilter(PrivacyFilter):
-    """A filter of Gaussians alone: planned noise, private sums, counts; no sampled steps. It admits as much as a
-    composition of events that were fixed beforehand.
+    """A filter of Gaussians alone: planned noise, private sums, counts; no sampled steps.
+
+    It admits as much as a composition of events that were fixed beforehand.
 
     Args:
-        epsilon: ε of the claim.
-        delta: δ of the claim.
-        failing: Share of δ for what may fail.
+        epsilon: Claimed ε.
+        delta: Claimed δ.
+        failing: Share of δ for events that may fail.
 
     Example:
         >>> round(GaussianFilter(8.0, 1e-6).used(GaussianDpEvent(1.0)), 3)
@@ -231,6 +248,7 @@ class GaussianFilter(PrivacyFilter):
 
 
 def _largest_divergence(order: float, epsilon: float, delta: float) -> float:
-    """The ρ that dp_accounting converts to ε at δ: at one order the two differ by a constant."""
-    # The constant is below 0 only where ε is as small as δ², and dp_accounting converts by another bound.
+    """The ρ that dp_accounting converts to ε at δ."""
+    # At one order ε = ρ + a constant. It is below 0 only where ε is as small as δ², and dp_accounting converts
+    # by another bound.
     return epsilon - max(float(compute_epsilon([order], [epsilon], delta)[0]) - epsilon, 0.0)

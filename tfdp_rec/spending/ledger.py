@@ -1,21 +1,20 @@
-"""What was spent, as evidence that outlives the process: a file that only grows, and that nobody can change unseen.
+"""The ledger: a file of payments that only grows, and whose changes show.
 
-    pay, fsync  ->  only then look at the data  ->  give back what was not used
+    pay, fsync  ->  look at the data  ->  give back what was not used
 
-- An entry says what it pays for in full, sampling included, so that nothing is ever priced anew: the total is that of
-  the entries, whatever the settings are today.
-- A total is a bound for payments that were fixed in advance. A ledger that is begun as a filter (`filters.py`) admits
-  payments that depend on earlier releases, refuses what would exceed its budget, and claims the budget.
-- It is on disk before what it pays for begins. A crash can leave a payment that was not used, never a use that was
-  not paid.
-- One owner at a time, in and across processes: two that paid into one file would each believe in their own total.
-- A line that was changed, left out or moved breaks the chain; a file put back from an older backup lacks a mark, or
-  stands behind the clock of a checkpoint. All are refused.
+- An entry describes its expense in full, sampling included: the total is that of the entries, whatever the settings
+  are today.
+- A total is a bound for payments that were fixed in advance. A ledger with a filter (`filters.py`) admits payments that
+  depend on earlier releases, refuses those that would exceed its budget, and claims the budget.
+- A payment is on disk before the use of the data begins. A crash can leave a payment without a use, never a use without
+  a payment.
+- A file has one owner at a time, in and across processes: two owners would each compute their own total.
+- A line that was changed, left out or moved breaks the chain of hashes; a file restored from an older backup lacks a
+  mark, or is behind the steps of a checkpoint. All are refused.
 
-A crash in mid-write may leave a last line without its end. `pay` had not returned then. If the line is whole but for
-its newline it counts as spent; if it cannot be read, the ledger is refused until somebody has looked: a crash leaves
-that, and then it paid for nothing, but so does a copy that was cut short, and then it may have. `mend` puts the rest
-aside.
+A crash during a write may leave an incomplete last line; `pay` had not returned then. A line that lacks its newline
+alone counts as spent. A line that cannot be read makes the ledger refused until a person has looked at it: after a
+crash it paid for nothing, but in a truncated copy it may have paid. `mend` moves it to another file.
 """
 
 from __future__ import annotations
@@ -52,37 +51,20 @@ from tfdp_rec.spending.ledger_lines import (
     finite,
     parsed,
     written,
-)  # fmt: skip
+)
 
 REPLACE = "replace-one"
 
 
 def read(path: Path) -> Chain:
-    """A ledger's lines, checked; takes no ownership and writes nothing.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        BrokenLedger: if it is no evidence.
-        FileNotFoundError: if there is none.
-    """
+    """A ledger's lines, checked, without owning the file or writing to it."""
     with open(path, "rb") as file:
         text, torn = _split(os.fspath(path), file.read())
-    return Chain.of(os.fspath(path), text + torn)
+    return Chain.parse(os.fspath(path), text + torn)
 
 
 def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
-    """ε at δ of everything in a ledger, from its entries alone: that of the item most was told of.
-
-    A filter's is that of its budget, however much of it was used.
-
-    Args:
-        chain: the entries.
-        delta: δ.
-        accountant: "pld" or "rdp"; a filter has a price of its own.
-        more: what is not paid yet.
-    """
+    """ε at δ of a ledger's payments, and of `more`: that of the worst item; under a filter, the budget's."""
     if chain.limit is not None:
         admitted = all(map(chain.limit.admits, _events([*chain.paid, *more])))
         return chain.limit.claim(delta) if admitted else math.inf
@@ -91,33 +73,25 @@ def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Pa
 
 
 def _events(payments: Sequence[Payment]) -> list[DpEvent]:
-    """What tells of each item, as one event."""
+    # One composed event for each item that payments are about.
     return [composed(own) for own in by_item(payments)]
 
 
 def used(chain: Chain) -> float:
-    """Fraction of a filter's budget that its payments use: that of the item most was told of."""
+    """Fraction of a filter's budget that its payments use, for the worst item."""
     return max(map(chain.limit.used, _events(chain.paid))) if chain.limit else 0.0
 
 
 def mend(path: Path) -> str:
-    """Puts a last line that cannot be read aside, and returns the name of the file that now holds it.
-
-    Only for a line that a crash left: `pay` had not returned, so that nothing had begun that it paid for.
-
-    Args:
-        path: of the ledger.
-
-    Raises:
-        ValueError: if its last line is whole.
-    """
+    """Moves an unreadable last line, which a crash left, to another file; returns that file's name."""
+    # `pay` had not returned, so that no use of the data had begun.
     with open(path, "r+b") as file:
         _lock(file.fileno(), os.fspath(path))
         text = file.read()
         kept = text[: text.rfind(b"\n") + 1]
         if kept == text or parsed(text[len(kept) :]) is not None:
-            raise ValueError(f"{path} has no line that is cut short: there is nothing to mend.")
-        Chain.of(os.fspath(path), kept)
+            raise ValueError(f"{path} has no last line that is cut short: there is nothing to mend.")
+        Chain.parse(os.fspath(path), kept)
         aside = f"{os.fspath(path)}.torn"
         with writing(aside, "wb", private=True) as rest:
             rest.write(text[len(kept) :])
@@ -130,18 +104,19 @@ class Ledger:
     """A ledger file, owned by this object until `close`.
 
     Args:
-        path: of the file; made if missing, readable by its owner alone, in a folder that must exist.
-        unit: what is protected.
-        data: which data are looked at from now on.
-        adjacency: Which data sets are neighbours: ZERO_OUT, or REPLACE for one item replaced by another.
-        data_changed: say so where they are other data than those of the last entry, grown for instance. What was paid
-            for the old stays paid.
-        limit: `RenyiFilter` or `GaussianFilter` for a new ledger whose payments may be chosen after seeing what earlier
-            ones bought. It is fixed in the first line: a ledger that exists is what it was begun as.
+        path: Path of the file; a missing one is made, readable by its owner alone, in a folder that exists.
+        unit: Name of the privacy unit, such as "user".
+        data: Snapshot of the data that are used from now on.
+        adjacency: Name of the relation between neighbouring data sets: ZERO_OUT, or REPLACE for one item replaced by
+            another.
+        data_changed: Whether the data may differ from those of the last entry, by growth for instance. Payments for the
+            old data stay paid.
+        limit: `RenyiFilter` or `GaussianFilter` of a new ledger whose payments may be chosen after seeing what earlier
+            ones bought. It stands in the first line and never changes.
 
     Raises:
-        BrokenLedger: the file is no evidence, or is about another unit, adjacency or data.
-        ValueError: somebody else has it; it was begun with another limit, or without one.
+        BrokenLedger: The file was changed or is incomplete, or it is about another unit, adjacency or data.
+        ValueError: Another process or object owns the file, or it was begun with another limit, or without one.
 
     Example:
         >>> import dp_accounting, tempfile
@@ -164,8 +139,12 @@ class Ledger:
         limit: PrivacyFilter | None = None,
     ):
         self.path = os.path.realpath(path)
-        self.unit, self.adjacency, self.data = unit, adjacency_of(adjacency), data
-        self._session, self._process, self._thread = secrets.token_hex(8), os.getpid(), threading.RLock()
+        self.unit = unit
+        self.adjacency = adjacency_of(adjacency)
+        self.data = data
+        self._session = secrets.token_hex(8)
+        self._process = os.getpid()
+        self._thread = threading.RLock()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             _lock(self._file, self.path)
@@ -177,8 +156,8 @@ class Ledger:
             raise
 
     def _begun(self, limit: PrivacyFilter | None) -> Chain:
-        """What is there; the first line, if nothing is."""
-        text, torn = _split(self.path, _whole(self._file))
+        """The file's chain; of an empty file, its first line, written here."""
+        text, torn = _split(self.path, _contents(self._file))
         self._size = len(text) + len(torn) - bool(torn)
         if not text + torn:
             self.chain = Chain(self.path)
@@ -186,7 +165,7 @@ class Ledger:
             self._append({"kind": "begin", **kind, "ledger": secrets.token_hex(8)})
             sync_entry(os.path.dirname(self.path))
             return self.chain
-        chain = Chain.of(self.path, text + torn)
+        chain = Chain.parse(self.path, text + torn)
         if torn:  # whole but for its newline: it counts
             self._write(b"\n")
         return chain
@@ -198,20 +177,20 @@ class Ledger:
         if (last.unit, last.adjacency) != (self.unit, self.adjacency):
             raise BrokenLedger(
                 f"{self.path} counts for one {last.unit} ({last.adjacency}), not for one {self.unit} "
-                f"({self.adjacency}): no one epsilon holds for both. Keep another ledger for this."
+                f"({self.adjacency}): no single epsilon holds for both. Keep another ledger for this."
             )
         if last.data != self.data.id and not data_changed:
             raise BrokenLedger(
                 f"{self.path} counts for data {last.data}, and these are {self.data.id} ({self.data.units} units, "
-                f"{self.data.schema!r}): give the right ledger, or say that the data have changed: data_changed=True."
+                f"{self.data.schema!r}): open the right ledger, or declare that the data changed: data_changed=True."
             )
 
     def _refuse_another(self, limit: PrivacyFilter | None) -> None:
         if limit is not None and limit != self.limit:
             raise ValueError(
                 f"{self.path} is {self.limit or 'a ledger of payments that are fixed in advance'}, not {limit}: a "
-                "ledger stays what it was begun as, for its payments were made under that. Begin another; what both "
-                "cost adds up."
+                "ledger's kind never changes, since its payments were made under it. Begin another ledger; the costs "
+                "of both add up."
             )
 
     # Paying.
@@ -226,22 +205,22 @@ class Ledger:
         about: tuple[str, ...] | None = None,
         id: str = "",
     ) -> int:
-        """Writes down, durably, what is about to be spent; look at the data after this has returned.
+        """Writes an expense durably; use the data only after this has returned.
 
         Args:
-            event: of one attempt, with its sampling.
-            attempts: how many are paid for.
-            label: what for.
-            settings: of the mechanism and the sampling.
-            steps: of an optimizer's clock that this covers.
-            about: which items this may tell of; None for all.
-            id: Id of the expense, if this pays for more of one; a new one if empty.
+            event: Event of one attempt, with its sampling.
+            attempts: Number of attempts that are paid for.
+            label: Name of the expense.
+            settings: Settings of the mechanism and the sampling.
+            steps: Number of training steps that the payment covers.
+            about: Items that the expense may reveal something of; None for all.
+            id: Id of an expense that is extended; by default a new one.
 
         Returns:
             The entry's number.
 
         Raises:
-            ValueError: an event that no ledger can hold, or a number out of range; more than is left of a filter.
+            ValueError: The event cannot stand in a ledger, a number is out of range, or the filter's rest is exceeded.
         """
         payment = Payment(event, attempts, label, settings or {}, steps, about, id or new_id())
         entry = {"unit": self.unit, "adjacency": self.adjacency, "data": self.data.to_json()}
@@ -261,31 +240,34 @@ class Ledger:
             )
 
     def give_back(self, number: int, attempts: int, steps: int = 0) -> None:
-        """Takes back attempts, or steps alone, that this object paid for and that were not made and never will be.
+        """Takes back attempts, or steps alone, that this object paid for and that never will be made.
 
         Args:
-            number: of the payment.
-            attempts: how many were not made; none of a plan that was begun.
-            steps: how many steps were not made.
+            number: Number of the payment.
+            attempts: Number of attempts that were not made; 0 for a plan that was begun.
+            steps: Number of steps that were not made.
 
         Raises:
-            ValueError: if they are not this object's to give back.
+            ValueError: The payment is not this object's, or is of fewer attempts or steps.
         """
         paid = self.chain.payments.get(number)
         within = paid is not None and 0 <= attempts <= paid.attempts and 0 <= steps <= paid.steps
         if paid is None or not within or paid.session != self._session or not attempts + steps:
             raise ValueError(
-                f"Entry {number} has no {attempts} attempts that this process paid for and did not make: what another "
-                "has paid for may have been made, and stays spent."
+                f"Entry {number} has no {attempts} attempts that this process paid for and did not make: attempts that "
+                "another process paid for may have been made, and stay spent."
             )
         self._append({"kind": "return", "of": number, "attempts": int(attempts), "steps": int(steps)})
 
     def note(self, label: str, settings: Mapping[str, Any]) -> int:
-        """Writes down something that costs nothing, such as a draw that was paid for.
+        """Writes a note, which costs nothing, such as a draw that was paid for.
 
         Args:
-            label: what it is.
-            settings: what it says; JSON-able.
+            label: Kind of the note.
+            settings: Contents of the note, JSON-able.
+
+        Returns:
+            The note's number.
         """
         return self._append({"kind": "note", "label": label, "settings": finite(dict(settings))})
 
@@ -299,7 +281,7 @@ class Ledger:
             return number
 
     def refuse_lost(self) -> None:
-        """Raises if the file is not the one that was read, as it was left; after `close` the file is not looked at.
+        """Raises if the open file was changed by anything but this object; does nothing after `close`.
 
         Raises:
             BrokenLedger: The file was removed, replaced or written to by another process.
@@ -309,78 +291,84 @@ class Ledger:
 
     def _refuse_lost(self) -> None:
         if self._file < 0 or self._process != os.getpid():
-            raise ValueError(f"{self.path} is not held by this process any more: open it anew where you pay.")
+            raise ValueError(f"{self.path} is not open in this process any more: open the ledger again where you pay.")
         about = os.fstat(self._file)
         if about.st_nlink == 0 or about.st_size != self._size or not _same(self.path, about):
             raise BrokenLedger(
-                f"{self.path} was removed, replaced or written to by another while it was open: put the newest one "
-                "back before anything more is spent."
+                f"{self.path} was removed, replaced or written to by another process while it was open: restore the "
+                "newest file before anything more is spent."
             )
 
     def _write(self, line: bytes) -> None:
         if os.write(self._file, line) != len(line):
-            raise OSError(f"{self.path} could not be written to the end: free some space, and mend it.")
+            raise OSError(f"{self.path} was not written completely: free some space, then  tfdp-rec ledger mend.")
         os.fsync(self._file)
         self._size += len(line)
 
     # What was paid.
 
     def epsilon(self, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
-        """ε at δ of all that was paid, and of what more may be."""
+        """ε at δ of all payments, and of further ones.
+
+        Args:
+            delta: Probability δ.
+            accountant: "pld" or "rdp"; a filter has a price of its own.
+            more: Payments that are not made yet.
+        """
         return total(self.chain, delta, accountant, more)
 
     @property
     def paid(self) -> list[Paid]:
-        """All that was paid for and not given back."""
+        """All payments, less what was given back."""
         return self.chain.paid
 
     @property
     def limit(self) -> PrivacyFilter | None:
-        """The filter that this ledger is; None for one of payments that are fixed in advance."""
+        """The filter that the ledger was begun with; None if its payments are fixed in advance."""
         return self.chain.limit
 
     @property
     def used(self) -> float:
-        """Fraction of a filter's budget that is used; the claim is the whole budget nevertheless."""
+        """Fraction of a filter's budget that is used; the claim is the whole budget all the same."""
         return used(self.chain)
 
     @property
     def steps(self) -> int:
-        """Of optimizers' clocks that were paid for."""
+        """Number of training steps that were paid for."""
         return self.chain.steps
 
     @property
     def session(self) -> str:
-        """Of this object: tells what it paid for from what others did."""
+        """Id of this object, which stands in every line that it writes."""
         return self._session
 
     @property
     def mark(self) -> Mark:
-        """Where the ledger stands, for a checkpoint to keep beside its clocks."""
+        """Present end of the ledger, for a checkpoint to keep beside its steps."""
         return Mark(self.chain.id, len(self.chain.lines), self.chain.head)
 
     def refuse_behind(self, steps: int, mark: Mark | None = None) -> None:
-        """Raises if more was done than the ledger holds: it was deleted, or is an older one.
+        """Raises if a checkpoint has more steps than the ledger, which then was deleted or is an older one.
 
         Args:
-            steps: what a checkpoint's clocks stand at.
-            mark: what the checkpoint kept of the ledger.
+            steps: Number of the checkpoint's steps.
+            mark: Mark of the ledger in the checkpoint.
 
         Raises:
-            BrokenLedger: saying what to do.
+            BrokenLedger: The ledger lacks steps, or lines that the mark has seen.
         """
         if mark is not None:
             self.chain.refuse_without(mark)
         if steps > self.steps:
             raise BrokenLedger(
-                f"{self.path} has paid for {self.steps} steps and the clocks stand at {steps}: it was deleted, or "
-                "put back from an older backup. Put the newest one back; without it nobody knows what was spent."
+                f"{self.path} has paid for {self.steps} steps of {steps} that were made: the file was deleted, or "
+                "restored from an older backup. Restore the newest file; without it the cost is unknown."
             )
 
     def close(self) -> None:
-        """Lets another own the file."""
+        """Releases the file for other owners."""
         if getattr(self, "_file", -1) >= 0:
-            if self._process == os.getpid():  # else a forked child ends, and its parent goes on
+            if self._process == os.getpid():  # a forked child that ends must not unlock its parent's file
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
         self._file = -1
@@ -396,23 +384,19 @@ class Ledger:
 
 
 def _split(path: str, text: bytes) -> tuple[bytes, bytes]:
-    """The whole lines, and a last one that lacks its newline alone, with it.
-
-    Raises:
-        BrokenLedger: for a last line that cannot be read.
-    """
+    """The complete lines, and a last line that lacks its newline alone, with one."""
     end = text.rfind(b"\n") + 1
     torn = text[end:]
     if torn and parsed(torn) is None:
         raise BrokenLedger(
-            f"The last line of {path} is cut short. A crash while it was being written leaves that, and then it paid "
-            "for nothing: put it aside with  tfdp-rec ledger mend FILE. If the file was copied or put back since, "
-            "take the newest whole backup instead."
+            f"The last line of {path} is cut short. If a crash during its writing did that, it paid for nothing: "
+            "move it aside with  tfdp-rec ledger mend FILE. If the file was copied or restored since, use the newest "
+            "complete backup instead."
         )
     return text[:end], torn + b"\n" if torn else b""
 
 
-def _whole(file: int) -> bytes:
+def _contents(file: int) -> bytes:
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
@@ -428,5 +412,5 @@ def _lock(file: int, path: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this opening of the file: keeps out this process too
     except OSError:
         raise ValueError(
-            f"{path} is in use: another pays into it. End that first, or share its Ledger object within one process."
+            f"{path} is in use by another process or Ledger object: close that first, or share one Ledger object."
         ) from None

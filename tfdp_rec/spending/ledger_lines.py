@@ -1,12 +1,13 @@
-"""The lines of a ledger: what they say, how they are written, and how the chain of them is checked.
+"""The lines of a ledger: their fields, their text, and the check of their chain.
 
 A ledger is a text file. Each line is one JSON object in its one canonical form (keys sorted, no spaces), holds the
 hash of the line before it, and its own:
 
     hash = sha256(the line without "hash")          previous = hash of the line before, "" in the first
 
-so that a line that was changed, left out or moved breaks the chain where it stands; what was cut off the end is found
-by whoever holds a later hash (`Mark`). docs/ledger.md has every field, and a checker that does without this package.
+so that a line that was changed, left out or moved breaks the chain at its place. Lines that were cut off the end are
+missed by a later hash, which checkpoints and models keep (`Mark`). docs/ledger.md has every field, and a checker that
+needs no part of this package.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from tfdp_rec.spending.filters import PrivacyFilter
 
 FORMAT = "tfdp_rec ledger 2"
 READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
-FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which readers of the formats before would pass over
+FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which earlier versions would ignore
 
 
 class BrokenLedger(ValueError):
-    """A ledger that is no evidence: changed, incomplete, or another's."""
+    """A ledger that proves nothing: it was changed, is incomplete, or is another one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Which data were looked at: what is public of them, never their contents.
+    """Public description of a data set, without its contents.
 
-    Attributes:
-        units: how many units there are, if that is public; else None.
-        schema: what a row holds, in words, or any other public name of the data.
+    Args:
+        units: Number of units, if it is public; else None.
+        schema: Contents of a row in words, or any other public name of the data.
 
     Example:
         >>> Snapshot(1000, "user, items, times").id == Snapshot(1001, "user, items, times").id
@@ -51,26 +52,27 @@ class Snapshot:
 
     @property
     def id(self) -> str:
-        """Of the public part."""
+        """Hash of the description."""
         return _digest({"units": self.units, "schema": self.schema})[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in an entry."""
+        """The snapshot's fields in an entry."""
         return {"id": self.id, "units": self.units, "schema": self.schema}
 
 
 @dataclasses.dataclass(frozen=True)
 class Payment:
-    """What is about to be spent.
+    """A payment for an expense, before the data are used.
 
-    Attributes:
-        event: of one attempt, with its sampling.
-        attempts: how many are paid for.
-        label: what for, in a few words.
-        settings: of the mechanism and the sampling; public, JSON-able.
-        steps: of an optimizer's clock that this covers; 0 for what is no step.
-        about: which items of a person this may tell of; None for all. A total is that of the worst item.
-        id: Id of the expense; payments of one id are one expense. Empty in ledgers of versions before 0.3.
+    Args:
+        event: Event of one attempt, with its sampling.
+        attempts: Number of attempts that are paid for.
+        label: Name of the expense, in a few words.
+        settings: Public, JSON-able settings of the mechanism and the sampling.
+        steps: Number of training steps that the payment covers; 0 for other uses of the data.
+        about: Items of a person that the expense may reveal something of; None for all. A total is that of the worst
+            item.
+        id: Id of the expense, which several payments may share. Empty in ledgers of versions before 0.3.
     """
 
     event: DpEvent
@@ -82,10 +84,10 @@ class Payment:
     id: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """As it stands in an entry.
+        """The payment's fields in an entry.
 
         Raises:
-            ValueError: an event that is not known, no attempt, or fewer steps than none.
+            ValueError: The event is unknown or infinite, there is no attempt, or the number of steps is negative.
         """
         if int(self.attempts) != self.attempts or self.attempts < 1:
             raise ValueError(f"attempts must be a whole number, at least 1, got {self.attempts!r}.")
@@ -104,54 +106,36 @@ class Payment:
 
 @dataclasses.dataclass(frozen=True)
 class Paid(Payment):
-    """A payment as a ledger holds it, less what was given back.
+    """A payment in a ledger, less what was given back."""
 
-    Attributes:
-        number: of its line.
-        unit: what is protected, such as "user" or "click".
-        adjacency: which data sets are neighbours.
-        data: id of the snapshot.
-        session: of whoever held the ledger.
-    """
-
-    number: int = 0
-    unit: str = ""
+    number: int = 0  # of its line
+    unit: str = ""  # privacy unit, such as "user" or "click"
     adjacency: str = ""
-    data: str = ""
-    session: str = ""
+    data: str = ""  # id of the snapshot
+    session: str = ""  # id of the `Ledger` object that paid
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Where a ledger stood: what a checkpoint, or a model, keeps of it.
+    """The end of a ledger at some time, which checkpoints and models keep."""
 
-    Attributes:
-        ledger: its id.
-        lines: how many it had.
-        head: hash of the last of them.
-    """
-
-    ledger: str
-    lines: int
-    head: str
+    ledger: str  # its id
+    lines: int  # number of lines
+    head: str  # hash of the last line
 
 
 def written(fields: Mapping[str, Any]) -> bytes:
-    """A line, with its hash."""
+    """The text of a line, with its hash."""
     return (canonical({**fields, "hash": _digest(fields)}) + "\n").encode()
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
-    """JSON in its one form.
-
-    Raises:
-        ValueError: for a number that JSON does not have, such as infinity.
-    """
+    """JSON in its canonical form; a `ValueError` for infinite numbers."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def finite(value: Any) -> Any:
-    """Settings with the infinite written as a word, for JSON has no infinity."""
+    """Settings with infinite numbers as text, since JSON has none."""
     if isinstance(value, Mapping):
         return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -163,8 +147,8 @@ def _finite_event(event: DpEvent) -> dict[str, Any]:
     fields = events.to_json(event)
     if finite(fields) != fields:
         raise ValueError(
-            f"{event!r} has an infinite number: write NonPrivateDpEvent for what has no guarantee, and nothing at "
-            "all for what costs nothing."
+            f"{event!r} has an infinite number: pay NonPrivateDpEvent for a use without a guarantee, and nothing for a "
+            "use that costs nothing."
         )
     return fields
 
@@ -175,38 +159,28 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass
 class Chain:
-    """The lines of one ledger, checked from the first to the last.
+    """The lines of one ledger, checked from the first to the last."""
 
-    Attributes:
-        path: of the file, for what errors say.
-        lines: as they were read.
-        limit: Filter that the ledger was begun with; None if its payments are fixed in advance.
-    """
-
-    path: str
+    path: str  # of the file, for errors
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    limit: PrivacyFilter | None = None
+    limit: PrivacyFilter | None = None  # filter that the ledger was begun with; None if payments are fixed in advance
 
     def __post_init__(self) -> None:
         self.payments: dict[int, Paid] = {}
 
     @classmethod
-    def of(cls, path: str, text: bytes) -> Chain:
-        """The chain in a file's bytes, each line of which ends in a newline.
-
-        Raises:
-            BrokenLedger: saying which line, and what to do.
-        """
+    def parse(cls, path: str, text: bytes) -> Chain:
+        """The chain in a file's bytes, each line of which ends in a newline."""
         chain = cls(path)
         for line in text.split(b"\n")[:-1]:
             chain.add(line)
         if not chain.lines:
-            raise BrokenLedger(f"{path} is empty: it is no ledger. Put the newest backup of it back.")
+            raise BrokenLedger(f"{path} is empty: it is no ledger. Restore its newest backup.")
         return chain
 
     @property
     def id(self) -> str:
-        """Of the ledger."""
+        """Id of the ledger."""
         return str(self.lines[0]["ledger"])
 
     @property
@@ -220,11 +194,7 @@ class Chain:
         return self.payments[max(self.payments)] if self.payments else None
 
     def add(self, line: bytes) -> None:
-        """Takes the next line.
-
-        Raises:
-            BrokenLedger: if it is not the next.
-        """
+        """Checks and adds the next line."""
         number = len(self.lines)
         fields = parsed(line)
         if fields is None:
@@ -232,18 +202,18 @@ class Chain:
         if fields.get("number") != number or fields.get("previous") != self.head:
             raise self._broken(number, "does not follow the one before it, as if lines were left out or moved")
         try:
-            self._take(fields)
+            self._apply(fields)
         except (KeyError, TypeError, ValueError) as problem:
-            raise self._broken(number, f"says what no ledger says ({str(problem).rstrip('.')})") from problem
+            raise self._broken(number, f"is no line of a ledger ({str(problem).rstrip('.')})") from problem
         self.lines.append(fields)
 
     def _broken(self, number: int, what: str) -> BrokenLedger:
         return BrokenLedger(
-            f"Line {number + 1} of {self.path} {what}: nobody can tell from it what was spent. Put the newest whole "
-            "backup of it back; without one, take the total to be infinite."
+            f"Line {number + 1} of {self.path} {what}: the cost cannot be read from it. Restore its newest complete "
+            "backup; without one the total is infinite."
         )
 
-    def _take(self, fields: dict[str, Any]) -> None:
+    def _apply(self, fields: dict[str, Any]) -> None:
         if fields["number"] == 0:
             known = (FILTER,) if "limit" in fields else (FORMAT, READ_TOO)
             if fields["kind"] != "begin" or fields["format"] not in known:
@@ -257,48 +227,44 @@ class Chain:
             raise ValueError(f"unknown kind {fields['kind']!r}.")
 
     def _give_back(self, fields: dict[str, Any]) -> None:
-        """Attempts that were never made; only who paid for them can know."""
+        # Only the session that paid can know that attempts were never made.
         paid = self.payments[fields["of"]]
         left = paid.attempts - fields["attempts"]
         if not 0 <= left <= paid.attempts or not 0 <= fields["steps"] <= paid.steps:
             raise ValueError("more is given back than was paid.")
         if fields["session"] != paid.session:
-            raise ValueError("somebody gives back what another paid.")
+            raise ValueError("it gives back a payment of another session.")
         steps = paid.steps - fields["steps"]
         self.payments[fields["of"]] = dataclasses.replace(paid, attempts=left, steps=steps)
 
-    # What it adds up to.
+    # Totals.
 
     @property
     def paid(self) -> list[Paid]:
-        """All that was paid for and not given back."""
+        """All payments, less what was given back."""
         return [payment for payment in self.payments.values() if payment.attempts]
 
     @property
     def steps(self) -> int:
-        """Of all clocks together."""
+        """Number of training steps that were paid for."""
         return sum(payment.steps for payment in self.payments.values())
 
     def refuse_without(self, mark: Mark) -> None:
-        """Raises unless the ledger went on from a mark.
-
-        Raises:
-            BrokenLedger: another ledger, or one that lacks lines that the mark saw.
-        """
+        """Raises unless the ledger continues from a mark."""
         if mark.ledger != self.id:
             raise BrokenLedger(
-                f"{self.path} is not the ledger that this was counted in: it was begun anew, or another file was put "
-                "in its place. Put the right one back."
+                f"{self.path} is not the ledger that this was counted in: it was begun anew, or another file replaced "
+                "it. Restore the right one."
             )
         if mark.lines > len(self.lines) or self.lines[mark.lines - 1]["hash"] != mark.head:
             raise BrokenLedger(
                 f"{self.path} lacks entries that were in it before: {len(self.lines)} lines of at least {mark.lines} "
-                "are there, as in an older backup. Put the newest one back."
+                "are there, as in an older backup. Restore the newest one."
             )
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """A line's fields, if its hash is right and its form the canonical one."""
+    """A line's fields; None unless its hash is right and its form canonical."""
     try:
         fields = json.loads(line)
         body = {key: value for key, value in fields.items() if key != "hash"}
@@ -310,25 +276,32 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def _paid(fields: Mapping[str, Any]) -> Paid:
     payment = Paid(
-        event=events.from_json(fields["event"]), attempts=fields["attempts"], label=fields["label"],
-        settings=fields["settings"], steps=fields["steps"],
+        event=events.from_json(fields["event"]),
+        attempts=fields["attempts"],
+        label=fields["label"],
+        settings=fields["settings"],
+        steps=fields["steps"],
         about=None if fields["about"] is None else tuple(fields["about"]),
-        number=fields["number"], unit=fields["unit"], adjacency=adjacency_of(fields["adjacency"]),
-        data=fields["data"]["id"], session=fields["session"], id=fields.get("id", ""),
-    )  # fmt: skip
-    payment.fields()  # for what that refuses
+        id=fields.get("id", ""),
+        number=fields["number"],
+        unit=fields["unit"],
+        adjacency=adjacency_of(fields["adjacency"]),
+        data=fields["data"]["id"],
+        session=fields["session"],
+    )
+    payment.fields()  # refuses values out of range
     return payment
 
 
 def adjacency_of(said: str) -> str:
-    """Which data sets are neighbours, by the word for it in a ledger."""
+    """The present name of an adjacency in a ledger."""
     # Versions before 0.3 said "add-or-remove-one" under Poisson sampling. The number of units is public, so neighbours
     # were zero-out there too, and every event cost the same (`sampling/schemes.py`): such a ledger goes on.
     return ZERO_OUT if said == "add-or-remove-one" else said
 
 
 def composed(payments: Iterable[Payment]) -> DpEvent:
-    """Payments as one event: like ones together, in the order in which they came.
+    """Payments as one event, equal events together, in order.
 
     Example:
         >>> import dp_accounting
@@ -345,7 +318,7 @@ def composed(payments: Iterable[Payment]) -> DpEvent:
 
 
 def by_item(payments: Sequence[Payment]) -> list[list[Payment]]:
-    """For each item what tells of it, without those whose payments another item has too; one list at least."""
+    """Payments that are about each item, without items whose payments are a subset of another's; at least one list."""
     general = [payment for payment in payments if payment.about is None]
     own: dict[str, list[int]] = {}
     for index, payment in enumerate(payments):

@@ -1,13 +1,13 @@
 """Counts the steps of a model in the graph of each step, before the step writes anything.
 
-    step -> may one more be made?  -> counted, by optimizer and by where its batch came from -> noise, update
+    step -> may one more be made?  -> counted, by optimizer and by source of its batch -> noise, update
 
-A step that is cut short was counted. Each count is an entry (`entries.py`) with an id and with the event that its
-steps were made with: a change of the optimizer's settings ends the entry and begins another. The entries are saved
-with the model. Under a ledger an entry has the id of the payment that it uses: it is a receipt.
+An interrupted step was counted. Each count is an entry (`entries.py`) with an id and with the event of its steps: a
+change of the optimizer's settings ends the entry and begins another. The entries are saved with the model. Under a
+ledger an entry has the id of its payment: it is a receipt.
 
-Keras restores an optimizer's `iterations` in more ways than this package knows. They are the check: steps that they
-tell of and no entry describes make every accountant silent.
+Keras restores an optimizer's `iterations` in more ways than this package knows. They are a check: if they exceed the
+steps that entries describe, every accountant refuses to give an ε.
 
 Models share layers. A variable remembers the meters whose steps have trained it:
 
@@ -31,49 +31,43 @@ from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
 
 _NO_LIMIT = 2**62
-_KINDS = 4  # counters that most models need: a variable made while a step is traced has it traced twice
-_SETTINGS = 2  # settings of an optimizer that decide what its step costs, at most
+_KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
+_SETTINGS = 2  # largest number of settings of an optimizer that decide the cost of its step
 _TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
-# Ids of the entries of optimizers that are not private: of all meters the same, which count the same steps.
+# Ids of the entries of optimizers that are not private. All meters use the same, since they count the same steps.
 _ids_of_ordinary: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 SPENT = "The privacy budget is spent"
 _NO_MORE = (
-    f"Refused batch: {SPENT}: a step more would exceed what PrivacyBudget or the optimizer's plan allows. Train on "
+    f"Refused batch: {SPENT}: one more step would exceed what PrivacyBudget or the optimizer's plan allows. Continue "
     "with a PrivacyBudget of a larger target, or with more noise. A callback that changes the noise within a fit must "
     "stand before PrivacyBudget in callbacks.\n"
 )
 _OTHER = (
-    "Refused batch: the model was compiled with another optimizer since this step was, or a PrivacyBudget is kept for "
-    "steps on the batches of its fit, and this one is of another origin or another optimizer, whose steps may cost "
-    "more. Train with the model as it is compiled now, after that fit, under a budget of its own.\n"
+    "Refused batch: the model was compiled with another optimizer after this step was traced, or a PrivacyBudget "
+    "covers the batches of its fit alone, and this batch is of another origin or optimizer, whose steps may cost more. "
+    "Train with the model as it is compiled now, after that fit, under a budget of its own.\n"
 )
 _REPRICED = (
-    "Refused batch: the optimizer's noise was changed by restoring its variables, so that this step would cost "
-    "something else than is counted. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
+    "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
+    "counted for it. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
     "noise: optimizer.noise_multiplier = optimizer.noise_multiplier.\n"
 )
 
 
 class Meter:
-    """What the steps of one model have spent.
-
-    Args:
-        optimizer: Optimizer that makes the steps; it has `dp_event()`, `price_settings`, `iterations` and `noise`.
-            None for a model that was loaded and not compiled.
-
-    Attributes:
-        followed: Whether an accountant follows this meter, or the user was told that none does.
-    """
+    """Entries of the steps of one model; `optimizer` is None for a model that was loaded and not compiled."""
 
     def __init__(self, optimizer: Any = None):
-        self.followed = False
-        self._closed, self._counters = Entries(), dict[Any, Counter]()
+        self.followed = False  # whether an accountant follows this meter, or the user was warned that none does
+        self._closed = Entries()
+        self._counters = dict[Any, Counter]()
         self._parts: list[Meter] = []
         self._weights: list[keras.Variable] = []
         self._joined: Meter | None = None
-        self._optimizer, self._present = optimizer, optimizer
-        self._earlier = 0  # steps that the present optimizer's `iterations` do not tell of
+        self._optimizer = optimizer  # the optimizer whose `iterations` are the check
+        self._present = optimizer  # the only optimizer whose steps are allowed
+        self._earlier = 0  # steps that are not in the `iterations` of the optimizer
         self._id = new_id()
         self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
@@ -83,12 +77,7 @@ class Meter:
     # In the graph of a step.
 
     def count(self, optimizer: Any, source: Source) -> list[Any]:
-        """Operations that count a step; the step waits for them.
-
-        Args:
-            optimizer: Optimizer that makes the step.
-            source: Source of its batch.
-        """
+        """Operations that count a step, which must wait for them."""
         counter = self._counter(optimizer, source)
         gate = demand(self._made < self._limit, _NO_MORE)
         gate += demand(counter.allowed > 0, _OTHER)
@@ -96,6 +85,7 @@ class Meter:
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
             gate += demand(limit.allows(), _NO_MORE)
+        # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
             # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
             # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
@@ -139,7 +129,7 @@ class Meter:
     def _variables(self) -> list[tf.Variable]:
         return self._spare.pop() if self._spare else _variables()
 
-    # Between steps: what is counted.
+    # Between steps.
 
     def add(self, optimizer: Any, source: Source, steps: int) -> None:
         """Counts steps that were made elsewhere, such as on the workers of a cluster."""
@@ -152,25 +142,26 @@ class Meter:
         self._closed.add(entry, id)
         Changes.made += 1
 
-    def take(self, entries: Entries) -> None:
-        """Adds what was read from a file."""
+    def merge_saved(self, entries: Entries) -> None:
+        """Adds the entries of a saved model or checkpoint."""
         self._closed.merge(entries)
         self.restored()
 
     def restored(self) -> None:
-        """Call when the optimizer's `iterations` were read from a file: other optimizers may have made the rest."""
+        """Adapts the check to `iterations` that were restored; call after every restore."""
+        # Steps beyond them were made by other optimizers, or before `iterations` was reset.
         if self._optimizer is not None:
             self._earlier = max(0, self._own_steps - int(self._optimizer.iterations.numpy()))
         Changes.made += 1
 
     @contextlib.contextmanager
     def repricing(self, optimizer: Any) -> Iterator[None]:
-        """For a change of what a step of `optimizer` costs: steps made before it keep their event."""
+        """A block in which the cost of a step of `optimizer` changes; steps made before keep their event."""
         own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
         for counter in own:
             counter.close(self._closed)
         if own:
-            self._receipt = None  # later steps have an id of their own, which is not paid for yet
+            self._receipt = None  # later steps have another id, which is not paid for yet
         if self._budget is not None:
             self._limit.assign(self._made)  # until the budget has priced the next step
         try:
@@ -181,13 +172,7 @@ class Meter:
             Changes.made += 1
 
     def use_receipt(self, optimizer: Any, sampling: str | None, id: str) -> None:
-        """Has steps from now on counted under the id of the payment that pays for them: those of one counter alone.
-
-        Args:
-            optimizer: Optimizer that makes them.
-            sampling: Name of the sampling that draws their batches; None if none does.
-            id: Id of the payment; a new one if empty.
-        """
+        """Counts the next steps of one optimizer and sampling under the id of their payment; "" ends that."""
         self._receipt = (optimizer, sampling, id) if id else None
         for counter in self._counters.values():
             if counter.is_of(optimizer, sampling) and not counter.void:
@@ -196,12 +181,12 @@ class Meter:
                     counter.id = id or new_id()
         Changes.made += 1
 
-    # What was counted.
+    # Totals.
 
     def snapshot(self) -> Entries:
-        """All entries as they stand, of all meters whose steps are in the model's weights."""
+        """All present entries of all meters whose steps are in the model's weights."""
         found = Entries()
-        for meter in self._kin():
+        for meter in self._related():
             meter._write(found)
         return found
 
@@ -216,7 +201,7 @@ class Meter:
 
     @property
     def _own_steps(self) -> int:
-        """Steps of this meter and its parts, without those of others on shared weights."""
+        # Of this meter and its parts, without those of other models on shared weights.
         found, ahead = Entries(), [self]
         while ahead:
             meter = ahead.pop()
@@ -226,8 +211,8 @@ class Meter:
 
     @property
     def undescribed(self) -> int:
-        """Number of steps that the `iterations` of optimizers tell of and no entry describes."""
-        return sum(meter._undescribed for meter in self._kin() if meter._joined is None)
+        """Number of steps in the `iterations` of optimizers that no entry describes."""
+        return sum(meter._undescribed for meter in self._related() if meter._joined is None)
 
     @property
     def _undescribed(self) -> int:
@@ -238,22 +223,22 @@ class Meter:
     # Meters that belong together.
 
     def trains(self, variables: Iterable[keras.Variable]) -> None:
-        """Declares the variables that the steps write: a model that has one of them has spent these steps too."""
+        """Declares the variables that the steps write: every model with one of them has spent these steps too."""
         variables = list(variables)
         for variable in variables:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
-        self.rests_on(variables)
-        if any(meter._budget is not None for meter in self._kin() if meter is not self):
-            self._limit.assign(self._made)  # a budget is kept for these weights already
+        self.add_weights(variables)
+        if any(meter._budget is not None for meter in self._related() if meter is not self):
+            self._limit.assign(self._made)  # a budget is kept for these weights already, so no step without it
 
-    def rests_on(self, variables: Iterable[keras.Variable]) -> None:
-        """Declares the weights of the model, frozen ones too: others may train them, now or later."""
+    def add_weights(self, variables: Iterable[keras.Variable]) -> None:
+        """Adds weights of the model, frozen ones included, since other models may train them."""
         known = {id(variable) for variable in self._weights}
         self._weights += [variable for variable in variables if id(variable) not in known]
         Changes.made += 1
 
-    def _kin(self) -> list[Meter]:
+    def _related(self) -> list[Meter]:
         """This meter, its parts, and the whole meters of all models that trained the same variables."""
         found, ahead = dict[int, Meter](), [self]
         while ahead:
@@ -262,44 +247,33 @@ class Meter:
                 continue
             found[id(meter)] = meter
             ahead += meter._parts
-            ahead += [each.whole for variable in meter._weights for each in meters_of(variable)]
+            ahead += [each.root for variable in meter._weights for each in meters_of(variable)]
         return list(found.values())
 
-    def join(self, optimizer: Any, part: Meter) -> None:
-        """Goes on with another optimizer.
-
-        Args:
-            optimizer: Optimizer that makes the steps from now on.
-            part: Meter of that optimizer so far; becomes a part of this one.
-        """
+    def add_part(self, optimizer: Any, part: Meter) -> None:
+        """Continues with another optimizer, whose meter so far becomes a part of this one."""
         self._earlier = self._own_steps
         self._parts.append(part)
         self._optimizer = optimizer
         part._joined, self.followed = self, self.followed or part.followed
         Changes.made += 1
 
-    def goes_on_under(self, optimizer: Any) -> None:
-        """Refuses steps of other optimizers from now on: the model was compiled with this one."""
+    def refuse_other_optimizers(self, optimizer: Any) -> None:
+        """Refuses steps of all optimizers but this one, with which the model was compiled."""
         self._present = optimizer
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
 
     @property
-    def whole(self) -> Meter:
-        """The model's meter, once this one has joined it: an accountant that follows an optimizer follows its model."""
-        return self if self._joined is None else self._joined.whole
+    def root(self) -> Meter:
+        """The meter that this one is, directly or not, a part of; itself if of none."""
+        return self if self._joined is None else self._joined.root
 
     # Limits.
 
     def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
-        """Sets how many steps more may be made; none by other meters on shared weights.
-
-        Args:
-            steps: Number of steps that a budget has left; None for no limit.
-            optimizer: Optimizer whose steps were priced.
-            sampling: Name of the sampling whose batches were priced; None for batches without a proof.
-        """
-        for meter in self._kin():
+        """Sets the number of further steps, of one optimizer and sampling; 0 for other models on shared weights."""
+        for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
             meter._limit.assign(left)
         self._budget = None if steps is None else (optimizer, sampling)
@@ -329,29 +303,19 @@ class Meter:
 
 @dataclasses.dataclass
 class Counter:
-    """An entry that still grows.
-
-    Attributes:
-        optimizer: Optimizer that makes the steps.
-        sampling: State of the sampling that draws the batches.
-        void: Reason why the steps have no guarantee.
-        variables: Steps, stretches of successive draws, whether a step is allowed, position of the next draw of the
-            stretch, and the settings that a step was priced by.
-        origin: As in `Entry`.
-        label: As in `Entry`.
-        name: Name of the sampling; None if none draws the batches.
-    """
+    """An entry that still grows."""
 
     optimizer: Any
-    sampling: dict[str, Any] | None
-    void: str
+    sampling: dict[str, Any] | None  # state of the sampling that draws the batches
+    void: str  # reason why the steps have no guarantee
+    # Steps, number of times the batches were begun, whether a step is allowed, settings that the step was priced by.
     variables: dataclasses.InitVar[list[tf.Variable]]
     origin: str
     label: str = ""
-    name: str | None = None
+    name: str | None = None  # of the sampling; None if none draws the batches
 
     def is_of(self, optimizer: Any, sampling: str | None) -> bool:
-        """Whether the steps are of an optimizer, on batches of a sampling, by its name: it is that of one object."""
+        """Whether the steps are an optimizer's on a sampling's batches; a name belongs to one sampling object."""
         return self.optimizer is optimizer and self.origin != ORDINARY and self.name == sampling
 
     def __post_init__(self, variables: list[tf.Variable]) -> None:
@@ -372,7 +336,7 @@ class Counter:
         return tf.stack([*settings, *[tf.zeros([], tf.float64)] * (_SETTINGS - len(settings))])
 
     def write(self, entries: Entries) -> tuple[int, int]:
-        """Adds the entry as it stands; returns all that was counted."""
+        """Adds the present entry; returns the counts that it stands for."""
         now = int(self.steps.numpy()), int(self.begun.numpy())
         steps, begun = now[0] - self.written[0], now[1] - self.written[1]
         if steps:
@@ -386,11 +350,7 @@ class Counter:
 
 
 class StepLimit:
-    """A number of steps that several optimizers may make together, whichever way they are run.
-
-    Args:
-        most: Number of steps.
-    """
+    """A number of steps that several optimizers may make together."""
 
     def __init__(self, most: int):
         self.made, self.most = _number(0), _number(most)
@@ -400,7 +360,7 @@ class StepLimit:
         return self.made < self.most
 
     def set_left(self, steps: int | None) -> None:
-        """Sets how many steps more may be made; None for any number."""
+        """Sets the number of further steps; None for no limit."""
         self.most.assign(_NO_LIMIT if steps is None else self.made + steps)
 
 
@@ -421,7 +381,7 @@ def _variables() -> list[tf.Variable]:
 
 
 def void_of(optimizer: Any, source: Source) -> str:
-    """The reason why a step of this optimizer on such a batch has no guarantee; empty if it has one."""
+    """Reason why a step of an optimizer on a batch has no guarantee; empty if it has one."""
     reasons = []
     if source.seeded:
         reasons.append("the batches were drawn with a seed (leave out seed= in sampling.batches)")

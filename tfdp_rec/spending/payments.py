@@ -1,17 +1,16 @@
-"""How training steps are paid for in a ledger: in blocks, before they are made.
+"""Payments for training steps in a ledger: in blocks, before the steps are made.
 
-A block has the id of the entry that the model counts its steps under, so that the model's entries are receipts. What
-is left of a block is given back when no step of it will be made; a crash leaves the whole block spent.
+A block has the id of the entry that the model counts its steps under, so that the model's entries are receipts. The
+rest of a block is given back when no step of it will be made; a crash leaves the whole block spent.
 
 Planned noise is paid for as a whole, before its first step:
 
-    price of a part  =  nothing, where it goes on from where the plan was left or last kept;  else the plan's event
+    price of a part  =  0 if it continues from the plan's last step or last checkpoint;  else the plan's event
 
-A part is the stretch of a plan that one process makes (`optimizers/correlated.py`). A checkpoint *keeps* the plan by a
-note in the ledger; a note counts for the payment before it alone. A part that begins elsewhere is a fork and pays
-again: what was released of the first part may hold other noise for the same steps. That is so for the copy of an
-older checkpoint, for a checkpoint from which another part has gone on already, and for a part that continues after
-another part has gone on from it.
+A part is the stretch of a plan that one process makes (`optimizers/correlated.py`). A checkpoint writes a note in the
+ledger, which counts for the payment before it alone. A part that begins elsewhere is a fork and pays again: releases of
+the first part may hold other noise for the same steps. Forks are the copy of an older checkpoint, a checkpoint from
+which another part has continued already, and a part that continues after another part has continued from it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Entries, Entry,
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import BrokenLedger, Paid
 
-BLOCK = 100  # steps that a crash costs at most, for one sync of the disk
+BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
 _CLAIMED = "payment claimed"  # label of a note: the entry that a payment without an id was for
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
@@ -41,39 +40,23 @@ Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if 
 
 
 def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
-    """Raises for steps that are neither paid for one by one nor planned.
-
-    Args:
-        event: Event of a step.
-        sampling: Sampling that draws its batch.
-
-    Raises:
-        ValueError: The steps cannot be paid for in blocks.
-    """
+    """Raises for steps that are neither priced one by one nor planned."""
     if not isinstance(event, PlannedDpEvent) and not isinstance(sampling, PoissonSampling):
         raise ValueError(
-            f"{type(sampling).__name__} does not pay for steps one by one, which is what an accountant's ledger is "
-            "paid in: use PoissonSampling, or noise that is planned (LazyDPFTRL) in a FixedOrder, or pay for whole "
-            "epochs by hand: ledger.pay(event, attempts=epochs)."
+            f"{type(sampling).__name__} has no price for a single step, which an accountant's ledger needs: use "
+            "PoissonSampling, or planned noise (LazyDPFTRL) in a FixedOrder, or pay for whole epochs by hand: "
+            "ledger.pay(event, attempts=epochs)."
         )
 
 
 class Payments:
-    """The payments for the steps of one sampling, and all else that their ledger holds.
-
-    Args:
-        ledger: Ledger that was opened for the sampling's unit and adjacency.
-        sampling: Sampling whose steps are paid for.
-
-    Raises:
-        BrokenLedger: The ledger counts for another unit or adjacency.
-    """
+    """The payments for the steps of one sampling, and the rest of their ledger."""
 
     def __init__(self, ledger: Ledger, sampling: Sampling):
         if (ledger.unit, ledger.adjacency) != (sampling.unit, sampling.adjacency):
             raise BrokenLedger(
                 f"{ledger.path} counts for one {ledger.unit} ({ledger.adjacency}), and the sampling for one "
-                f"{sampling.unit} ({sampling.adjacency}): open the ledger for what is sampled."
+                f"{sampling.unit} ({sampling.adjacency}): open a ledger for the sampling's unit."
             )
         self.ledger, self._sampling = ledger, sampling
         self._read = 0, list[Line]()
@@ -85,16 +68,7 @@ class Payments:
         self.ledger.pay(event, label=label, settings={"sampling": None})
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
-        """Pays for steps on this sampling's batches.
-
-        Args:
-            event: Event of one step on its batch.
-            steps: Number of steps.
-            id: Id of the entry that they are more of; a new one if empty.
-
-        Returns:
-            The id.
-        """
+        """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
         id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         if isinstance(event, PlannedDpEvent):
@@ -108,25 +82,26 @@ class Payments:
 
     def give_back(self, id: str, steps: int) -> None:
         """Gives back steps of an entry that this process paid for and will not make."""
+        # The latest payments first: their steps are the last to be made.
         for paid in reversed([paid for paid in self.ledger.paid if paid.id == id]):
             left = min(steps, paid.steps)
             if left:
                 entry = _steps_of(paid)
                 planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
                 unbegun = left == self.ledger.chain.lines[paid.number]["steps"]
-                attempts = int(unbegun) if planned else left  # of a plan that was begun no price comes back
+                attempts = int(unbegun) if planned else left  # a plan that was begun costs as a whole
                 self.ledger.give_back(paid.number, attempts, left)
                 steps -= left
 
-    def keep(self, event: DpEvent, made: int) -> None:
-        """Notes that a checkpoint holds a plan as it stands, after so many steps of the event's part."""
+    def note_checkpoint(self, event: DpEvent, made: int) -> None:
+        """Notes that a checkpoint holds a plan after `made` steps of the event's part."""
         if isinstance(event, PlannedDpEvent):
             self.ledger.note(_KEPT, {"plan": event.plan, "part": event.part, "step": event.start + made})
 
     # Reading.
 
     def entries(self) -> Entries:
-        """All steps that were paid for, under whichever sampling, without those that a plan's fork has replaced."""
+        """All steps that were paid for, under any sampling, without those that a plan's fork has replaced."""
         found = Entries()
         for paid, entry in self._lines():
             if entry is not None and paid.steps:
@@ -134,7 +109,7 @@ class Payments:
         return found
 
     def others(self) -> list[tuple[DpEvent, str]]:
-        """(event, label) of all payments but those for steps under this sampling."""
+        """(event, label) of payments except those for steps under this sampling."""
         mine = self._sampling.get_state()
         return [
             (paid.event if paid.attempts == 1 else SelfComposedDpEvent(paid.event, paid.attempts), paid.label)
@@ -153,7 +128,7 @@ class Payments:
             paid[each.id] += each.steps
         for id, steps in self._claims().items():
             paid[id] += steps
-        # A use before training has its content in its label (`Preselection.label`), which identifies it.
+        # A use before training has a label that identifies its content (`Preselection.label`).
         once = Counter[str]()
         for each in self.ledger.paid:
             once[_use(each.event, each.label)] += 0 if each.steps else each.attempts
@@ -165,15 +140,11 @@ class Payments:
         return {id: steps for id, steps in owed.items() if steps > 0}
 
     def pay_for(self, carried: Entries) -> None:
-        """Pays for all that models carry and this ledger has not paid for.
-
-        Raises:
-            ValueError: The ledger is a filter: releases before it began may have decided its budget and its order.
-        """
+        """Pays for all entries of models that this ledger has not paid for."""
         if self.ledger.limit is not None and self.unpaid(carried):
             raise ValueError(
-                f"{self.ledger.path} is {self.ledger.limit}, which holds for what was paid in it before it was done: "
-                "releases from before may have decided its budget. Account for this model in a ledger of payments that "
+                f"{self.ledger.path} is {self.ledger.limit}, which holds for uses that were paid for in advance: "
+                "earlier releases may have decided its budget. Account for this model in a ledger of payments that "
                 "are fixed in advance, or train it anew."
             )
         for id, steps in self.unpaid(carried).items():
@@ -223,22 +194,20 @@ class Payments:
     # Plans.
 
     def _price_of_plan(self, event: PlannedDpEvent) -> tuple[DpEvent, int]:
-        """What more of a part costs, and the step of the plan that it begins with."""
+        # The price of further steps of a part, and the step of the plan at which they begin.
         lines = [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == event.plan]
         parts = [entry for _, entry in lines]
         first = event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)
-        # The last part to begin, or none: another that began since may have been released without a note.
+        # Only the last part to begin counts: one that began after another may have been released without a note.
         latest = _part(parts[-1]) if parts else None
-        left = latest == event.after and (event.after, event.start) in (
-            _end(parts), self._kept(event.plan, since=lines[-1][0].number if lines else 0),
-        )  # fmt: skip
+        ends = _end(parts), self._kept(event.plan, since=lines[-1][0].number if lines else 0)
+        left = latest == event.after and (event.after, event.start) in ends
         goes_on = bool(parts) and (latest == event.part or left)
         return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
 
     def _cut(self, lines: Sequence[Line]) -> list[Line]:
-        """Ends a part where another went on from it, and a part of an ended process where it was last kept: steps that
-        were paid for beyond that were not made, or are lost.
-        """
+        # Ends a part where another continued from it, and a part of an ended process at its last checkpoint: its later
+        # steps were paid for, and were not made or are lost.
         found = list(lines)
         last: dict[str, int] = {}  # place of a plan's last payment
         for place, (paid, entry) in enumerate(lines):
@@ -255,13 +224,13 @@ class Payments:
         return found
 
     def _kept(self, plan: str, since: int) -> tuple[str, int] | None:
-        """The part and step that a checkpoint has kept since a payment."""
+        # The part and step of the last checkpoint since a payment.
         own = [note for note in self._notes(_KEPT) if note["plan"] == plan and note["number"] > since]
         return (own[-1]["part"], own[-1]["step"]) if own else None
 
 
 def _steps_of(paid: Paid) -> Entry | None:
-    """The steps that a payment is for, if it says so and they cost what was paid."""
+    """Steps that a payment is for, if its settings name them and they cost what was paid."""
     step, state = paid.settings.get("step"), paid.settings.get("sampling")
     if not step or not state:
         return None
@@ -284,7 +253,7 @@ def _alike(paid: Entry | None, entry: Entry) -> bool:
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:
     assert entry is not None
-    least = int(paid.event != dp_accounting.NoOpDpEvent())  # a price that was paid counts, with no step of it left too
+    least = int(paid.event != dp_accounting.NoOpDpEvent())  # a payment with a price counts, even without a step
     steps = max(least, min(entry.steps, step - int(paid.settings[_FROM])))
     return dataclasses.replace(paid, steps=steps), dataclasses.replace(entry, steps=steps)
 
@@ -299,7 +268,7 @@ def _part(entry: Entry | None) -> str:
 
 
 def _end(parts: Sequence[Entry]) -> tuple[str, int] | None:
-    """The part that a plan's last payment is for, and the step that it comes to."""
+    """The part of a plan's last payment, and the step at which it ends."""
     if not parts:
         return None
     event = parts[-1].event

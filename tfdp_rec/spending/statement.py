@@ -1,7 +1,7 @@
-"""The guarantee in words. Our own lines say what holds; TF Privacy's text follows where it makes our
-assumptions.
+"""The statement of a guarantee.
 
-Those are: Poisson sampling, one Gaussian of constant noise a step, one row a unit, and nothing spent besides.
+The first lines hold in general. TF Privacy's text follows if its assumptions hold: Poisson sampling, one Gaussian of
+constant noise per step, one row per unit, and no other use of the data.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tfdp_rec.spending.ledger_lines import Chain
 
 
 class Statement(str):
-    """A guarantee in words: text to print or write, and the fields that it is made of.
+    """A guarantee as text, and the fields that it is made of.
 
     Args:
-        fields: Name -> what the statement says there, in order.
+        fields: Text of each field by its name, in order.
         more: Text that follows the fields.
 
     Attributes:
-        fields: As given.
+        fields: Text of each field by its name.
 
     Example:
         >>> said = Statement({"Guarantee": "none", "Covers": "nothing"})
@@ -56,44 +56,29 @@ class Statement(str):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a statement is made of.
-
-    Attributes:
-        sampling: How the batches were drawn.
-        runs: (event, steps) of the steps that the statement is for, in order.
-        spent_besides: (event, label) of all other looks at the data.
-        epsilon: ε at δ of all of it.
-        delta: δ.
-        accountant: "pld" or "rdp".
-        void: Why no ε holds; empty if one does.
-        checked: Whether every batch carried the proof of its draw.
-        asserted: What drew the batches, in words, if `sampling` did not.
-        made: Whether any step was made.
-        ordinary: Optimizer's name -> number of its steps after private training.
-        chain: Ledger that paid for all of it; None if there is none.
-    """
+    """Contents of a statement."""
 
     sampling: Sampling
-    runs: Sequence[tuple[DpEvent, int]]
-    spent_besides: Sequence[tuple[DpEvent, str]]
-    epsilon: float
+    runs: Sequence[tuple[DpEvent, int]]  # (event, steps), in order
+    spent_besides: Sequence[tuple[DpEvent, str]]  # (event, label) of other uses of the data
+    epsilon: float  # of everything, at δ
     delta: float
     accountant: str
-    void: str
-    checked: bool
-    asserted: str
-    made: bool
-    ordinary: Mapping[str, int]
-    chain: Chain | None
+    void: str  # reason why no ε holds
+    checked: bool  # whether every batch carried the proof of its draw
+    asserted: str  # what drew the batches, if `sampling` did not
+    made: bool  # whether any step was made
+    ordinary: Mapping[str, int]  # steps after private training, by name of their optimizer
+    chain: Chain | None  # ledger that everything was paid in
 
     @property
     def limit(self) -> PrivacyFilter | None:
-        """The filter that the ledger is, if it is one."""
+        """The ledger's privacy filter, if it has one."""
         return self.chain.limit if self.chain else None
 
 
 def statement(facts: Facts) -> Statement:
-    """The guarantee in words."""
+    """The statement of a guarantee."""
     theirs = tf_privacy_statement(facts)
     heading = (
         f"TF Privacy's statement (its «example» is one {facts.sampling.unit} here; the batches are "
@@ -176,7 +161,7 @@ def _ledger(chain: Chain | None) -> str:
 
 
 def kind_of(chain: Chain) -> str:
-    """What a ledger's payments may depend on, in words."""
+    """What a ledger's payments may depend on, as text."""
     if chain.limit is None:
         return "payments fixed in advance"
     share = f"{used(chain):.2%} of it is used"
@@ -196,14 +181,11 @@ def rounded_up(epsilon: float) -> float:
     return math.ceil(round(epsilon * 10.0**digits, 6)) / 10.0**digits
 
 
-def entries(text: str) -> dict[str, str]:
-    r"""What a statement says, by the names that its own lines begin with.
-
-    Args:
-        text: of a statement.
+def fields_of(text: str) -> dict[str, str]:
+    r"""The fields of a statement's text, by name.
 
     Example:
-        >>> entries("Guarantee:      none: it\n                is a test.\nCovers:         nothing.\n\nMore: words.")
+        >>> fields_of("Guarantee:      none: it\n                is a test.\nCovers:         nothing.\n\nMore: words.")
         {'Guarantee': 'none: it is a test.', 'Covers': 'nothing.'}
     """
     found: dict[str, list[str]] = {}
@@ -217,7 +199,7 @@ def entries(text: str) -> dict[str, str]:
 
 
 def tf_privacy_statement(facts: Facts) -> str | None:
-    """TF Privacy's own text; None if it is not installed, or assumes something that does not hold here."""
+    """TF Privacy's text; None if it is not installed, or if an assumption of it does not hold."""
     if facts.void or facts.limit or facts.spent_besides or len(facts.runs) != 1:
         return None
     event, count = _unpacked(facts.sampling.compose_history(facts.runs))
@@ -238,7 +220,7 @@ def tf_privacy_statement(facts: Facts) -> str | None:
 
 
 def _unpacked(event: DpEvent) -> tuple[DpEvent | None, int]:
-    """The Poisson-sampled Gaussian and its count, if that is what the event is."""
+    """(event, count) of a repeated Poisson-sampled Gaussian; (None, 0) for other events."""
     if not isinstance(event, dp_accounting.SelfComposedDpEvent) or not events.is_private(event):
         return None, 0
     sampled = event.event
@@ -250,7 +232,7 @@ def _unpacked(event: DpEvent) -> tuple[DpEvent | None, int]:
 
 
 def _epochs(steps: int, probability: float) -> float:
-    """Epochs that TF Privacy's ceil(epochs / q) turns back into exactly `steps`."""
+    # TF Privacy makes ceil(epochs / q) steps of them, which must not be one too many by rounding.
     epochs = steps * probability
     while math.ceil(epochs / probability) > steps:
         epochs = math.nextafter(epochs, 0)
@@ -258,9 +240,8 @@ def _epochs(steps: int, probability: float) -> float:
 
 
 def _tf_privacy() -> ModuleType | None:
-    """TF Privacy's analysis module. The whole package fails to import beside TensorFlow ≥ 2.16; its own
-    switch for stand-alone scripts leaves the broken part out, and is set for this one import only.
-    """
+    # The whole package fails to import beside TensorFlow ≥ 2.16. Its switch for stand-alone scripts leaves the broken
+    # part out, and is set for this import alone.
     switch = "skip_tf_privacy_import"
     was_set = hasattr(sys, switch)
     setattr(sys, switch, True)

@@ -1,9 +1,9 @@
-"""The door of a step: whatever the training data gave, one batch goes in.
+"""The batch of a step, from an element of the training data.
 
-    a dataset's element -> look-ahead taken off -> (x, None, None) made x -> tensors -> the batch axis hidden
+    a dataset's element -> without look-ahead -> (x, None, None) as x -> tensors -> the batch axis hidden
 
-Inside a step the first axis of every tensor by example has no known length, so that an axis of known length is seen not
-to be the batch's (a position embedding on `range(T)`) and is refused by name.
+Inside a step the first axis of every tensor by example has no known length. An axis of known length, such as that of a
+position embedding on `range(T)`, is then known not to be the batch axis, and is refused by name.
 """
 
 from __future__ import annotations
@@ -22,28 +22,18 @@ from tfdp_rec.training.lookahead import LookAhead
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What a step is made of.
+    """Input of a step."""
 
-    Attributes:
-        examples: as the model's `per_example_loss` takes it: tensors only.
-        upcoming: table path -> ids that the next batch will read, if look-ahead told.
-        source: where it came from, as far as that is proved.
-    """
-
-    examples: Any
-    upcoming: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
-    source: Source = NO_SAMPLING
+    examples: Any  # tensors, as the model's `per_example_loss` takes them
+    upcoming: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)  # ids of the next batch, by table path
+    source: Source = NO_SAMPLING  # origin of the batch, as far as it is proved
 
     @classmethod
-    def of(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
+    def from_data(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
         """The batch in an element of training data.
 
-        Args:
-            data: as `fit` takes it from a dataset, with or without look-ahead.
-            shared_inputs: keys of entries that all examples share.
-
         Example:
-            >>> Batch.of((tf.constant([1.0, 2.0]), None, None)).examples.shape
+            >>> Batch.from_data((tf.constant([1.0, 2.0]), None, None)).examples.shape
             TensorShape([2])
         """
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
@@ -51,31 +41,25 @@ class Batch:
 
     @classmethod
     def proved(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
-        """The batch of a training step: its draw, if it carries one, is checked and good for no other step.
-
-        Args:
-            data: as `fit` takes it from a dataset, with or without look-ahead.
-            shared_inputs: keys of entries that all examples share.
-            expected_batch_size: the optimizer's.
-        """
+        """The batch of a training step, whose proof of its draw, if it has one, is checked and used up."""
         drawn = without_nones(data.batch if isinstance(data, LookAhead) else data)
         examples, source = checked_batch(drawn, shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
-        return dataclasses.replace(cls.of(examples, shared_inputs), upcoming=upcoming, source=source)
+        return dataclasses.replace(cls.from_data(examples, shared_inputs), upcoming=upcoming, source=source)
 
     @property
     def tensors(self) -> list[tf.Tensor]:
-        """All that must have come before anything of the step is done."""
+        """All tensors of the batch, for which the operations of the step must wait."""
         return [tensor for tensor in tf.nest.flatten((self.examples, dict(self.upcoming))) if tensor is not None]
 
 
 def examples_of(data: Any) -> Any:
-    """The batch as the model takes it, without what was sent along."""
+    """The batch as the model takes it, without look-ahead and proof."""
     return normalised(data.batch if isinstance(data, LookAhead) else data)
 
 
 def normalised(data: Any) -> Any:
-    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y), a drawn batch as the batch; of specs, too."""
+    """A batch, or its spec, without Keras' trailing Nones and without the proof of its draw."""
     return without_nones(without_draw(without_nones(data)))
 
 
@@ -90,7 +74,7 @@ def without_nones(data: Any) -> Any:
 
 
 def first_example(values: Any) -> tf.Tensor:
-    """The first example, in the type that Keras' data adapters give."""
+    """The first example, in the dtype of Keras' data adapters."""
     one = tf.convert_to_tensor(values[:1])
     return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
 
@@ -112,12 +96,7 @@ def hidden_spec(leaf: Any, spec: Any, shared: Sequence[str]) -> Any:
 
 
 def predictions_of(examples: Any, outputs: list[Any]) -> Any:
-    """(x, y, y_pred, sample_weight), if the model was called once for the loss; None otherwise.
-
-    Args:
-        examples: the batch; what it has beside inputs is in a tuple.
-        outputs: what the model's calls gave.
-    """
+    """(x, y, y_pred, sample_weight) if `outputs` is of a single call of the model; None otherwise."""
     if len(outputs) != 1:
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts_of(examples))
@@ -125,5 +104,5 @@ def predictions_of(examples: Any, outputs: list[Any]) -> Any:
 
 
 def parts_of(examples: Any) -> tuple[Any, ...]:
-    """Inputs, and what a batch has beside them in a tuple."""
+    """The batch as a tuple of inputs, targets and weights."""
     return examples if isinstance(examples, tuple) and len(examples) <= 3 else (examples,)

@@ -1,12 +1,12 @@
 """The look-ahead stage: pairs each batch with the ids that the next batch will read, table by table.
 
-A lazy mechanism settles those rows in the step before they are read. Which ids a batch reads is derived from the model:
-its loss is traced once in a scratch graph while the embedding layers note what they are called with, and the graph is
-pruned to the operations that produce those ids. The pruned function is mapped over the dataset, ahead of training.
+A lazy mechanism settles those rows in the step before they are read. The ids are derived from the model: its loss is
+traced once in a scratch graph while the inputs of embedding layers are recorded, and the graph is pruned to the
+operations that produce them. The pruned function is mapped over the dataset, ahead of training.
 
     batches b_1, b_2, …, b_n   ->   (b_1, ids(b_2)), (b_2, ids(b_3)), …, (b_n, nothing)
 
-Whatever the look-ahead says, correctness does not depend on it: rows that it failed to announce are settled when read.
+Correctness does not depend on it: rows that it does not announce are settled when they are read.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import tensorflow as tf
 
 from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, without_draw
 
-_as_it_is = tf.autograph.experimental.do_not_convert  # it has no control flow of Python's, and converting takes seconds
+_as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
 
 
 class LookAhead(NamedTuple):
-    """A batch, and what the batch after it will read: table path -> ids (none after the last batch)."""
+    """A batch, and the ids that the next batch will read."""
 
     batch: Any
-    upcoming: dict[str, tf.Tensor]
+    upcoming: dict[str, tf.Tensor]  # by table path; empty after the last batch
 
 
 class ReadsTables(Protocol):
-    """What look-ahead asks of a model: `PrivateTraining` has it."""
+    """A model with a table reader, such as `PrivateTraining`."""
 
     def table_reader(self, spec: Any) -> Any:
         """A function batch -> {table path: ids [n] int64} for batches of that element spec."""
 
 
 def is_lookahead(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset went through this stage already."""
+    """Whether a dataset has passed this stage already."""
     return isinstance(dataset.element_spec, LookAhead)
 
 
@@ -43,12 +43,12 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables, reader: Any = None) 
     """Pairs each batch with the ids that the next one will read.
 
     Args:
-        dataset: batches, as for `model.fit`; sizes may vary.
-        model: a model with `PrivateTraining`.
-        reader: the model's `table_reader` for such batches, if it is at hand.
+        dataset: Batches, as for `model.fit`; sizes may vary.
+        model: Model with `PrivateTraining`.
+        reader: The model's `table_reader` for such batches; by default it is made.
 
     Raises:
-        TypeError: if `dataset` is not a `tf.data.Dataset`, or not one of dense tensors of known rank.
+        TypeError: `dataset` is no `tf.data.Dataset`, or has other elements than dense tensors of known rank.
 
     Reference:
         Lim et al., "LazyDP", ASPLOS 2024, §5.
@@ -91,12 +91,11 @@ def lookahead(dataset: tf.data.Dataset, model: ReadsTables, reader: Any = None) 
 
 
 def _batch(arguments: tuple[Any, ...], spec: Any) -> Any:
-    """`Dataset.map` spreads a tuple over arguments; put it together again."""
+    # `Dataset.map` spreads a tuple over arguments.
     return arguments if type(spec) is tuple else arguments[0]
 
 
 def _blank(spec: Any) -> Any:
-    """A batch of no examples."""
 
     def blank(leaf: Any) -> tf.Tensor:
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:

@@ -5,7 +5,8 @@ model it was, and makes no claim. A private step is
 
     guard -> forward and backward pass under recording -> clipped sum -> optimizer
 
-(`step.py`), and every way for weights to leave training settles pending noise first (`doors.py`, `release.py`).
+(`private_step.py`), and every way for weights to leave training settles pending noise first (`release_methods.py`,
+`release.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_wo
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
-from tfdp_rec.training.choices import refuse_choices
-from tfdp_rec.training.divergence import ForeseeNoise, SayNoNumber
-from tfdp_rec.training.doors import Doors
+from tfdp_rec.training.callback_refusals import refuse_data_dependent
+from tfdp_rec.training.callback_warnings import WarnIfNoBudget, WarnIfNoiseDrowns, WarnOnDivergence
 from tfdp_rec.training.lookahead import is_lookahead, lookahead
-from tfdp_rec.training.ordinary import count_ordinary_step, count_ordinary_steps_of
+from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of
+from tfdp_rec.training.overridden_steps import predictions_read, read_step
 from tfdp_rec.training.own_loss import (
     averaged_losses,
     averages_its_loss,
@@ -44,21 +45,21 @@ from tfdp_rec.training.own_loss import (
     refuse_unsaid_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
+from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_losses
 from tfdp_rec.training.release import settle_for
-from tfdp_rec.training.step import PrivateStep, diagnostics, shown_losses
+from tfdp_rec.training.release_methods import ReleaseMethods
 from tfdp_rec.training.table_reader import TableReader, trace_reader
-from tfdp_rec.training.train_step import predictions_read, read_step
-from tfdp_rec.training.uncounted import SayUncounted
 
 
-class PrivateTraining(Doors):
+class PrivateTraining(ReleaseMethods):
     """Mix-in, ahead of `keras.Model` or `tfrs.Model`, for models that train under this package's mechanisms.
 
     A model that is compiled with a `loss` needs nothing more. Any other defines
 
         def per_example_loss(self, data, training): -> losses [batch]
 
-    Class attribute `shared_inputs`: keys of a dict batch that all examples share (public negatives, say).
+    Attributes:
+        shared_inputs: Keys of a dict batch that all examples share, such as public negatives.
 
     Example:
         >>> import keras, tensorflow as tf, tfdp_rec
@@ -74,8 +75,8 @@ class PrivateTraining(Doors):
     _table_paths: dict[str, None] | None = None
     _loss: Any = None
     _loss_weights: Any = None
-    privacy_history: Meter | None = None  # what its steps have spent, under whichever optimizers
-    feeding: Source | None = None  # where the batches of the present fit come from
+    privacy_history: Meter | None = None  # entries of its steps, under all its optimizers
+    feeding: Source | None = None  # source of the batches of the present fit
 
     def __init__(self, *args: Any, **kwargs: Any):
         if makes_functional(args, kwargs) and not isinstance(self, functional_class()):
@@ -86,16 +87,14 @@ class PrivateTraining(Doors):
 
     @functools.cached_property
     def private_step(self) -> PrivateStep:
-        """How this model makes a private step."""
+        """The model's `PrivateStep`."""
         return PrivateStep(self)
 
     # Compiling.
 
     @property
     def optimizer(self) -> Any:
-        """As Keras'. Set to another, what the one before owes is applied, its history goes on, and the step is compiled
-        anew: by `compile` or by an assignment.
-        """
+        """As Keras'. Replacing it, by `compile` or an assignment, applies pending noise and keeps the history."""
         return vars(self).get("optimizer")
 
     @optimizer.setter
@@ -106,12 +105,12 @@ class PrivateTraining(Doors):
         if isinstance(optimizer, PrivateOptimizer):
             optimizer.go_on_with(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
-            self.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+            self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         vars(self)["optimizer"] = optimizer
         self.compile_step_anew()
 
     def compile_step_anew(self) -> None:
-        """Forgets the compiled training step, if there is one."""
+        """Has the training step compiled anew before it is run again."""
         self.private_step.forget_graph()
         if getattr(self, "train_function", None) is not None:
             self.make_train_function(force=True)  # type: ignore[attr-defined]
@@ -126,29 +125,32 @@ class PrivateTraining(Doors):
         diagnostics: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As `keras.Model.compile`, with what a private optimizer needs besides.
+        """As `keras.Model.compile`, with options of a private optimizer.
 
         Args:
-            optimizer: a mechanism of this package, or any Keras optimizer (then nothing is private).
-            loss: as for Keras.
-            loss_weights: as for Keras.
-            *args: as for Keras.
-            microbatch_size: examples at a time within a step, to bound memory; the step is the same.
-            diagnostics: also report the share of examples clipped, the median norm and how many were dropped as not
-                finite. These are computed from private data and protected by nothing: for your eyes, not for a report.
-            **kwargs: as for Keras.
+            optimizer: Mechanism of this package, or any Keras optimizer, under which nothing is private.
+            loss: Loss, as for Keras.
+            loss_weights: Weights of the outputs' losses, as for Keras.
+            *args: Further arguments of Keras.
+            microbatch_size: Number of examples that a step processes at a time, to bound memory; the result is the
+                same.
+            diagnostics: Whether logs show the share of clipped examples, the median norm and the number of examples
+                dropped as not finite. These come from private data without noise: do not publish them.
+            **kwargs: Further options of Keras.
 
         Raises:
-            NotPrivate: for options that would break the guarantee.
+            NotPrivate: An option would break the guarantee.
+            ValueError: microbatch_size is below 1.
         """
-        self.settle()  # what the optimizer before this one still owes
+        self.settle()  # for the noise that the earlier optimizer owes
         vars(self)["private_step"] = PrivateStep(self, microbatch_size, diagnostics)
+        # By name or config: Keras would make the object too late for the checks below.
         optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
         self._loss, self._loss_weights = loss, loss_weights
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and isinstance(
             optimizer.inner_optimizer, PrivateOptimizer
         ):
-            raise NotPrivate("LossScaleOptimizer scales gradients past the clip; use the mechanism by itself.")
+            raise NotPrivate("LossScaleOptimizer scales gradients after the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
             refuse_options(self, kwargs)
             refuse_unsaid_loss(self)
@@ -157,10 +159,10 @@ class PrivateTraining(Doors):
                 raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
             kwargs["jit_compile"] = False
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
-        for step in ("train_step", "test_step", "predict_step"):  # whichever class overrides it
+        for step in ("train_step", "test_step", "predict_step"):  # the most derived method, a user's included, is read
             vars(self)[step] = functools.partial(read_step, self, step)
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
-            self.release.foresee()
+            self.release.guard_possible_tables()
 
     @property
     def is_private(self) -> bool:
@@ -168,13 +170,13 @@ class PrivateTraining(Doors):
         return isinstance(self.optimizer, PrivateOptimizer)
 
     def save_own_variables(self, store: Any) -> None:
-        """As Keras', with the privacy history, which is the model's: it is there however the model is loaded."""
+        """As Keras', with the privacy history, so that every way of loading the model restores it."""
         super().save_own_variables(store)
         if self._has_history():
             store[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
 
     def load_own_variables(self, store: Any) -> None:
-        """As Keras'; a privacy history joins the present one."""
+        """As Keras'; a saved privacy history is added to the present one."""
         super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in store.keys():
             self._take_history(store[SAVED_AS])
@@ -187,27 +189,27 @@ class PrivateTraining(Doors):
         return tree
 
     def set_state_tree(self, state_tree: Any) -> None:
-        """As Keras'; a privacy history joins the present one."""
+        """As Keras'; a saved privacy history is added to the present one."""
         super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})
         if SAVED_AS in state_tree:
             self._take_history(state_tree[SAVED_AS])
 
     def _has_history(self) -> bool:
-        """Whether steps of this model, or of another on its layers, are in its weights."""
+        # Steps of this model, or of another on its layers, are in its weights.
         if self.privacy_history is None and any(meters_of(variable) for variable in self.weights):  # type: ignore[attr-defined]
             self.privacy_history = Meter()
         if self.privacy_history is not None:
-            self.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+            self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         return self.privacy_history is not None
 
     def _take_history(self, saved: Any) -> None:
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
             self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
-        self.privacy_history.take(Entries.from_array(saved))
+        self.privacy_history.merge_saved(Entries.from_array(saved))
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """What `compile_from_config` needs to compile a loaded model again, the layout of its tables included."""
+        """As Keras', with the private options and the numbers of the tables."""
         config = super().get_compile_config()  # type: ignore[misc]
         if config and self.is_private:
             step = self.private_step
@@ -222,7 +224,7 @@ class PrivateTraining(Doors):
         """Compiles a loaded model, and builds its optimizer so that its state can be loaded."""
         numbers = config.pop("table_numbers", None)
         config.pop("jit_compile", None)
-        config.pop("clipping_strategy", None)  # of models saved when there was a choice
+        config.pop("clipping_strategy", None)  # in models of versions that had this option
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is None or not self.built:  # type: ignore[attr-defined]
             return
@@ -232,7 +234,14 @@ class PrivateTraining(Doors):
             self.build_tables(numbers)
 
     def build_tables(self, numbers: list[int]) -> None:
-        """Builds the optimizer of a model whose tables are known, without looking at a batch (see `table_numbers`)."""
+        """Builds the optimizer without a batch, for a model whose tables are known.
+
+        Args:
+            numbers: Result of `table_numbers`.
+
+        Raises:
+            ValueError: The loaded model has fewer weights than the saved one.
+        """
         variables = self.trainable_variables  # type: ignore[attr-defined]
         if max(numbers, default=-1) >= len(variables):
             raise ValueError(
@@ -243,36 +252,41 @@ class PrivateTraining(Doors):
         self._build_optimizer()
 
     def table_numbers(self) -> list[int] | None:
-        """Which of the trainable variables are tables, by number: names may differ when the model is loaded."""
+        """Places of the tables among the trainable variables; None before a batch was seen."""
+        # By place, since a loaded model may have other names.
         if self._table_paths is None:
             return None
         return [i for i, v in enumerate(self.trainable_variables) if self.is_table(v)]  # type: ignore[attr-defined]
 
     def is_table(self, variable: keras.Variable) -> bool:
-        """Whether a variable is read by row only, as far as is known yet."""
+        """Whether a variable is read by rows only; False before a batch was seen.
+
+        Args:
+            variable: Trainable variable of the model.
+        """
         return variable.path in (self._table_paths or {})
 
     # The loss.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; what it gives for a loss is what metrics are made of."""
+        """As Keras'; a call within a loss also gives the predictions for compiled metrics."""
         refuse_no_call(self)
         if self.is_private and not self.release.at_work:
             output = predictions_read(self, super().__call__, args, kwargs)
         else:
             output = super().__call__(*args, **kwargs)
-        self.private_step.called(output)
+        self.private_step.note_output(output)
         return output
 
     def per_example_loss(self, data: Any, training: bool = True) -> tf.Tensor:
-        """Each example's loss, `[batch]`. Override for a model that is not compiled with a `loss`.
+        """Each example's loss, `[batch]`. Override it in a model that is not compiled with a `loss`.
 
-        A model that does is validated and evaluated by the mean of these too, and its compiled metrics are of what it
-        gives when this calls it: `self(x, training=training)`, once.
+        Validation and `evaluate` then show the mean of these losses. Compiled metrics compare targets with the result
+        of `self(x, training=training)`, called once in the override.
 
         Args:
-            data: a batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
-            training: for layers that behave otherwise in training.
+            data: Batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
+            training: Whether layers such as dropout behave as in training.
         """
         if self.averages_its_loss:
             return averaged_losses(self, data, training)
@@ -283,7 +297,7 @@ class PrivateTraining(Doors):
 
     @property
     def averages_its_loss(self) -> bool:
-        """Whether the loss is a `compute_loss` of the model's own, from whose graph each example's is told."""
+        """Whether the loss is the model's own `compute_loss`, from whose graph the examples' losses are read."""
         return averages_its_loss(self)
 
     # The step.
@@ -300,8 +314,8 @@ class PrivateTraining(Doors):
         with ours():
             batch = Batch.proved(data, self.shared_inputs, expected_batch_size)
         self.prepare(batch.examples)
-        # A dataset without a known length ends with a step that gets no batch. TensorFlow may by then have run whatever
-        # of the step needs none (counting it, its noise), so that all of it is made to wait for the batch.
+        # A dataset without a known length ends with a step without a batch, of which TensorFlow may run the operations
+        # that need none, such as the count and the noise. So everything waits for the batch.
         with tf.control_dependencies(batch.tensors):
             clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
             regularization = self.private_step.regularization()
@@ -309,7 +323,7 @@ class PrivateTraining(Doors):
             return self._logs(clipped)
 
     def _source_of(self, x: Any) -> Source:
-        """Where the batches of a fit come from, as far as a dataset's type tells."""
+        # Known from the dataset's type alone: no batch is read.
         if not isinstance(x, tf.data.Dataset):
             return NO_SAMPLING
         spec: Any = x.element_spec
@@ -317,13 +331,13 @@ class PrivateTraining(Doors):
         return source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """As Keras', or by the model's own loss; what the look-ahead stage announced beside a batch is left aside."""
+        """As Keras', or by the model's own loss; ids from the look-ahead stage are ignored."""
         if has_own_loss_alone(self):
             return evaluation_step(self, examples_of(data))
         return super().test_step(examples_of(data))  # type: ignore[misc]
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """As Keras'; metrics that have seen nothing yet are left out (under `microbatch_size`, training shows none)."""
+        """As Keras', without metrics that have no data yet, such as all in training under `microbatch_size`."""
         unseen = compiled_metrics(self)
         if unseen is None or unseen.built:
             return super().get_metrics_result()  # type: ignore[misc]
@@ -331,7 +345,7 @@ class PrivateTraining(Doors):
 
     def _logs(self, clipped: ClippedSum) -> dict[str, Any]:
         step = self.private_step
-        logs = logs_of(self, shown_losses(clipped), step.take_predictions(), whole=step.microbatch_size is None)
+        logs = logs_of(self, shown_losses(clipped), step.take_predictions(), at_once=step.microbatch_size is None)
         return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     # Preparing: layers, tables, optimizer.
@@ -339,13 +353,13 @@ class PrivateTraining(Doors):
     def prepare(self, data: Any) -> TableReader | None:
         """Builds layers and optimizer from a batch (or its spec), and finds out which variables are tables.
 
-        Called by fit and train_on_batch; call it yourself before `optimizer.apply` in a loop of your own.
+        `fit` and `train_on_batch` call this; a training loop of your own calls it before `optimizer.apply`.
 
         Args:
-            data: a batch, as the training data gives it.
+            data: Batch of the training data, or its spec.
 
         Returns:
-            The `table_reader` for such batches, where it took one to find out.
+            The `table_reader` for such batches if one was traced, else None.
         """
         self._refuse_thawed_or_frozen()
         if not self.is_private or (self.optimizer.built and self._table_paths is not None):
@@ -357,27 +371,26 @@ class PrivateTraining(Doors):
             return reader
 
     def _refuse_thawed_or_frozen(self) -> None:
-        """The optimizer goes on with the variables it was built for, and adds noise to all of them."""
+        # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
         if self.is_private and self.optimizer.built and self._table_paths is not None:
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     def _build_optimizer(self) -> None:
-        """Builds the mechanism, and sees to it that whoever reads a table from now on reads it settled."""
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
-        self.optimizer.privacy_history.rests_on(self.weights)  # type: ignore[attr-defined]
+        self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         self.release.guard(self.optimizer)
 
     def table_reader(self, spec: Any) -> TableReader:
-        """A function from a batch to the ids it reads, by table; traces the loss once (see `data.lookahead`).
+        """A function from a batch to the ids that it reads, by table; traces the loss once (see `data.lookahead`).
 
         Args:
-            spec: the batches' element spec.
+            spec: Element spec of the batches.
         """
         reader = trace_reader(self, spec)
         self._table_paths = dict.fromkeys(reader.tables)
         return reader
 
-    # fit and its kin.
+    # fit and train_on_batch.
 
     def fit(
         self,
@@ -390,13 +403,13 @@ class PrivateTraining(Doors):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """As Keras', with look-ahead added to a `tf.data.Dataset`, and pending noise settled however it ends.
+        """As Keras', with look-ahead for a `tf.data.Dataset`, and with pending noise settled at every kind of end.
 
         Before the first step the loss is read, operation by operation, and refused if it mixes examples
         (`independence/`).
 
-        Callbacks other than Keras' that only look at logs find all noise settled at the end of an epoch; in the middle
-        of one they call `self.model.settle()` first, unless they go through the model's own methods.
+        Callbacks that may read weights find all noise settled at the end of an epoch. Within an epoch they read weights
+        by the model's own methods, or after `self.model.settle()`.
         """
         self._refuse_thawed_or_frozen()
         count_ordinary_steps_of(self)
@@ -409,8 +422,8 @@ class PrivateTraining(Doors):
                     "with each row's weight by its class."
                 )
             callbacks = settle_for(callbacks)
-            refuse_choices(callbacks)
-            callbacks = [*callbacks, SayUncounted(), ForeseeNoise(), SayNoNumber()]
+            refuse_data_dependent(callbacks)
+            callbacks = [*callbacks, WarnIfNoBudget(), WarnIfNoiseDrowns(), WarnOnDivergence()]
             x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
         try:
             with refusals_in_words():
@@ -423,7 +436,7 @@ class PrivateTraining(Doors):
                 self.feeding = None
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
-        """Training data with look-ahead, if it is of a kind that allows it; the optimizer built, if data tells how."""
+        # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.
         if isinstance(x, tf.data.Dataset):
             reader = self.prepare(x.element_spec.batch if is_lookahead(x) else x.element_spec)
             # Keras maps class weights over plain batches; without look-ahead, rows are settled when they are read.
@@ -432,13 +445,13 @@ class PrivateTraining(Doors):
         return x
 
     def _prepare_from(self, x: Any, y: Any) -> None:
-        """Before the step is traced, where data tell how: one that makes variables is traced twice."""
+        # Builds before the step is traced: a step that makes variables is traced twice.
         data = x if y is None else (x, y)
         if all(len(getattr(leaf, "shape", ())) > 0 for leaf in tf.nest.flatten(data)):
             self.prepare(tf.nest.map_structure(first_example, data))
 
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; refusals come in words."""
+        """As Keras'; errors from within the graph are raised with their sentence alone."""
         self._refuse_thawed_or_frozen()
         count_ordinary_steps_of(self)
         if self.is_private and self.optimizer.plan is not None:
@@ -448,14 +461,14 @@ class PrivateTraining(Doors):
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
 
     def settle(self) -> None:
-        """Applies all pending noise, so that weights may leave training. Cheap when none is pending."""
+        """Applies all pending noise, so that weights may leave training; quick if none is pending."""
         self.release.settle()
 
     def when_settled(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called whenever weights are about to leave the present fit, pending noise applied.
+        """Calls a function before weights leave the present fit, after pending noise was applied.
 
         Args:
-            listener: called without arguments; must not release anything itself.
+            listener: Function without arguments that releases nothing itself.
         """
         self.release.listen(listener)
 
@@ -484,40 +497,33 @@ def with_budget_of_plan(optimizer: PrivateOptimizer, callbacks: Any) -> Any:
 
 @functools.cache
 def _functional(kind: type) -> type:
-    """A class like `kind`, but of models made from inputs and outputs.
-
-    Keras would put `Functional` among the bases of `kind` itself, and of the classes above it, and from then on no
-    other model of those classes could be made.
-    """
+    # A subclass of `kind` for models made from inputs and outputs. Keras would put `Functional` among the bases of
+    # `kind` itself, and of the classes above it, after which these classes could make no other models.
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     made = type(kind)(kind.__name__, (kind, functional_class()), {**named, "functional_of": kind})
     package, _, name = keras.saving.get_registered_name(kind).rpartition(">")
-    for each in (made, kind) if package else ():  # a file names them alike, and `kind` answers to the name
+    for each in (made, kind) if package else ():  # one name in files; the last is loaded
         keras.saving.register_keras_serializable(package, name)(each)
     return made
 
 
 def refuse_options(model: Any, options: dict[str, Any]) -> None:
-    """What a private optimizer cannot be compiled with.
-
-    Raises:
-        NotPrivate: with the reason.
-    """
-    strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # of now, and when the model was made
+    """Refuses options that a private optimizer cannot be compiled with."""
+    strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # now, and when the model was made
     if any(strategy.num_replicas_in_sync > 1 for strategy in strategies_of):
         raise NotPrivate(
-            "Under a strategy of several replicas each would clip and noise by itself. Train on one device, or, on "
+            "Each replica of a distribution strategy would clip and add noise separately. Train on one device, or, on "
             "several machines, with parameter servers: tfdp_rec.distribute.ParameterServerTrainer."
         )
     if "clipping_strategy" in options:
         raise NotPrivate(
-            "There is no choice of clipping_strategy: one is proved to bound what an example can do, and it is the "
+            "clipping_strategy is no option: one strategy is proved to bound an example's influence, and it is the "
             "fastest; leave the argument out. Others, for comparison, are in experiments/bench/baselines.py."
         )
     if options.get("jit_compile") is True:
         raise NotPrivate(
-            "jit_compile=True is refused under a private optimizer: XLA compiles neither the de-duplication of ids nor "
-            "a fast Gaussian sampler; leave it out."
+            "jit_compile=True is refused under a private optimizer: XLA compiles neither the removal of repeated ids "
+            "nor a fast Gaussian sampler; leave it out."
         )
     policy = getattr(model, "dtype_policy", None)
     if policy is not None and policy.compute_dtype == "float16":

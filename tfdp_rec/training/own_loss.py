@@ -1,15 +1,14 @@
-"""A model's own `per_example_loss`, wherever Keras would compute a compiled loss from predictions.
+"""A model's own `per_example_loss`, in the places where Keras computes a compiled loss from predictions.
 
     loss = mean over the examples of per_example_loss(batch)
 
-It is what `evaluate` and validation show, and what an ordinary optimizer trains, as it is what a mechanism trains.
-A model that overrides `compute_loss` besides is evaluated, and trained by ordinary optimizers, by that. One that
-overrides `compute_loss` alone is trained privately by the losses that it averages, as its graph tells
-(`independence/loss_terms.py`).
+Mechanisms and ordinary optimizers train this loss, and `evaluate` and validation show it. If a model overrides
+`compute_loss` as well, evaluation and ordinary optimizers use that. If it overrides `compute_loss` alone, mechanisms
+train the losses that it averages, which are read from its graph (`independence/loss_terms.py`).
 
-Metrics come from two places. Those given to `compile` compare the batch's targets with what the model's call gave while
-the loss was computed. A loss that does without a call (a retrieval model predicts ids, and learns by scores) has them
-in evaluation alone, which calls the model for them. Those that a model holds itself, it updates itself, in its loss.
+Compiled metrics compare the batch's targets with the result of the model's call within the loss. If the loss makes no
+call (a retrieval model predicts ids, and learns by scores), they are shown in evaluation alone, which calls the model.
+A model's own metrics are updated by its loss.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, parts_of
 
 _LIBRARIES = ("keras", "tensorflow_recommenders")
-_DEFAULT = "tfdp_rec.training.model"  # whose per_example_loss is that of a compiled loss
+_DEFAULT = "tfdp_rec.training.model"  # module of the `per_example_loss` of compiled losses
 
 
 def has_own_loss_alone(model: Any) -> bool:
@@ -37,21 +36,12 @@ def has_own_loss_alone(model: Any) -> bool:
 
 
 def averages_its_loss(model: Any) -> bool:
-    """Whether what is known of a model's loss is a `compute_loss` of its own."""
+    """Whether a model has a `compute_loss` of its own, and no `per_example_loss` beside it."""
     return is_own(model, "compute_loss") and not is_own(model, "per_example_loss")
 
 
 def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
-    """The losses `[batch]` whose sum or mean a `compute_loss` is, read off its graph; eagerly, one after the other.
-
-    Args:
-        model: with a `compute_loss` of its own.
-        data: a batch.
-        training: for layers that behave otherwise in training.
-
-    Raises:
-        NotPrivate: if the last act of the loss is no sum or mean over examples.
-    """
+    """The losses `[batch]` whose sum or mean a `compute_loss` returns, read from its graph; eagerly, one by one."""
     if tf.executing_eagerly():
         number = int(batch_size(data, model.shared_inputs))
         return tf.stack([_alone(model, data, n, training) for n in range(number)]) if number else tf.zeros([0])
@@ -62,54 +52,41 @@ def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
 
 
 def _alone(model: Any, data: Any, number: int, training: bool) -> tf.Tensor:
-    """One example's loss: of a sum or a mean, that of a batch of it alone."""
+    # A sum or mean over one example is its loss.
     one = map_examples(lambda t: t[number : number + 1], data, model.shared_inputs)
     return tf.convert_to_tensor(_computed(model, one, training))
 
 
 def _computed(model: Any, data: Any, training: bool) -> Any:
-    """As Keras calls `compute_loss`, or as TFRS does."""
+    # TFRS gives `compute_loss` the batch, Keras its parts.
     inputs = inspect.signature(model.compute_loss).parameters
     if "y_pred" not in inputs:
         return model.compute_loss(data, training=training)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     y_pred = model(x, training=training)
-    told = {"training": training} if "training" in inputs or "kwargs" in inputs else {}
-    return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **told)
+    options = {"training": training} if "training" in inputs or "kwargs" in inputs else {}
+    return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
 
 
 def refuse_unsaid_loss(model: Any) -> None:
-    """A TFRS model without any loss of its own cannot have one from `compile`.
-
-    Raises:
-        NotPrivate: with what to write.
-    """
+    """Refuses a TFRS model without a loss of its own, which `compile` cannot give it."""
     kind = type(model)
     own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
     if not own and kind.compute_loss is not keras.Model.compute_loss:
         raise NotPrivate(
-            f"{kind.__name__} says nothing of its loss: def per_example_loss(self, data, training=True) gives each "
+            f"{kind.__name__} has no loss: define per_example_loss(self, data, training=True), which returns each "
             "example's, of shape [batch]."
         )
 
 
 def refuse_no_loss(model: Any) -> None:
-    """Without a loss of its own, a model has one from `compile`.
-
-    Raises:
-        ValueError: if it has not.
-    """
+    """Refuses a model without a loss, its own or from `compile`."""
     if model._loss is None:
         raise ValueError(f"{type(model).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
 
 
 def is_own(model: Any, method: str) -> bool:
-    """Whether a model's class has a method that is neither a library's nor the default.
-
-    Args:
-        model: with `PrivateTraining`.
-        method: "per_example_loss" or "compute_loss".
-    """
+    """Whether a model's class has a method that is neither a library's nor the default."""
     module = getattr(getattr(type(model), method), "__module__", None) or ""
     return module != _DEFAULT and module.split(".")[0] not in _LIBRARIES
 
@@ -118,12 +95,7 @@ def is_own(model: Any, method: str) -> bool:
 
 
 def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
-    """A step of `evaluate`.
-
-    Args:
-        model: with `PrivateTraining`.
-        examples: the batch.
-    """
+    """A step of `evaluate`."""
     losses = model.private_step.losses(Batch(examples), training=False)
     found = model.private_step.take_predictions()
     if found is None and compiled_metrics(model) is not None and _has_call(model):
@@ -133,12 +105,8 @@ def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
 
 
 def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
-    """A step of an ordinary optimizer: the mean loss and what regularises the weights, neither clipped nor noised.
-
-    Args:
-        model: with `PrivateTraining`.
-        examples: the batch.
-    """
+    """A step of an ordinary optimizer, on the mean loss and the regularization."""
+    # Keras sums the gradients of replicas, so that each contributes its share.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     with tf.GradientTape() as tape:
         losses = model.private_step.losses(Batch(examples))
@@ -150,29 +118,19 @@ def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
 
 
 def mean_of(losses: tf.Tensor) -> tf.Tensor:
-    """The mean; of no examples, zero."""
+    """The mean loss, 0 for no examples."""
     return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
 
 
-# What is shown.
+# Logs.
 
 
-def logs_of(model: Any, losses: tf.Tensor, found: Any, whole: bool = True) -> dict[str, Any]:
-    """Loss and metrics so far, this step's included.
-
-    Args:
-        model: with `PrivateTraining`.
-        losses: of the examples that count, `[n]`.
-        found: (x, y, y_pred, sample_weight); None where the loss predicted nothing.
-        whole: whether the loss had the batch at once, so that metrics can be told what was predicted.
-
-    Raises:
-        ValueError: for compiled metrics that the loss gives no predictions for.
-    """
+def logs_of(model: Any, losses: tf.Tensor, found: Any, at_once: bool = True) -> dict[str, Any]:
+    """Loss and metrics of the epoch so far, from this step's losses and (x, y, y_pred, sample_weight)."""
     loss_tracker(model).update_state(mean_of(losses), sample_weight=tf.cast(tf.size(losses), tf.float32))
-    if whole and compiled_metrics(model) is not None:
+    if at_once and compiled_metrics(model) is not None:
         _refuse_nothing_to_compare(model, found)
-    if found is None:
+    if found is None:  # the loss called no model, or part by part: compiled metrics have nothing to compare
         seen = {metric.name for metric in getattr(compiled_metrics(model), "metrics", ())}
         return {name: value for name, value in model.get_metrics_result().items() if name not in seen}
     x, y, y_pred, sample_weight = found
@@ -183,23 +141,23 @@ def _refuse_nothing_to_compare(model: Any, found: Any) -> None:
     kind = type(model).__name__
     if found is None and not _has_call(model):
         raise ValueError(
-            f"compile(metrics=...) compares targets with what {kind} predicts, and it predicts nothing: def call(self, "
-            "inputs) says what; or leave metrics out, and update some of the model's own in per_example_loss."
+            f"compile(metrics=...) compares targets with predictions, and {kind} predicts nothing: define call(self, "
+            "inputs); or leave metrics out, and update metrics of the model's own in per_example_loss."
         )
     if found is not None and found[1] is None:
         raise ValueError(
             f"compile(metrics=...) compares predictions with targets, and the batches have none: give {kind} data as "
-            "(x, y); or leave metrics out, and update some of the model's own in per_example_loss."
+            "(x, y); or leave metrics out, and update metrics of the model's own in per_example_loss."
         )
 
 
 def refuse_no_call(model: Any) -> None:
-    """A model may train without predicting anything; asked for predictions, it says what they take."""
+    """Refuses to call a model without a `call`, which may be trained all the same."""
     kind = type(model)
     if not _has_call(model):
         raise NotImplementedError(
-            f"{kind.__name__} predicts nothing yet: def call(self, inputs) says what, for calling it, predict and "
-            "export; training and evaluate go by per_example_loss alone."
+            f"{kind.__name__} predicts nothing: define call(self, inputs) for calling it, predict and export; "
+            "training and evaluate use per_example_loss alone."
         )
 
 

@@ -16,17 +16,7 @@ from tfdp_rec.keras_internals import mask_of
 
 
 def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """Each example's loss, `[batch]`.
-
-    Args:
-        loss: as for `compile`: a name, function or `keras.losses.Loss`, or a list or dict of those, one an output.
-        loss_weights: a number an output, in the same structure, or None.
-        y: targets.
-        y_pred: predictions.
-        sample_weight: None, or weights by example or by position, for all outputs or in their structure.
-
-    Raises:
-        ValueError: if the structures do not fit.
+    """Each example's loss, `[batch]`, of a loss as `compile` takes it.
 
     Example:
         >>> import tensorflow as tf
@@ -39,6 +29,7 @@ def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_w
     targets = _by_output(y, y_pred)
     weights = _by_output(loss_weights, y_pred, broadcast=not isinstance(loss_weights, (list, tuple, dict)))
     samples = _by_output(sample_weight, y_pred, broadcast=not isinstance(sample_weight, (list, tuple, dict)))
+    # Keras sums the weighted losses of the outputs.
     total = None
     for one, target, output, weight, sample in zip(losses, targets, outputs, weights, samples):
         if one is None:
@@ -52,7 +43,7 @@ def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_w
 
 
 def _by_output(structure: Any, y_pred: Any, broadcast: bool = False) -> list[Any]:
-    """`structure` as a list with one entry an output of the model."""
+    """`structure` as a list with one entry per output of the model."""
     if isinstance(y_pred, dict):
         if broadcast:
             return [structure for _ in y_pred]

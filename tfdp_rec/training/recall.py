@@ -1,8 +1,8 @@
-"""recall@k of a model whose call gives the k best items, as a metric of `compile`.
+"""recall@k of a model that predicts the k best items, as a metric of `compile`.
 
-    recall@k = |relevant ∩ {r_1 … r_k}| / |relevant|,  the mean over the users who have something relevant
+    recall@k = |relevant ∩ {r_1 … r_k}| / |relevant|,  the mean over users with at least one relevant item
 
-Computed from users' data without noise: for `evaluate` on users who agreed to it, and covered by no ε.
+It is computed from users' data without noise, and no ε covers it: use it in `evaluate`, for users who agreed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class RecallAtK(keras.metrics.Mean):
-    """The share of a user's relevant items among the first k of those recommended.
+    """The share of a user's relevant items that are among the first k recommended ones.
 
     Targets are distinct ids `[batch]` or `[batch, m]`; predictions are ids `[batch, K]`, best first, as
     `CandidateScores.top_k` gives them. `evaluate` and validation show it; a training step predicts nothing.
 
     Args:
-        k: how many of the predictions count; all of them if left out.
-        padding: the id that stands for none in targets, such as 0 or ""; None if there is none.
-        name: as Keras'; "recall" or "recall_at_10" if left out.
-        dtype: as Keras'.
+        k: Number of predictions that count; by default all.
+        padding: Id that stands for no item in targets, such as 0 or ""; None if there is none.
+        name: Name of the metric; by default "recall", or "recall_at_10" for k = 10.
+        dtype: Data type of the metric.
 
     Raises:
         ValueError: k is not positive.
@@ -46,9 +46,9 @@ class RecallAtK(keras.metrics.Mean):
         """Counts the users of a batch.
 
         Args:
-            y_true: relevant ids, `[batch]` or `[batch, m]`.
-            y_pred: recommended ids, `[batch, K]`, best first.
-            sample_weight: how much each user counts, `[batch]`.
+            y_true: Relevant ids, `[batch]` or `[batch, m]`.
+            y_pred: Recommended ids, `[batch, K]`, best first.
+            sample_weight: Weight of each user, `[batch]`.
         """
         recommended = tf.convert_to_tensor(y_pred)
         relevant = tf.convert_to_tensor(y_true)

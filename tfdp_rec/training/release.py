@@ -1,17 +1,17 @@
-"""Release: how weights leave training, settled first.
+"""Release: weights leave training only after their pending noise was settled.
 
-A mechanism may owe noise to rows that no batch has read for a while. Whatever lets weights, or numbers computed from
-them, out of training settles that noise before. Who sees to it, from the outside in:
+A mechanism may owe noise to rows that no batch has read for a while. Every way for weights, or numbers computed from
+them, to leave training settles that noise first. From the outside in:
 
-- the model's own methods (`doors.py`) settle before they open;
+- the model's own methods settle first (`release_methods.py`);
 - callbacks at the end of an epoch find everything settled (`settle_for`);
-- every table is *guarded*, and so is its rows' momentum: an eager read of it, by whatever way, settles first;
-- rows that may owe noise are *withheld* (`withheld.py`): a graph that reads a table, whenever it was compiled, finds
-  no rows there. One that was compiled after the table was guarded says so in words.
+- every table, and its rows' momentum, is *guarded*: any eager read of it settles first;
+- rows that may owe noise are *withheld* (`withheld_rows.py`): a graph that reads a table, compiled at any time, finds
+  no rows there. A graph that was compiled after the table was guarded fails with the reason.
 
-What owes a table is kept with the table (`Debts`), not with a model: two models that share a table, or a model that got
-another optimizer, do not lose each other's debts. `Release` is a model's own part: what it is in the middle of, and who
-wants to know when weights are about to leave.
+The optimizers that may owe noise are listed with the table (`Debts`), not with a model: two models that share a table,
+or a model that got another optimizer, keep each other's debts. `Release` has the state of one model: whether it is
+within a step, and the listeners to its releases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tfdp_rec.keras_internals import (
 )
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld import Withheld, demand_rows, withheld
+from tfdp_rec.withheld_rows import WithheldRows, demand_rows, withheld
 
 _LOGS_ONLY = (
     keras.callbacks.BackupAndRestore,  # these two save through the model's own methods
@@ -52,11 +52,7 @@ _LOGS_ONLY = (
 
 
 class Release:
-    """One model's way out of training.
-
-    Args:
-        model: with `PrivateTraining`.
-    """
+    """The releases of one model."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -64,11 +60,11 @@ class Release:
         self._at_work = self._leaving = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
 
-    # What the model is in the middle of.
+    # Present state.
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """For the length of a step's own work, whose reads are not guarded: it pays row by row before each."""
+        """A block for a step's own work, whose reads are not guarded: it settles each row before it reads it."""
         self._at_work += 1
         try:
             yield
@@ -77,7 +73,7 @@ class Release:
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[None]:
-        """Settles; what is traced inside is for good, and carries no check along."""
+        """Settles, and traces without checks in the block: the graphs leave training for good."""
         self.settle_outside_steps()
         self._leaving += 1
         try:
@@ -87,22 +83,18 @@ class Release:
 
     @property
     def at_work(self) -> bool:
-        """Whether reads are the step's own."""
+        """Whether the present reads are a step's own."""
         return self._at_work > 0
 
     @property
     def is_open(self) -> bool:
-        """Whether tables may be read without a check: by the step, or settled already for what leaves for good."""
+        """Whether tables may be read without a check: within a step, or settled for `leaving`."""
         return self._at_work + self._leaving > 0
 
     # Tables.
 
     def guard(self, optimizer: PrivateOptimizer) -> None:
-        """From now on nothing reads a table of `optimizer` while it owes noise.
-
-        Args:
-            optimizer: built; it may owe.
-        """
+        """Guards the tables of a built optimizer, and the velocities of their rows."""
         several = [v for table in optimizer.tables.values() for v in (table.variable, table.state) if v is not None]
         for variable in several:
             if not any(variable is known for known in self._guarded):
@@ -111,8 +103,8 @@ class Release:
         if not getattr(optimizer, "releasable", True):
             self.withhold()
 
-    def foresee(self) -> None:
-        """Guards the variables that may turn out to be tables, so that graphs compiled from now on have the check."""
+    def guard_possible_tables(self) -> None:
+        """Guards every variable that may be a table, so that graphs compiled before the first batch have the check."""
         for layer in layers_within(self.model):
             rule = rule_for(layer)
             if rule is not None and type(rule).tables is not Rule.tables:
@@ -120,13 +112,13 @@ class Release:
                     guarded(variable).may_owe = True
 
     def withhold(self) -> None:
-        """Keeps the rows of all tables from whatever is not a step; see `withheld.py`."""
+        """Withholds the rows of all tables (`withheld_rows.py`)."""
         for variable in self._guarded:
             if (places := withheld(variable)) is not None:
                 places.withhold()
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
-        """Pays what rows of a table owe, to whomever, before a step reads them."""
+        """Settles rows of a table, for all optimizers that owe them noise, before a step reads them."""
         with ours():
             for optimizer in debts_of(variable):
                 optimizer.before_read(variable, ids)
@@ -134,68 +126,61 @@ class Release:
     # Settling.
 
     def settle(self) -> None:
-        """Applies all noise that is owed to the model's tables, and tells the listeners."""
+        """Applies all noise that is owed to the model's tables, and calls the listeners."""
         for variable in self._guarded:
             guarded(variable).settle()
         for listener in self._listeners:
             listener()
 
     def settle_outside_steps(self) -> None:
-        """Settles unless this is a step's own work, or the building of a graph."""
+        """Settles, except within a step and while a graph is traced."""
         if not self.at_work and tf.executing_eagerly():
             self.settle()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called whenever weights are about to leave, pending noise applied."""
+        """Calls `listener` from now on at every release, after pending noise was applied."""
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
 
     def forget_listeners(self) -> None:
-        """The fit that they were interested in is over."""
+        """Ends `listen`, when a fit ends."""
         self._listeners = ()
 
 
 class Debts:
-    """The optimizers that may owe noise to one table, and the models that they train.
-
-    Args:
-        variable: the table.
-
-    Attributes:
-        may_owe: whether there are such optimizers, or may be once a batch was seen.
-    """
+    """The optimizers that may owe noise to one table, and the models that they train."""
 
     def __init__(self, variable: keras.Variable):
         self._variable = variable
         self._optimizers: list[PrivateOptimizer] = []
         self._releases: list[Release] = []
-        self.may_owe = False
+        self.may_owe = False  # True also for a variable that a first batch may show to be a table
 
     def __iter__(self) -> Iterator[PrivateOptimizer]:
         return iter(self._optimizers)
 
     def add(self, optimizer: PrivateOptimizer, release: Release) -> None:
-        """Enters an optimizer; steps that others compiled without knowing of it are compiled anew."""
+        """Adds an optimizer; steps of other models on the table are compiled anew, to settle for it too."""
         if not any(optimizer is known for known in self._optimizers):
             self._refuse_beside_others(optimizer, release)
             self._optimizers.append(optimizer)
             self.may_owe |= optimizer.pays_late
             if optimizer.pays_late and withheld(self._variable) is None:
-                vars(self._variable)["withheld"] = Withheld(self._variable)
+                vars(self._variable)["withheld"] = WithheldRows(self._variable)
             for other in self._releases:
                 other.model.compile_step_anew()
         if not any(release is known for known in self._releases):
             self._releases.append(release)
 
     def settle(self) -> None:
-        """Applies what is owed, and gives the rows back to all that read the table."""
+        """Applies all pending noise, and publishes the rows."""
         for optimizer in self._optimizers:
             optimizer.settle()
         if (places := withheld(self._variable)) is not None:
             places.publish()
 
     def before_a_read(self) -> None:
-        """Settles ahead of an eager read of the table; in a graph, adds the check that says why there are no rows."""
+        """Settles before an eager read of the table; in a graph, adds a check that fails with the reason."""
         if any(release.is_open for release in self._releases):
             return
         if tf.executing_eagerly():
@@ -203,21 +188,19 @@ class Debts:
                 release.settle()
             self.settle()
             return
-        known_here = isinstance(resource(self._variable), tf.Variable)  # a server's table is guarded there
+        known_here = isinstance(resource(self._variable), tf.Variable)  # a server guards its own tables
         if not self.may_owe or not known_here or not tf.compat.v1.get_default_graph().building_function:
             return
         if compiles_with_xla():
             raise RuntimeError(
-                f"Table '{self._variable.path}' may owe noise, and XLA would compile a read of it without the check "
-                "that it does not: compile what reads it with jit_compile=False."
+                f"Table '{self._variable.path}' may owe noise, and XLA would drop the check of that from its read: "
+                "compile the reading function with jit_compile=False."
             )
         demand_rows(self._variable, _UNSETTLED.format(self._variable.path))
 
     def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: Release) -> None:
-        """Decay acts on the noise of others as well, in another order when lazy.
-
-        A model that got another optimizer settled the one before: that one owes nothing any more.
-        """
+        # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
+        # of the same model has been settled and owes nothing.
         others = any(release is not known for known in self._releases)
         regularized = self._variable.regularizer is not None
         if others and (regularized or any(o.recursion.weight_decay for o in (optimizer, *self._optimizers))):
@@ -229,21 +212,19 @@ class Debts:
 
 
 _UNSETTLED = (
-    "Table '{}' owes noise: what was compiled to read it must wait until model.settle() was called, or fit has ended."
+    "Table '{}' owes noise: a compiled function may read it only after model.settle(), or after fit has ended."
 )
 
 
 def debts_of(variable: keras.Variable) -> Debts | tuple[()]:
-    """Who may owe noise to a variable; nobody, if it is not guarded."""
+    """The optimizers that may owe noise to a variable; none if it is not guarded."""
     return getattr(variable, "debts", ())
 
 
 def guarded(variable: keras.Variable) -> Debts:
-    """Makes a variable one that is never read while it owes noise, and says who owes it.
-
-    Keras reads its variables through one attribute, which on a guarded variable is a property. The class of the live
-    object is exchanged for that, since everybody who will read it holds this object already.
-    """
+    """Guards a variable, which is then never read while it owes noise; returns its `Debts`."""
+    # Keras reads its variables through one attribute, here a property that settles. The class of the object itself is
+    # exchanged: layers and functions hold this object already, so that a wrapper would come too late.
     if not isinstance(debts_of(variable), Debts):
         vars(variable)["debts"] = Debts(variable)
         variable.__class__ = _guarded_class(type(variable))  # type: ignore[arg-type]
@@ -257,7 +238,7 @@ def _guarded_class(kind: type) -> type:
         return resource(variable)
 
     def as_unguarded(variable: Any, protocol: Any) -> Any:
-        """Copies and pickles are ordinary variables with settled values."""
+        # Copies and pickles are ordinary variables with settled values.
         vars(variable)["debts"].before_a_read()
         state = {name: value for name, value in vars(variable).items() if name not in ("debts", "withheld")}
         return object.__new__, (kind,), state
@@ -265,7 +246,7 @@ def _guarded_class(kind: type) -> type:
     members = {
         RESOURCE_ATTRIBUTE: property(read, set_resource),
         "__reduce_ex__": as_unguarded,
-        "__copy__": lambda variable: variable,  # one that shares the values owes what this one owes
+        "__copy__": lambda variable: variable,  # a copy that shares the values would owe the same noise
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
     }
@@ -273,7 +254,6 @@ def _guarded_class(kind: type) -> type:
 
 
 class _SettleAtEpochEnd(keras.callbacks.Callback):
-    """Goes ahead of callbacks that may look at weights."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.settle()

@@ -1,7 +1,7 @@
-"""Which rows of which tables a batch will read, found out from the model's own loss.
+"""The ids that a batch reads from each table, derived from the model's loss.
 
-The loss is traced once in a scratch graph while the layers are recorded; the graph is then pruned to the operations
-that produce the ids, so that it runs in the data pipeline without the model's weights.
+The loss is traced once in a scratch graph while the layers are recorded. The graph is then pruned to the operations
+that produce the ids, and runs in the data pipeline without the model's weights.
 """
 
 from __future__ import annotations
@@ -16,29 +16,21 @@ from tfdp_rec.training.batch import hidden_spec, normalised
 
 
 class TableReader:
-    """Which ids a batch reads, by table: the pruned graph of a model's loss.
-
-    Attributes:
-        tables: paths of the variables that are read by row only.
-    """
+    """A function from a batch to the ids that it reads, by table."""
 
     def __init__(self, tables: list[str], pruned: Any):
-        self.tables, self._pruned = tables, pruned
+        self.tables = tables  # paths of the variables that are read by rows only
+        self._pruned = pruned
 
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
-        """Table path -> ids `[n]`, int64."""
+        """Ids `[n]`, int64, by table path."""
         if self._pruned is None:
             return {}
         return self._pruned(*tf.nest.flatten(normalised(batch)))
 
 
 def trace_reader(model: Any, spec: Any) -> TableReader:
-    """Traces a model's loss and keeps of it what decides the ids.
-
-    Args:
-        model: a model with `PrivateTraining`.
-        spec: the batches' element spec.
-    """
+    """The table reader of a model, from one trace of its loss."""
     spec = normalised(spec)
     ids: dict[str, tf.Tensor] = {}
 
@@ -60,19 +52,13 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
 
 def build_layers(model: Any, spec: Any, flat_spec: list[tf.TensorSpec]) -> None:
-    """Makes the variables of layers that have none yet, by a trace of its own: within `wrap_function` two layers'
-    variables of one name ("embeddings") would collide.
-
-    Args:
-        model: a model with `PrivateTraining`.
-        spec: the batches' element spec.
-        flat_spec: the same, flat, the batch axis hidden.
-    """
+    """Makes the variables of layers that have none yet."""
+    # By a trace of its own: within `wrap_function` variables of one name, such as "embeddings", would collide.
     if all(layer.built for layer in layers_within(model)):
         return
 
     def loss(*tensors: tf.Tensor) -> tf.Tensor:
         return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
 
-    with model.release.in_step():  # nothing of it runs
+    with model.release.in_step():  # traced, not run
         tf.function(loss, autograph=False).get_concrete_function(*flat_spec)

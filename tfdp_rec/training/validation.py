@@ -1,4 +1,4 @@
-"""Everything that private training would refuse of a model, at once and before any training.
+"""Validation of a model: all that private training would refuse, before any training.
 
     report = tfdp_rec.validate(model, batch)
     print(report)            what is refused, and how each layer is clipped
@@ -38,12 +38,12 @@ _WIDTH = 80
 
 @dataclasses.dataclass(frozen=True)
 class Clipped:
-    """How one layer's weights are clipped.
+    """Clipping of one layer's weights.
 
     Attributes:
-        layer: its name.
-        kind: its class.
-        way: in a few words.
+        layer: Name of the layer.
+        kind: Name of its class.
+        way: Description of the clipping, in a few words.
     """
 
     layer: str
@@ -53,14 +53,14 @@ class Clipped:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `validate` found.
+    """Result of `validate`.
 
     Attributes:
-        model: its name.
-        refusals: what is refused, each a sentence with its reason and the way out.
-        layers: those with weights that are clipped, and how.
-        unread: why the loss itself was not read, or "".
-        compared: what was compared with each example alone, and what could not be, or "".
+        model: Name of the model.
+        refusals: Reasons for a refusal, each with its way out.
+        layers: Layers whose weights are clipped.
+        unread: Reason why the loss was not read, or "".
+        compared: Summary of the comparison with each example alone, or "".
     """
 
     model: str
@@ -101,15 +101,15 @@ def _wrapped(head: str, text: str) -> list[str]:
 def validate(model: keras.Model, batch: Any) -> Report:
     """All that private training would refuse of a model, layer by layer and table by table; nothing is trained.
 
-    Where nothing is refused, the loss is run on batches that repeat the examples of this one, and on each example
-    alone: give several that differ. `clipping.check` compares weights' gradients, on top.
+    If nothing is refused, the loss is also run on batches that repeat the examples of this one, and on each example
+    alone: give several examples that differ. `clipping.check` compares the gradients of weights as well.
 
     Args:
-        model: with `PrivateTraining` and a loss; of another Keras model, its layers are looked at.
-        batch: as the training data gives it.
+        model: Model with `PrivateTraining` and a loss; of another Keras model, only the layers are checked.
+        batch: Batch of the training data.
 
     Returns:
-        A report: print it, or ask whether it is `ok`.
+        A report, to be printed, or asked whether it is `ok`.
 
     Example:
         >>> import keras, numpy as np, tfdp_rec
@@ -137,23 +137,23 @@ def validate(model: keras.Model, batch: Any) -> Report:
         refused = {unit.refusal: unit.layer.name for unit in units if unit.rule is None}
         return _report(model, [*before, *refused], units, set(), set(refused.values()), _UNREAD)
     batch = tensors(batch)
-    with contextlib.suppress(NotPrivate):  # which the trial says again
+    with contextlib.suppress(NotPrivate):  # the trial repeats the refusal
         _build(model, batch)
     loss = functools.partial(model.per_example_loss, training=True)
     with model.release.in_step():
         trial = TrialStep(model, loss).read(batch)
         alone = SingleExamples(model, loss, batch) if not trial.refusals else None
-    model.release.settle()  # examples were run on rows that only steps read: they go back to all that read them
+    model.release.settle()  # examples were run on withheld rows, which are published again
     refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
     report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
     return dataclasses.replace(report, compared=alone.summary if alone else "")
 
 
-_UNREAD = "The loss was not read yet: mend this first, and validate again."
+_UNREAD = "The loss was not read yet: correct this first, and validate again."
 
 
 def _of_the_model(model: keras.Model) -> list[str]:
-    """What would be refused by `compile`."""
+    # Refusals of `compile`.
     if not isinstance(model, PrivateTraining):
         kind = type(model).__name__
         return [
@@ -166,7 +166,6 @@ def _of_the_model(model: keras.Model) -> list[str]:
 
 
 def _of_the_batch(batch: Any) -> list[str]:
-    """What is wrong with tensors of it."""
     found: dict[str, None] = {}
     for leaf in tf.nest.flatten(batch):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
@@ -175,7 +174,7 @@ def _of_the_batch(batch: Any) -> list[str]:
 
 
 def _of_the_tables(model: keras.Model, tables: set[str]) -> list[str]:
-    """What a mechanism, or the one that it is compiled with, would refuse of its tables."""
+    # Refusals of any mechanism, and of the one that the model is compiled with.
     several = [v for v in model.trainable_variables if v.path in tables]
     found = {v.path: _said(refuse_on_table, v) for v in several}
     if isinstance(model.optimizer, PrivateOptimizer):
@@ -192,7 +191,6 @@ def _said(refuse: Any, *args: Any) -> list[str]:
 
 
 def _build(model: Any, batch: Any) -> None:
-    """Makes the variables of layers that have none yet."""
     if not all(layer.built for layer in layers_within(model)):
         spec = tf.nest.map_structure(loose_spec, batch)
         build_layers(model, spec, [hidden_spec(s, spec, model.shared_inputs) for s in tf.nest.flatten(spec)])
@@ -210,7 +208,7 @@ def _report(
 
 
 def _way(unit: Unit, tables: set[str]) -> str:
-    """How a layer is clipped, and how much of it there is."""
+    # How the layer is clipped, and its numbers of weights.
     ways = [unit.rule.way]  # type: ignore[union-attr]
     for variable in unit.layer.trainable_variables:
         if variable.path in tables:

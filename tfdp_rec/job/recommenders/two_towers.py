@@ -223,7 +223,7 @@ def train_one(name: str, run: Run) -> MadeRecommender:
         _fit(model, batches, callbacks, curve, run, steps_left(settings, curve.step, within))
     finally:
         if accountant is not None:
-            accountant.settle()
+            accountant.give_back_unused()
     speed = curve.timed / curve.seconds if curve.seconds else None
     return with_costs(MadeRecommender(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from settling import EVERY_ID, IDS, LABELS, ROWS, assert_settled, in_training, loaded_table, model_of, raw
 
 import tfdp_rec
-from tfdp_rec.training.doors import Doors
 from tfdp_rec.training.release import Debts
-from tfdp_rec.withheld import held_rows
+from tfdp_rec.training.release_methods import ReleaseMethods
+from tfdp_rec.withheld_rows import held_rows
 
 # Every path, each given (model, folder), returns a table that left training, or None if only numbers did.
 
@@ -151,7 +151,7 @@ def _through(door, model, folder):
 def test_every_door_settles_where_no_guard_stands(tmp_path, monkeypatch):
     """Most are protected twice: a read of a table would settle as well. Here the doors are alone."""
     monkeypatch.setattr(Debts, "before_a_read", lambda debts: None)
-    model, doors = in_training(), [name for name, door in vars(Doors).items() if hasattr(door, "__wrapped__")]
+    model, doors = in_training(), [name for name, door in vars(ReleaseMethods).items() if hasattr(door, "__wrapped__")]
     assert len(doors) == 15, doors
     for door in doors:
         step(model)

@@ -1,8 +1,7 @@
-"""The doors: every method of a Keras model by which weights, or numbers computed from them, leave training.
+"""The methods of a Keras model by which weights, or numbers computed from them, leave training.
 
-Each settles pending noise before it opens, and says so by its decorator. Files and folders are whole or not there.
-Metrics stay inside: they are computed from the training data and protected by nothing, and a saved state would carry
-their totals.
+Each settles pending noise first, by its decorator `settled`. Files and folders are written completely or not at all.
+Metrics are never saved with their totals: these are computed from training data without noise.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ import keras
 import numpy as np
 
 from tfdp_rec.files import replacing
-from tfdp_rec.training.ordinary import warn_of_ordinary_steps
+from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
 from tfdp_rec.training.release import Release
 
 
-def settled(door: Callable[..., Any]) -> Callable[..., Any]:
-    """A method by which something leaves training, or that forgets what is owed: pending noise is settled first."""
+def settled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method with pending noise settled before it, for releases and for replacing weights that owe noise."""
 
-    @functools.wraps(door)
-    def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def settled_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.release.settle_outside_steps()
-        return door(self, *args, **kwargs)
+        return method(self, *args, **kwargs)
 
-    return opened
+    return settled_first
 
 
-class Doors:
-    """Mix-in, ahead of `keras.Model`."""
+class ReleaseMethods:
+    """Mix-in, ahead of `keras.Model`, whose methods settle before weights leave."""
 
     @functools.cached_property
     def release(self) -> Release:
-        """This model's way out of training."""
+        """The model's `Release`."""
         return Release(self)
 
     # Numbers computed from weights.
@@ -77,32 +76,34 @@ class Doors:
 
     @settled
     def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', but for the state of metrics."""
+        """As Keras', without the state of metrics."""
         tree = super().get_state_tree(*args, **kwargs)  # type: ignore[misc]
         tree.pop("metrics_variables", None)
         return tree
 
     @settled
     def save_own_variables(self, store: Any) -> None:
-        """As Keras'; all that saves a model comes through here first, and finds its metrics as good as new."""
+        """As Keras'; every way to save a model calls this first, after which its metrics save zeros."""
         for metric in _metrics_within(self.metrics):  # type: ignore[attr-defined]
-            vars(metric)["save_own_variables"] = functools.partial(_save_as_new, metric)
+            vars(metric)["save_own_variables"] = functools.partial(_save_zeros, metric)
         super().save_own_variables(store)  # type: ignore[misc]
 
     @settled
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', for TensorFlow's checkpoints and SavedModels, but for metrics."""
+        """As Keras', for TensorFlow's checkpoints and SavedModels, without metrics."""
         children = super()._trackable_children(*args, **kwargs)  # type: ignore[misc]
         return {name: child for name, child in children.items() if not _is_metric(child)}
 
     def __reduce__(self) -> Any:
-        """As Keras', which saves through `save_own_variables`; a class made for a functional model is not looked up."""
+        """As Keras', which saves through `save_own_variables`."""
+        # Pickle finds a class by its name, and `_functional`'s (model.py) has none.
         made: Any = super().__reduce__()
         kind: Any = getattr(type(self), "functional_of", type(self))
         return getattr(kind, made[0].__name__), *made[1:]
 
     def __deepcopy__(self, memo: Any) -> Any:
         """As Keras', which saves and loads; the copy trains under the plan of this model's optimizer."""
+        # A plan is not saved. Without it the copy could make steps beyond the planned ones.
         reduced = self.__reduce__()
         copied = reduced[0](*reduced[1])
         plan = getattr(self.optimizer, "plan", None)  # type: ignore[attr-defined]
@@ -117,49 +118,46 @@ class Doors:
 
     @settled
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; an interruption leaves the older file whole."""
+        """As Keras'; an interruption leaves an older file as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
-        with _whole(filepath, overwrite) as path:
+        with _replaced(filepath, overwrite) as path:
             return super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     @settled
     def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; an interruption leaves the older file whole."""
-        with _whole(filepath, overwrite) as path:
+        """As Keras'; an interruption leaves an older file as it was."""
+        with _replaced(filepath, overwrite) as path:
             return super().save_weights(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     @settled
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; an interruption leaves the older folder whole."""
+        """As Keras'; an interruption leaves an older folder as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
-        with self.release.leaving(), _as_new(self), _whole(filepath) as path:
+        with self.release.leaving(), _without_metric_data(self), _replaced(filepath) as path:
             return super().export(path, *args, **kwargs)  # type: ignore[misc]
 
-    # What would forget a debt.
+    # Replacing weights that may owe noise.
 
     @settled
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; what the weights before still owe is theirs."""
+        """As Keras', after the weights to be replaced got their noise."""
         return super().load_weights(*args, **kwargs)  # type: ignore[misc]
 
     @settled
     def set_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; what the weights before still owe is theirs."""
+        """As Keras', after the weights to be replaced got their noise."""
         return super().set_weights(*args, **kwargs)  # type: ignore[misc]
 
     @settled
     def set_state_tree(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; what the weights before still owe is theirs."""
+        """As Keras', after the weights to be replaced got their noise."""
         return super().set_state_tree(*args, **kwargs)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _whole(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
-    """A name to write to, which takes the place of `filepath` when it is whole.
-
-    Where Keras asks before it overwrites, it must see the true name; and what is no single file here (a cloud address,
-    an open file, the index of a sharded save) is written as Keras does.
-    """
+def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
+    # A temporary name, which replaces `filepath` after the writing. Keras must see the true name where it asks before
+    # overwriting; a cloud address, an open file and the index of a sharded save are no single file here.
     local = isinstance(filepath, (str, os.PathLike)) and "://" not in os.fspath(filepath)
     if not overwrite or not local or os.fspath(filepath).endswith(".json"):
         yield filepath
@@ -174,7 +172,7 @@ def _is_metric(child: Any) -> bool:
 
 
 def _metrics_within(found: Any) -> Iterator[keras.metrics.Metric]:
-    """Metrics, and those that they are made of."""
+    # Metrics may contain metrics.
     for one in found:
         if isinstance(one, (list, tuple, set)):
             yield from _metrics_within(one)
@@ -185,15 +183,14 @@ def _metrics_within(found: Any) -> Iterator[keras.metrics.Metric]:
             yield from _metrics_within(vars(one).values())
 
 
-def _save_as_new(metric: keras.metrics.Metric, store: Any) -> None:
-    """What a metric without any data would save."""
+def _save_zeros(metric: keras.metrics.Metric, store: Any) -> None:
     for number, variable in enumerate(metric.variables):
         store[str(number)] = np.zeros(variable.shape, variable.dtype)
 
 
 @contextlib.contextmanager
-def _as_new(model: Any) -> Iterator[None]:
-    """The model's metrics without any data, for the length of the block."""
+def _without_metric_data(model: Any) -> Iterator[None]:
+    # A SavedModel holds the metrics' variables as they are while it is traced.
     values = [(variable, variable.numpy()) for variable in model.metrics_variables]
     model.reset_metrics()
     try:

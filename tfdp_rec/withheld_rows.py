@@ -1,15 +1,15 @@
-"""Rows that may owe noise, kept where nothing but a training step reads them.
+"""Withheld rows: rows that may owe noise, in a variable that only training steps read.
 
-What is compiled to read a table holds on to the table's TensorFlow variable, and reads it whenever it runs: a part of
-the model, a data pipeline, a `tf.function` over the layer, whether it was traced before the table was guarded or after.
-No check can be put into a graph that exists already. So the rows leave the variable while any of them may owe noise:
+A compiled function that reads a table, such as a part of the model, a data pipeline or a `tf.function` over the layer,
+holds the table's TensorFlow variable and reads it at every run. It may have been traced before the table was guarded,
+and no check can be added to an existing graph. So the rows leave the variable while any of them may owe noise:
 
     a step       withhold: public -> private, in the step's own graph, before it reads a row
     a release    settle, then publish: private -> public
 
-`public` is the variable that everything else knows; while the rows are withheld it has none. A graph that looks rows up
-then fails, and one that reads the table whole finds no row. `private` is known to the mechanisms and the clipping rules
-alone (`held_rows`). Rows move by reference: no value is copied, and memory does not grow.
+Layers and other functions have the variable `public`, which is empty while the rows are withheld: a lookup then fails,
+and a read of the whole table gives no row. Only mechanisms and clipping rules use `private` (`held_rows`). Rows move by
+reference: no value is copied, and memory does not grow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import resource
 
 
-class Withheld:
-    """Where the rows of one table are.
-
-    Args:
-        variable: the table, or what its rows keep for their steps.
-    """
+class WithheldRows:
+    """The public and private variables of one table, or of its rows' state."""
 
     def __init__(self, variable: keras.Variable):
         self._variable = variable
@@ -40,16 +36,16 @@ class Withheld:
 
     @property
     def public(self) -> tf.Variable:
-        """The variable that everything but a step reads."""
+        """The variable that everything except a step reads."""
         return resource(self._variable)
 
     @property
     def rows(self) -> tf.Variable:
-        """The variable that has the rows: in a graph, which is a step's, the private one."""
+        """The variable with the rows: in a graph, which is a step's, the private one."""
         return self.private if not tf.executing_eagerly() or not _has_rows(self.public) else self.public
 
     def withhold(self) -> None:
-        """Has the private variable hold the rows from here on; once in a graph."""
+        """Moves the rows to the private variable; once per graph."""
         if tf.executing_eagerly():
             if _has_rows(self.public):
                 _move(self.public, self.private)
@@ -66,31 +62,26 @@ class Withheld:
         tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
 
     def publish(self) -> None:
-        """Has the public variable hold the rows, none of which owes noise."""
+        """Moves the rows, none of which owes noise any more, to the public variable."""
         if _has_rows(self.private):
             _move(self.private, self.public)
 
 
-def withheld(variable: keras.Variable) -> Withheld | None:
-    """Where a variable's rows are, if they are ever withheld."""
+def withheld(variable: keras.Variable) -> WithheldRows | None:
+    """The `WithheldRows` of a variable; None if its rows are never withheld."""
     return vars(variable).get("withheld")
 
 
 def held_rows(variable: keras.Variable) -> tf.Variable:
-    """The TensorFlow variable with the rows of a table, for a step, a payment or a training checkpoint."""
+    """The TensorFlow variable with the rows of a table, for steps, settling and training checkpoints."""
     places = withheld(variable)
     return resource(variable) if places is None else places.rows
 
 
 def demand_rows(variable: keras.Variable, sentence: str) -> None:
-    """Has a graph say why a table has no rows, ahead of its own reads of the table.
-
-    Args:
-        variable: the table.
-        sentence: what to say.
-    """
+    """Makes a graph fail with a sentence, ahead of its reads of a table, if the table's rows are withheld."""
     with tf.control_dependencies(demand(_has_rows(resource(variable)), sentence)):
-        # Reads wait for operations on the variable that may write to it, as this one does for all TensorFlow knows.
+        # Reads wait for operations that may write to the variable, of which TensorFlow takes this to be one.
         tf.raw_ops.DisableCopyOnRead(resource=resource(variable).handle)
 
 
@@ -99,19 +90,19 @@ def _has_rows(variable: tf.Variable) -> tf.Tensor:
 
 
 def _taken_from(variable: tf.Variable) -> tf.Tensor:
-    """The values themselves; after a scatter TensorFlow would copy them for every read."""
+    # By reference; after a scatter TensorFlow would copy the values at every read.
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype, name="rows_by_reference")
 
 
 def _move(source: tf.Variable, target: tf.Variable) -> None:
-    """First into the one, then out of the other: what is cut short in between has lost nothing."""
+    # In this order, so that an interruption in between loses nothing.
     tf.raw_ops.AssignVariableOp(resource=target.handle, value=_taken_from(source))
     _empty(source)
 
 
 def _empty(variable: tf.Variable) -> None:
     none = tf.zeros([0, *variable.shape[1:]], variable.dtype)
-    if not tf.executing_eagerly():  # where a shape that is known must be the variable's
+    if not tf.executing_eagerly():  # in a graph a known shape must be the variable's
         none = tf.compat.v1.placeholder_with_default(none, None)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=none)

@@ -1,8 +1,8 @@
-"""What a step and a prediction may hold on to: the whole function is read, whoever wrote the step.
+"""Refusal of overridden steps that keep private numbers, and of predictions that depend on metrics.
 
-The loss is read by `independence/`. A model may override `train_step`, `test_step`, `predict_step` or
-`compute_metrics`, or predict from one of its metrics, and so let numbers out that were computed from the batch and are
-neither clipped nor noised. When a step is traced, all its writes are read; when predictions are, what they depend on.
+The loss is read by `independence/`. A model may also override `train_step`, `test_step`, `predict_step` or
+`compute_metrics`, or predict from one of its metrics, and so release numbers that were computed from the batch without
+clipping and noise. When a step is traced, all its writes are read; when predictions are traced, all their inputs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,7 @@ _LIBRARIES = ("tfdp_rec.", "keras.", "tensorflow_recommenders.")
 
 
 def read_step(model: Any, name: str, data: Any) -> Any:
-    """The model's own `train_step`, `test_step` or `predict_step`; under a mechanism, its writes are read.
-
-    Args:
-        model: Model with `PrivateTraining`.
-        name: Name of the method.
-        data: Batch.
-
-    Raises:
-        NotPrivate: The step keeps something of the batch elsewhere than in metrics.
-    """
+    """Runs the model's `train_step`, `test_step` or `predict_step`; under a mechanism, reads its writes."""
     step = getattr(type(model), name)
     if not model.is_private:
         return step(model, data)
@@ -44,31 +35,22 @@ def read_step(model: Any, name: str, data: Any) -> Any:
 
 
 def _refuse_unread(model: Any, name: str) -> None:
-    """Refuses what runs eagerly and is of no library: its writes can be read in a graph alone."""
+    # A library's own step is known. A user's that runs eagerly has no graph to read.
     for method in (name, "compute_metrics"):
         if not getattr(type(model), method).__module__.startswith(_LIBRARIES):
             raise NotPrivate(
-                f"{type(model).__name__} overrides {method}, and what that writes can be read in a graph alone: "
-                "leave run_eagerly=True out."
+                f"{type(model).__name__} overrides {method}, whose writes can be read in a graph alone: leave "
+                "run_eagerly=True out."
             )
 
 
 def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
-    """`call(*args, **kwargs)`, of a model outside its steps; what it depends on is read in a graph, eagerly once.
-
-    Args:
-        model: with `PrivateTraining`.
-        call: gives predictions.
-        args: of the call.
-        kwargs: of the call.
-
-    Raises:
-        NotPrivate: if that is what a metric holds.
-    """
+    """`call(*args, **kwargs)` outside a step, refused if it depends on the model's metrics."""
     metrics = handles_of(_own_metrics(model))
     if not metrics:
         return call(*args, **kwargs)
     if tf.executing_eagerly():
+        # One trace in a graph is read, once per model; the call itself stays eager.
         if "predictions_read" not in vars(model):
             given, named = tf.nest.map_structure(_as_tensor, (args, kwargs))
             traced = tf.function(lambda *a: predictions_read(model, call, a, named), autograph=False)
@@ -83,7 +65,7 @@ def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _own_metrics(model: Any) -> list[Any]:
-    """The variables of metrics that are not given to `compile`, which predictions could not know of."""
+    # Variables of metrics that are not given to `compile`: no prediction can read compiled ones.
     compiled = [loss_tracker(model), compiled_metrics(model)] if model.compiled else []
     theirs = {id(v) for metric in compiled if metric is not None for v in metric.variables}
     return [v for v in model.metrics_variables if id(v) not in theirs]

@@ -6,7 +6,7 @@ from settling import batches, model_of
 
 import tfdp_rec
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.training.choices import refuse_choices
+from tfdp_rec.training.callback_refusals import refuse_data_dependent
 
 ACTING = {
     "EarlyStopping": lambda: keras.callbacks.EarlyStopping(monitor="loss"),
@@ -40,4 +40,4 @@ def test_validation_schedules_and_checkpoints_of_every_epoch_may_act():
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
         keras.callbacks.ModelCheckpoint("m.keras", monitor="loss"),
     ]
-    refuse_choices([*several, budget()])
+    refuse_data_dependent([*several, budget()])

@@ -1,4 +1,4 @@
-"""Callbacks that act on exact figures of the training data: what they choose is in the released weights."""
+"""Refusal of callbacks that act on exact figures of the training data: their choices are in the released weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ import keras
 from tfdp_rec.refused import NotPrivate
 
 
-def refuse_choices(callbacks: Sequence[Any]) -> None:
-    """Refuses them under a budget; says so otherwise.
-
-    Args:
-        callbacks: of a fit under a mechanism.
-
-    Raises:
-        NotPrivate: with the way out.
-    """
-    names = [name for name in map(_acts_on, callbacks) if name]
+def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
+    """Refuses callbacks that monitor training figures under a budget; warns of them without one."""
+    names = [name for name in map(_acting, callbacks) if name]
     if not names:
         return
     sentence = (
@@ -33,12 +26,12 @@ def refuse_choices(callbacks: Sequence[Any]) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
-def _acts_on(callback: Any) -> str | None:
-    """A callback that acts on a figure of training, by name; None for others."""
+def _acting(callback: Any) -> str | None:
+    """The name of a callback that acts on a training figure; None for others."""
     kind = type(callback).__name__
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         return kind
-    several = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
+    monitoring = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
     monitor = str(getattr(callback, "monitor", ""))
-    acts = getattr(callback, "save_best_only", True)
-    return f"{kind}({monitor!r})" if isinstance(callback, several) and acts and not monitor.startswith("val_") else None
+    acts = isinstance(callback, monitoring) and getattr(callback, "save_best_only", True)
+    return f"{kind}({monitor!r})" if acts and not monitor.startswith("val_") else None

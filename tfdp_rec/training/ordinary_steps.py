@@ -1,7 +1,7 @@
-"""Steps of ordinary optimizers on weights that were trained privately: counted, and told in statements and at export.
+"""Steps of ordinary optimizers on weights that were trained privately: counted, and named in statements and at export.
 
 No ε covers them, unless they are made on public data. They are counted in the graph of the step, so the step must be
-traced after the first private step on its weights: `count_ordinary_steps_of` has it traced anew.
+traced after the first private step on its weights: `count_ordinary_steps_of` has it traced again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfdp_rec.spending.meter import Meter, meters_of
 
 def meters_on(model: Any) -> list[Meter]:
     """The meters whose steps have trained a trainable variable of the model."""
-    found = {id(each.whole): each.whole for v in model.trainable_variables for each in meters_of(v)}
+    found = {id(each.root): each.root for v in model.trainable_variables for each in meters_of(v)}
     return list(found.values())
 
 
@@ -27,7 +27,7 @@ def count_ordinary_step(model: Any) -> None:
 
 
 def count_ordinary_steps_of(model: Any) -> None:
-    """Has the training step traced anew if other models began to train its weights privately since it was traced."""
+    """Has the training step traced again if other models have begun to train its weights privately."""
     if not model.built or getattr(model, "is_private", False):
         return
     known = [id(meter) for meter in meters_on(model)]
@@ -37,7 +37,8 @@ def count_ordinary_steps_of(model: Any) -> None:
 
 
 def watch(model: keras.Model) -> None:
-    """Has an ordinary Keras model, whose layers another model trains privately, count its steps from now on."""
+    """Counts all further steps of an ordinary Keras model whose layers another model trains privately."""
+    # The methods are replaced on the instance: the user's code holds this object, of a class without this package's.
     train_step, fit, train_on_batch = model.train_step, model.fit, model.train_on_batch
 
     def counted_step(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +57,7 @@ def watch(model: keras.Model) -> None:
 
 
 def warn_of_ordinary_steps(meter: Meter | None) -> None:
-    """Warns that a model that leaves training has steps that no ε covers."""
+    """Warns, at a release, of steps that no ε covers."""
     for name, steps in (meter.snapshot().ordinary if meter is not None else {}).items():
         warnings.warn(
             f"The model was trained for {steps} steps of {name} after it was trained privately. No epsilon covers "

@@ -1,8 +1,8 @@
-"""The private step, in one place: a batch goes in, its clipped sum comes out.
+"""The private step: from a batch to its clipped sum.
 
-    Batch.of(data) -> PrivateStep.clipped_sum -> optimizer.apply
+    Batch.from_data(data) -> PrivateStep.clipped_sum -> optimizer.apply
 
-The model, a parameter server's worker and the benchmarks hold one of these each and make the same step with it.
+The model, a parameter server's worker and the benchmarks all make this step.
 """
 
 from __future__ import annotations
@@ -22,17 +22,11 @@ from tfdp_rec.training.batch import Batch, predictions_of
 
 @dataclasses.dataclass
 class PrivateStep:
-    """How a model's batch becomes a clipped sum.
-
-    Args:
-        model: with `PrivateTraining`.
-        microbatch_size: examples at a time, or None for all at once.
-        diagnostics: whether the model's logs tell of norms.
-    """
+    """The private step of one model."""
 
     model: Any
-    microbatch_size: int | None = None
-    diagnostics: bool = False
+    microbatch_size: int | None = None  # number of examples that are processed at a time; None for all
+    diagnostics: bool = False  # whether logs show figures of the norms
 
     def __post_init__(self) -> None:
         self._predictions: Any = None
@@ -41,12 +35,7 @@ class PrivateStep:
         self.forget_graph()
 
     def losses(self, batch: Batch, training: bool = True) -> tf.Tensor:
-        """Each example's loss, `[batch]`; what the model's own call gives meanwhile is noted, for its metrics.
-
-        Args:
-            batch: from `Batch.of`.
-            training: for layers that behave otherwise in training.
-        """
+        """Each example's loss, `[batch]`; keeps the outputs of the model's call, for its metrics."""
         outputs: list[Any] = []
         self._outputs = outputs
         try:
@@ -56,30 +45,21 @@ class PrivateStep:
         self._predictions = predictions_of(batch.examples, outputs)
         return losses
 
-    def called(self, output: Any) -> None:
-        """Notes what the model's own call gave, if it was for a loss.
-
-        Args:
-            output: of the call.
-        """
+    def note_output(self, output: Any) -> None:
+        """Keeps the output of the model's call, if it was within `losses`."""
         if self._outputs is not None:
             self._outputs.append(output)
 
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
-        """The clipped sum of a batch; rows that owe noise get it before they are read. A graph, whatever else is eager.
-
-        Args:
-            batch: from `Batch.of`.
-            clip: C, as the optimizer has it now.
-        """
+        """The clipped sum of a batch, always computed in a graph; rows that owe noise get it before they are read."""
         self._refuse_another_length(batch)
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
             clipped, self._predictions = self._graph(batch.examples, clip)
         return clipped
 
     def _refuse_another_length(self, batch: Batch) -> None:
-        # Where batches are padded to their longest row, that row decides all shapes. `fit` reads a dataset's type, in
-        # which such a length is open; in a loop over batches each has a shape of its own, and a graph.
+        # If batches are padded to their longest row, that row decides the shape of all others. `fit` reads a dataset's
+        # type, in which such a length is open; in a loop over batches each batch has a shape and a graph of its own.
         lengths = [leaf.shape[1:].as_list() for leaf in example_leaves(batch.examples, self.model.shared_inputs)]
         if self._lengths is None:
             self._lengths = lengths
@@ -91,26 +71,26 @@ class PrivateStep:
             )
 
     def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:
-        loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
+        def loss(examples: Any) -> tf.Tensor:
+            return self.losses(Batch(examples))
+
         size = self.microbatch_size
         clipping = Clipping(self.model, loss, clip, self.model.release.before_read)
         if size is not None:
             return in_parts(clipping, examples, size), None
         clipped = clipping.sum(examples)
-        # What was computed with holds examples more than once, up to a whole number of vectors.
-        first = lambda t: t[: tf.size(clipped.losses)]  # noqa: E731
-        return clipped, map_examples(first, self.take_predictions(), self.model.shared_inputs)
+        # The sum repeats examples up to a whole number of vectors; predictions are those of the batch alone.
+        number = tf.size(clipped.losses)
+        return clipped, map_examples(lambda t: t[:number], self.take_predictions(), self.model.shared_inputs)
 
     def forget_graph(self) -> None:
-        """What was traced is of tables that others have come to share."""
+        """Has the sum traced again, as when another model begins to train a table."""
         self._graph = Graph(self._sum, self.model.shared_inputs)
 
     def regularization(self) -> dict[str, tf.Tensor]:
-        """Gradients of the weights' own regularisers by path: no example decides them, so they need no clip, no noise.
-
-        Not those of tables, which would be read whole: the mechanism has them as a decay, or refuses them. The loss
-        that is shown is that of the examples, without any penalty.
-        """
+        """Gradients of the regularizers by path; they depend on no example, so they need neither clip nor noise."""
+        # Tables would be read whole: a mechanism applies their regularizers as decay, or refuses them. The loss in logs
+        # is that of the examples, without penalties.
         found = {}
         for variable in self.model.trainable_variables:
             if variable.regularizer is not None and not self.model.is_table(variable):
@@ -122,13 +102,13 @@ class PrivateStep:
         return found
 
     def take_predictions(self) -> Any:
-        """(x, y, y_pred, sample_weight) of the whole batch, if the loss had them at once; None otherwise."""
+        """(x, y, y_pred, sample_weight) of the whole batch, once; None if there are none, or under microbatches."""
         found, self._predictions = self._predictions, None
         return found
 
 
 def finite(clipped: ClippedSum) -> tf.Tensor:
-    """Which examples count: those whose norm and loss are finite, `[batch]`."""
+    """Whether each example counts, `[batch]`: its norm and loss are finite."""
     return tf.math.is_finite(clipped.norms) & tf.math.is_finite(tf.cast(clipped.losses, clipped.norms.dtype))
 
 
@@ -138,17 +118,15 @@ def finite_losses(clipped: ClippedSum) -> tf.Tensor:
 
 
 def shown_losses(clipped: ClippedSum) -> tf.Tensor:
-    """Those that training shows the mean of: of the examples that count; not a number where there are none but others.
-
-    A model that has diverged drops all its examples and trains on noise: the mean of those before would hide it.
-    """
+    """The losses whose mean logs show: those of the examples that count; NaN if all examples of a batch do not."""
+    # A model that has diverged drops all examples and trains on noise. The mean of earlier losses would hide that.
     none = tf.reduce_any(~finite(clipped)) & ~tf.reduce_any(finite(clipped))
     lost = tf.fill([tf.cast(none, tf.int32)], tf.constant(float("nan"), clipped.losses.dtype))
     return tf.concat([finite_losses(clipped), lost], axis=0)
 
 
 def diagnostics(clipped: ClippedSum) -> dict[str, tf.Tensor]:
-    """Share of examples clipped, median norm, examples dropped. Private: nothing protects them."""
+    """Share of examples clipped, median norm, number dropped: private figures, without noise."""
     counted = finite(clipped)
     norms = tf.sort(tf.boolean_mask(clipped.norms, counted))
     count = tf.size(norms)

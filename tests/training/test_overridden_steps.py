@@ -94,7 +94,7 @@ def test_a_train_step_that_keeps_something_of_its_batch_is_refused(way):
 
 
 def test_the_refusal_names_the_variable_and_the_line():
-    with pytest.raises(NotPrivate, match=r"'.*centre' .*test_train_step.py:\d+"):
+    with pytest.raises(NotPrivate, match=r"'.*centre' .*test_overridden_steps.py:\d+"):
         compiled(KEPT["a centre"]).fit(X, Y, verbose=0)
 
 
