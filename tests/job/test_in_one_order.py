@@ -94,7 +94,7 @@ def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch,
 
 def cut(monkeypatch, step, dead):
     """Ctrl-C after so many steps; or an end of which nobody gets to know, so that nothing more is written."""
-    checkpoint, settle = two_towers.TrainingCheckpoint, Accountant.settle
+    checkpoint, settle = two_towers.TrainingCheckpoint, Accountant.give_back_unused
     whole, written = checkpoint.on_train_batch_end, checkpoint.save
     ended = []
 
@@ -106,7 +106,7 @@ def cut(monkeypatch, step, dead):
 
     monkeypatch.setattr(checkpoint, "on_train_batch_end", end)
     monkeypatch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
-    monkeypatch.setattr(Accountant, "settle", lambda self: None if any(ended) else settle(self))
+    monkeypatch.setattr(Accountant, "give_back_unused", lambda self: None if any(ended) else settle(self))
 
 
 @pytest.mark.parametrize(

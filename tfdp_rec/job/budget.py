@@ -59,14 +59,7 @@ class Budget:
     def of(
         cls, epsilon: float, delta: float, public: bool, items_epsilon: float | None = None, days: int = 1
     ) -> Budget:
-        """The shares of an (ε, δ) that is never exceeded.
-
-        Args:
-            epsilon: ε of all days together.
-            delta: δ of all days together.
-            public: Whether the items are a public list, on which nothing is spent.
-            items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if left out.
-            days: Number of days.
+        """The shares of an (ε, δ) that is never exceeded; finding items takes a quarter of ε unless it is said.
 
         Example:
             >>> budget = Budget.of(8.0, 1e-6, public=False)

@@ -74,12 +74,7 @@ class Writable(Protocol):
 
 
 class ReleasePayment:
-    """Payment for one release in several ledgers; `private_items` pays through it as through an `Accountant`.
-
-    Args:
-        ledgers: Ledgers to pay in.
-        paid: Function that is called when something was paid.
-    """
+    """Payment for one release in several ledgers; `private_items` pays through it as through an `Accountant`."""
 
     def __init__(self, ledgers: Sequence[Ledger], paid: Callable[[], None]):
         self.ledgers, self.numbers, self._paid = ledgers, list[tuple[Ledger, int]](), paid
@@ -100,16 +95,9 @@ class ReleasePayment:
 class RunCheckpoint:
     """The folder of one run, held by this process.
 
-    Args:
-        directory: Folder; made if missing.
-        settings: Settings of the run.
-        out: Run folder.
-        every: Steps between two training checkpoints.
-        continues: Position of the run folder's ledger when its release was written, if this adds a day to it.
-
     Attributes:
         ledgers: Ledgers by recommender, once `open` was called.
-        earlier: What the days before have released; None on the first.
+        earlier: Releases of the days before; None on the first.
         noises: Noise multipliers of two-towers, by name; empty until they are decided.
         seen: Whether a day before had data of the same public count and shape.
     """
@@ -180,13 +168,7 @@ class RunCheckpoint:
         return self.directory / LOG
 
     def open(self, log: Interactions, adjacencies: Mapping[str, str], released: str) -> None:
-        """Opens the ledgers, which this process holds until `close`.
-
-        Args:
-            log: Log whose users they protect.
-            adjacencies: Adjacency of each recommender that has a ledger, by name.
-            released: Name of the recommender that leaves the run.
-        """
+        """Opens a ledger for each recommender in `adjacencies`, which this process holds until `close`."""
         found = _hash(log.folder)
         if self._data not in ("", found):
             raise ValueError(
@@ -251,15 +233,7 @@ class RunCheckpoint:
         self, name: str, ledgers: Iterable[str], most: int, make: Callable[[ReleasePayment], Writable],
         load: Callable[[pathlib.Path], Loaded],
     ) -> Loaded:  # fmt: skip
-        """A release: as it was made, or made now that it is paid for.
-
-        Args:
-            name: Name of its file.
-            ledgers: Names of the recommenders that pay for it.
-            most: Bytes that the file may have.
-            make: Function that pays, and makes it.
-            load: Function that reads the file.
-        """
+        """A release: read from its file, or paid for by the named recommenders and made now."""
         path = self.directory / name
         payment = ReleasePayment([self.ledgers[each] for each in ledgers], self._marked)
         if not path.exists():
@@ -329,11 +303,7 @@ class RunCheckpoint:
         return self.directory == resume_folder(self.out)
 
     def ended(self, done: bool) -> str:
-        """Closes the ledgers, and removes what is not needed any more unless a --checkpoint was asked for.
-
-        Returns:
-            NOTHING, RESUMABLE or LOST.
-        """
+        """Closes the ledgers, removes what is needed no longer, and returns NOTHING, RESUMABLE or LOST."""
         self.close()
         let_go(self.directory)
         if not self.in_run_folder:
@@ -383,14 +353,7 @@ def _state(directory: pathlib.Path, run: dict[str, Any]) -> str:
 
 
 def clear(directory: pathlib.Path) -> str:
-    """Removes the log that a process left, and all of the folder unless it holds what was paid for.
-
-    Args:
-        directory: Folder of a run that no process holds, in its run folder.
-
-    Returns:
-        What became of the run's payments.
-    """
+    """Removes the log that a process left, and all of the folder unless it holds what was paid for; says which."""
     for left in [directory / LOG, directory / TIMELINES, *directory.glob(f".*.{LOG}")]:  # the last half grouped
         remove(left)
     found = state(directory)
@@ -400,11 +363,7 @@ def clear(directory: pathlib.Path) -> str:
 
 
 def sweep(runs: pathlib.Path) -> list[str]:
-    """Removes what killed processes left of users' logs in a folder of run folders.
-
-    Returns:
-        The command that goes on with each run that was cut off and has kept what it paid for.
-    """
+    """Removes what killed processes left of users' logs, and returns the commands that resume their runs."""
     commands = []
     for lock in [*runs.glob(f"*/{PRIVATE}/{RESUME}/in-use"), *runs.glob(".*.private/in-use")]:
         directory = lock.parent

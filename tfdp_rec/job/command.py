@@ -204,9 +204,7 @@ def _sweep(out: Path) -> None:
 
 
 def _in_own_network(args: argparse.Namespace) -> int | None:
-    """Runs the same command where a local cluster's servers are reached by nothing else; None if it runs there, or if
-    the system gives no such place.
-    """
+    """The code of the same command in a network of its own; None if it runs there, or the system gives none."""
     from tfdp_rec.distribute import own_network
     from tfdp_rec.distribute.local_cluster import other_interfaces
 

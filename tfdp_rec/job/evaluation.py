@@ -40,12 +40,7 @@ class Examples(Protocol):
 
 
 class NewItemExamples:
-    """The examples of some users of a log.
-
-    Args:
-        log: Log with its items chosen.
-        users: Positions of the held-out users.
-    """
+    """The examples of the held-out users of a log with its items chosen."""
 
     def __init__(self, log: Interactions, users: NDArray[np.int64]):
         assert log.items is not None
@@ -77,13 +72,7 @@ class NewItemExamples:
 
 
 class Evaluation:
-    """Tests on the same examples for every recommender.
-
-    Args:
-        examples: Examples of the held-out users.
-        seed: Seed of the labels.
-        at_once: Users whose scores are in memory at a time.
-    """
+    """Tests on the same examples for every recommender; `at_once` users' scores are in memory at a time."""
 
     def __init__(self, examples: Examples, seed: int, at_once: int = _AT_ONCE):
         fixed, self._at_once = examples.fixed(seed), at_once

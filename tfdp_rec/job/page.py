@@ -249,9 +249,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True)
 class PageTable:
-    """Rows under a heading; the first column says what a row is about. `about` describes it to a screen reader, the row
-    `marked` stands out, cells of `figures` are not broken into lines.
-    """
+    """Rows under a heading; the first column says what a row is about."""
 
     about: str
     heading: Sequence[str]

@@ -89,14 +89,7 @@ class Progress:
 
 
 def run(source: LogSource, kept: RunCheckpoint, verbose: int = 1, train: Train | None = None) -> RunFolder:
-    """Does all of a job, or what is not done yet, and writes the run folder.
-
-    Args:
-        source: Source of the log.
-        kept: Checkpoint of the run, with its settings.
-        verbose: 0 prints nothing.
-        train: Function that trains a two-tower; in this process if left out.
-    """
+    """Does all of a job, or what is not done yet, and writes the run folder."""
     made = kept.settings.mechanism
     steps = 3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made)
     show = Progress(steps, verbose)

@@ -64,12 +64,12 @@ _PRIVATE: tuple[tuple[Words, Words], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """What the report and the card are written from.
+    """The content of the report and of the card.
 
     Attributes:
         folder: Run folder.
         source: Source of the log.
-        config: What was done: settings, sizes, `released`.
+        config: Settings, sizes and name of the released recommender.
         results: A record for each recommender.
         statements: Fields of the statement of each private recommender, by name.
         said: Statement of the released one; None if it has none.
@@ -121,12 +121,7 @@ def text(results: Sequence[dict[str, Any]]) -> str:
 
 
 def write(report: RunReport, seconds: Mapping[str, Mapping[str, float]] | None = None) -> None:
-    """Writes the report, `report.html` and `report.md`, and the model card.
-
-    Args:
-        report: What they are written from.
-        seconds: Seconds of a step, by number of items and mechanism, if steps were timed.
-    """
+    """Writes the report, as `report.html` and `report.md`, and the model card."""
     config, private = report.config, named(report.released).claims_epsilon
     report.folder.release.write_text("card.md", card(report).markdown())
     day = f", day {config['day']} of at most {config['days']}" if config["days"] > 1 else ""

@@ -41,7 +41,7 @@ class Users:
     Attributes:
         train: Positions of the users that recommenders are made from.
         test: Positions of the held-out users.
-        sampling: How training users come into the batches of two-towers; None if there are none.
+        sampling: Sampling of training users into the batches of two-towers; None if there are none.
     """
 
     train: NDArray[np.int64]

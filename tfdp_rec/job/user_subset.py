@@ -15,12 +15,7 @@ from tfdp_rec.datasets.logs.interactions import Interactions
 
 
 class UserSubset:
-    """What `SpectralRecommender.fit` and `private_counts` take.
-
-    Args:
-        log: Log with its items chosen.
-        users: Positions of the users.
-        show: Function of the number of users read so far, over all readings; it is told nothing that is private.
+    """Some users of a log, as `SpectralRecommender.fit` and `private_counts` take them; `show` is given public counts.
 
     Example:
         >>> log = Interactions.read({"u": [0, 1, 1, 2], "i": [5, 5, 6, 6]}, user="u", item="i", items=[5, 6])

@@ -81,7 +81,7 @@ def eana_rdp_published(
 ) -> float:
     """Theorem 3.1 as the paper prints it, inequality (1): valid, but larger than `eana_rdp`.
 
-    Args and Raises: as `eana_rdp`.
+    Arguments as `eana_rdp`.
 
     Reference:
         Berlowitz et al., RecSys 2022, inequality (1).
@@ -209,7 +209,7 @@ def eana_instance_epsilon(
 ) -> float:
     """The per-instance ε at δ: `eana_rdp_instance` over all allowed orders, converted.
 
-    Args, Raises and Reference: as `eana_rdp_instance` and `eana_epsilon`.
+    Arguments as `eana_rdp_instance` and `eana_epsilon`.
 
     Example:
         >>> row = dict(delta=1e-6, row_norms=[1.0], noise_stddev=1.0)

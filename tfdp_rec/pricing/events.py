@@ -204,9 +204,7 @@ def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
-    """An event without its failures, and the sum of their probabilities.
-
-    The rest with (ε, δ), and failures of total probability δ', are together (ε, δ + δ')-DP.
+    """An event without its failures, and the sum of their probabilities δ', which adds to the δ of the rest.
 
     Example:
         >>> twice = dp_accounting.SelfComposedDpEvent(FailingDpEvent(1e-7), 2)

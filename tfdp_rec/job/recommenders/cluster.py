@@ -33,12 +33,7 @@ from tfdp_rec.job.run_folder import RunFolder
 
 
 class ClusterTraining:
-    """Trains one two-tower after the other on a cluster; stands for `two_towers.train_one`.
-
-    Args:
-        resolver: Resolver of the cluster. The run's folder, and --checkpoint, must be where all workers and servers can
-            read and write them.
-    """
+    """Trains one two-tower after the other on a cluster; stands for `two_towers.train_one`."""
 
     def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver):
         self._resolver = resolver

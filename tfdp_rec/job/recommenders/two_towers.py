@@ -44,15 +44,7 @@ _COVERS = (
 def noises_for(
     settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any], days: int = 1
 ) -> dict[str, float]:
-    """The least noise of each two-tower for the budget, unless it was given.
-
-    Args:
-        settings: Settings of the job.
-        sampling: How users come into batches today; later days are taken to be alike.
-        delta: δ of all days.
-        spent: All that is spent beside the steps of today and of later days.
-        days: Number of days that are left, today included.
-    """
+    """The least noise of each two-tower that keeps the remaining days, and what is spent, within the budget."""
     made = filter(names.is_two_tower, settings.mechanism)
     planned = {name: correlation_for(name, settings, sampling) for name in made}
     found = {each: _noise_for(each, settings, sampling, delta, spent, days) for each in set(planned.values())}
@@ -105,10 +97,8 @@ def _copy_weights(before: TwoTower, model: TwoTower, rows: int) -> None:
 
 
 def learning_rate_for(settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None) -> float:
-    """The rate that was asked for; else the main job's, or what leaves noise of the main job's length in a row.
-
-    With C clipped gradients shrink, and with B and σ the noise: rate · C σ √(steps · width) / B is that length.
-    """
+    """The rate that was asked for; else the main job's, or what leaves noise of the main job's length in a row."""
+    # With C clipped gradients shrink, and with B and σ the noise: rate · C σ √(steps · width) / B is that length.
     if settings.learning_rate is not None:
         return settings.learning_rate
     strategy = INDEPENDENT if correlation is None else correlation.strategy
