@@ -247,7 +247,7 @@ def test_settling_needs_no_memory_that_grows_with_the_table(monkeypatch):
 def test_several_replicas_are_refused(monkeypatch):
     strategy = tf.distribute.get_strategy()
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
-    with pytest.raises(NotPrivate, match="replicas"):
+    with pytest.raises(NotPrivate, match="Each replica"):
         model_of()
 
 
