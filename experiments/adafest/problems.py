@@ -6,6 +6,7 @@ A problem is where examples come from, a model with embedding tables, and a scor
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,11 +14,11 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from experiments.adafest.sentences import SyntheticText
+from experiments.adafest.text_classifier import TextClassifier
 from tfdp_rec.data import criteo
 from tfdp_rec.datasets.criteo.generated import auc
-from tfdp_rec.datasets.text.generated import SyntheticText
 from tfdp_rec.models.pctr import PCTR
-from tfdp_rec.models.text_classifier import TextClassifier
 
 
 class Examples(Protocol):
@@ -108,7 +109,7 @@ class FileLogs:
     """The logs in a file, or in a folder of day files.
 
     Args:
-        path: as `criteo.read` or `criteo.day_files` takes it.
+        path: as `criteo.read` or `day_files` takes it.
         buckets: 26 bucket counts.
 
     Raises:
@@ -117,7 +118,7 @@ class FileLogs:
 
     def __init__(self, path: str, buckets: Sequence[int] = criteo.KAGGLE_BUCKETS):
         self.buckets = buckets
-        self.files = criteo.day_files(path) if Path(path).is_dir() else [Path(path)]
+        self.files = day_files(path) if Path(path).is_dir() else [Path(path)]
 
     def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
         """So many of a day: its first; or, of its first ten million, the last ("test") or those before these."""
@@ -136,3 +137,31 @@ class FileLogs:
         end = {"train": num_examples, "validation": len(whole) - num_examples, "test": len(whole)}[part]
         features, labels = whole.fetch(slice(end - num_examples, end))
         return criteo.CriteoExamples(labels, features["numeric"], features["categorical"])
+
+
+def day_files(folder: str | Path) -> list[Path]:
+    """The files `day_0`, `day_1`, ... of `folder` in the order of the days, each compressed or not.
+
+    Raises:
+        FileNotFoundError: There is no such file in the folder.
+        ValueError: A day has two files, or one between the first and the last has none.
+    """
+    days: dict[int, Path] = {}
+    for path in Path(folder).iterdir():
+        if match := re.fullmatch(r"day_(\d+)(\.(gz|tsv|txt|tsv\.gz|txt\.gz))?", path.name):
+            day = int(match[1])
+            if day in days:
+                raise ValueError(f"day {day} has two files: {days[day]} and {path}; keep one.")
+            days[day] = path
+    if not days:
+        raise FileNotFoundError(f"no files named day_0, day_1, ... in {folder}.")
+    missing = sorted(set(range(min(days), max(days) + 1)) - set(days))
+    if missing:
+        raise ValueError(f"{folder} has no file for day {missing[0]}, between its first and last day.")
+    return [days[day] for day in sorted(days)]
+
+
+def bucket_frequencies(examples: criteo.CriteoExamples, buckets: Sequence[int]) -> list[np.ndarray]:
+    """How often each of the `buckets` of each feature occurs in `examples`: 26 int64 arrays. Private: add noise."""
+    columns = examples.categorical.T
+    return [np.bincount(column, minlength=size) for column, size in zip(columns, buckets)]

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from experiments.adafest.problems import Examples, Problem
+from experiments.adafest.problems import Examples, Problem, bucket_frequencies
 from experiments.adafest.report import times
 from experiments.adafest.settings import CONFINED, FROZEN, Grid, Sizes
 from experiments.study import Study, train
@@ -204,7 +204,7 @@ class Trainings:
         """AUC of the planted logits if only rows that this share of examples reads had an effect."""
         logs, known = self.problem.source, []
         assert isinstance(logs, SyntheticCriteo)
-        for column, counts in zip(test.categorical.T, criteo.bucket_frequencies(examples, logs.buckets)):
+        for column, counts in zip(test.categorical.T, bucket_frequencies(examples, logs.buckets)):
             known.append(counts[column] >= share * len(examples))
         return auc(test.labels, logs.logits(test, known=np.stack(known, axis=1)))
 

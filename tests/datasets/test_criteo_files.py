@@ -132,30 +132,3 @@ def test_a_malformed_line_is_named(tmp_path, monkeypatch, bad, complaint, positi
 def test_impossible_bucket_counts_are_refused(tmp_path, buckets):
     with pytest.raises(ValueError, match="buckets"):
         criteo.read(write(tmp_path / "train.txt", line()), buckets)
-
-
-def test_days_come_in_the_order_of_their_numbers(tmp_path):
-    for name in ("day_2", "day_10.gz", *(f"day_{d}.tsv" for d in range(3, 10)), "notes.txt"):
-        (tmp_path / name).touch()
-    assert [path.name for path in criteo.day_files(tmp_path)][::4] == ["day_2", "day_6.tsv", "day_10.gz"]
-
-
-def test_missing_and_doubled_days_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="day_0"):
-        criteo.day_files(tmp_path)
-    for name in ("day_0", "day_2"):
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match="no file for day 1"):
-        criteo.day_files(tmp_path)
-    (tmp_path / "day_0.gz").touch()
-    with pytest.raises(ValueError, match="day 0 has two files"):
-        criteo.day_files(tmp_path)
-
-
-def test_frequencies_count_every_bucket(tmp_path):
-    rows = [line(categories=["1"] * 26), line(categories=["1"] * 26), line(categories=[""] * 26)]
-    examples = criteo.read(write(tmp_path / "train.txt", *rows), BUCKETS)
-    counts = criteo.bucket_frequencies(examples, BUCKETS)
-    assert len(counts) == 26 and all(
-        len(c) == 50 and c.sum() == 3 and c[0] == 1 and c.max() == 2 for c in counts
-    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp_rec.federated import mechanism
-from tfdp_rec.models.news.attention import PrivateAttention
+from tfdp_rec.models.news.layers import PrivateAttention
 from tfdp_rec.models import news
 
 VOCABULARY, TITLE, DIM = 40, 6, 8

@@ -20,11 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.datasets.criteo import files as criteo
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class PCTR(PrivateTraining, keras.Model):
+class PCTR(SavedByArguments, PrivateTraining, keras.Model):
     """The click model. Input: a dict of `numeric` [batch, numbers] and `categorical` [batch, features].
 
     Compile with a loss on logits: `keras.losses.BinaryCrossentropy(from_logits=True)`.
@@ -92,8 +93,3 @@ class PCTR(PrivateTraining, keras.Model):
         for layer in self.mlp:
             x = layer(x)
         return self.logit(x)
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        own = {"buckets": self.buckets, "hidden": self.hidden, "embedding_scale": self.embedding_scale}
-        return {**super().get_config(), **own, "num_numeric": self.num_numeric}

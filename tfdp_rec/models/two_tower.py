@@ -25,6 +25,7 @@ import tensorflow_recommenders as tfrs
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import loss_tracker
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
@@ -58,7 +59,7 @@ class CatalogueTopK(tfrs.metrics.FactorizedTopK):
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class TwoTower(PrivateTraining, tfrs.Model):
+class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
     """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
 
     A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none), `negatives` `[S]`.
@@ -214,17 +215,6 @@ class TwoTower(PrivateTraining, tfrs.Model):
         """What it answers, with all its noise, for `tfdp_rec.serving.export`."""
         with self.release.leaving():
             return TwoTowerAnswers(self)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "vocabulary": self.vocabulary.tolist(),
-            "width": self.width,
-            "hidden": self.hidden,
-            "prior": self.prior.tolist(),
-            "history_length": self.history_length,
-            "ks": list(self.ks),
-        }
 
 
 class TwoTowerAnswers(tf.Module):

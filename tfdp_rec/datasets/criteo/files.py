@@ -10,8 +10,6 @@ with a fixed mixing function, so that no pass over the data (which would have to
 build a vocabulary, and the buckets of one machine are those of every other. Two categories may share one;
 give features with few categories some buckets to spare.
 
-The one-terabyte logs come as one file a day, `day_0` .. `day_23`, compressed or not: `day_files`.
-
 Reference:
     Criteo, Display Advertising Challenge, 2014; Criteo 1TB Click Logs, 2013.
 """
@@ -20,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import itertools
 import pathlib
 import re
@@ -27,6 +26,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
 
 NUM_NUMERIC, NUM_CATEGORICAL = 13, 26
 NUM_COLUMNS = 1 + NUM_NUMERIC + NUM_CATEGORICAL
@@ -109,35 +111,6 @@ def read_chunks(path: str | pathlib.Path, buckets: Sequence[int]) -> Iterator[Cr
             first_line += len(lines)
 
 
-def day_files(folder: str | pathlib.Path) -> list[pathlib.Path]:
-    """The files `day_0`, `day_1`, ... of `folder` in the order of the days, each compressed or not.
-
-    Raises:
-        FileNotFoundError: There is no such file in the folder.
-        ValueError: A day has two files, or one between the first and the last has none.
-    """
-    days: dict[int, pathlib.Path] = {}
-    for path in pathlib.Path(folder).iterdir():
-        if match := re.fullmatch(r"day_(\d+)(\.(gz|tsv|txt|tsv\.gz|txt\.gz))?", path.name):
-            day = int(match[1])
-            if day in days:
-                raise ValueError(f"day {day} has two files: {days[day]} and {path}; keep one.")
-            days[day] = path
-    if not days:
-        raise FileNotFoundError(f"no files named day_0, day_1, ... in {folder}.")
-    missing = sorted(set(range(min(days), max(days) + 1)) - set(days))
-    if missing:
-        raise ValueError(f"{folder} has no file for day {missing[0]}, between its first and last day.")
-    return [days[day] for day in sorted(days)]
-
-
-def bucket_frequencies(examples: CriteoExamples, buckets: Sequence[int]) -> list[np.ndarray]:
-    """How often each of the `buckets` of each feature occurs in `examples`: 26 int64 arrays. Private: add noise."""
-    check_buckets(buckets)
-    columns = examples.categorical.T
-    return [np.bincount(column, minlength=size) for column, size in zip(columns, buckets)]
-
-
 def hash_to_buckets(
     categories: np.ndarray, present: np.ndarray, feature: int, num_buckets: int
 ) -> np.ndarray:
@@ -171,78 +144,50 @@ def _open(path: pathlib.Path) -> BinaryIO:
 
 def _parse(lines: list[bytes], buckets: Sequence[int], path: pathlib.Path, first_line: int) -> CriteoExamples:
     """A block of lines at once; if anything is wrong with it, line by line to find where."""
-    fields = _Fields.of(lines)
-    labels, labels_fine = fields.numbers(slice(0, 1), base=10, longest=1) if fields else (None, False)
-    if fields is None or labels is None or not labels_fine or fields.empty[:, 0].any() or (labels > 1).any():
+    fields = _fields(lines)
+    if fields is None:
         raise ValueError(_what_is_wrong(lines, path, first_line))
-    numbers, numbers_fine = fields.numbers(slice(1, 1 + NUM_NUMERIC), base=10, longest=18)
-    categories, categories_fine = fields.numbers(slice(1 + NUM_NUMERIC, NUM_COLUMNS), base=16, longest=8)
-    if not (numbers_fine and categories_fine):
-        raise ValueError(_what_is_wrong(lines, path, first_line))
-    present = ~fields.empty[:, 1 + NUM_NUMERIC :]
+    label, numbers, categories = fields[0], fields[1 : 1 + NUM_NUMERIC], fields[1 + NUM_NUMERIC :]
+    values = np.stack([_whole_numbers(column) for column in numbers], axis=1)
     hashed = [
-        hash_to_buckets(categories[:, f].astype(np.uint64), present[:, f], f, size)
-        for f, size in enumerate(buckets)
+        hash_to_buckets(_hexadecimals(column), pc.not_equal(column, "").to_numpy(zero_copy_only=False), feature, size)
+        for feature, (column, size) in enumerate(zip(categories, buckets))
     ]
-    logs = np.log1p(np.maximum(numbers, 0)).astype(np.float32)
-    return CriteoExamples(labels[:, 0].astype(np.float32), logs, np.stack(hashed, axis=1))
+    logs = np.log1p(np.maximum(values, 0)).astype(np.float32)
+    return CriteoExamples(_whole_numbers(label).astype(np.float32), logs, np.stack(hashed, axis=1))
 
 
-_DIGITS = np.full(256, 255, np.uint8)
-_DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-_DIGITS[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
+def _fields(lines: list[bytes]) -> list[pa.Array] | None:
+    """The columns of a block of lines as text; None if a field is not what it should be."""
+    read = csv.ReadOptions(column_names=[str(number) for number in range(NUM_COLUMNS)])
+    parse = csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False)
+    as_text = csv.ConvertOptions(column_types=dict.fromkeys(read.column_names, pa.string()))
+    try:
+        table = csv.read_csv(io.BytesIO(b"".join(lines)), read, parse, as_text)
+    except pa.ArrowInvalid:
+        return None
+    columns = [column.combine_chunks() for column in table.columns]
+    fit = all(pc.all(pc.match_substring_regex(column, form)).as_py() for column, form in zip(columns, _FORMS))
+    return columns if fit and len(table) == len(lines) else None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Fields:
-    """Where the fields of a block of lines begin and end in its bytes: int64 [lines, 40] each."""
+def _whole_numbers(column: pa.Array) -> np.ndarray:
+    """Whole numbers, 0 where the field is empty."""
+    there = pc.if_else(pc.equal(column, ""), "0", column)
+    return there.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
-    text: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
 
-    @classmethod
-    def of(cls, lines: list[bytes]) -> _Fields | None:
-        """The fields, or None unless every line has just as many as it should."""
-        joined = b"".join(lines).replace(b"\r\n", b"\n")
-        text = np.frombuffer(joined if joined.endswith(b"\n") else joined + b"\n", np.uint8)
-        ends = np.flatnonzero((text == ord("\t")) | (text == ord("\n")))
-        if len(ends) != NUM_COLUMNS * len(lines):
-            return None
-        starts = np.concatenate([[0], ends[:-1] + 1]).reshape(-1, NUM_COLUMNS)
-        table = ends.reshape(-1, NUM_COLUMNS)
-        return cls(text, starts, table) if (text[table[:, -1]] == ord("\n")).all() else None
-
-    @property
-    def empty(self) -> np.ndarray:
-        return self.starts == self.ends
-
-    def numbers(self, columns: slice, base: int, longest: int) -> tuple[np.ndarray, bool]:
-        """Whole numbers of some columns, 0 where empty, and whether all are such, and none too long."""
-        starts, ends = self.starts[:, columns], self.ends[:, columns]
-        negative = (
-            (self.text[starts] == ord("-")) & (ends - starts > 1)
-            if base == 10
-            else np.zeros_like(starts, bool)
-        )
-        starts = starts + negative
-        lengths = ends - starts
-        values, fine = np.zeros(starts.shape, np.int64), bool(lengths.max(initial=0) <= longest)
-        for position in range(int(lengths.max(initial=0)) if fine else 0):
-            used = lengths > position
-            digit = _DIGITS[self.text[np.where(used, starts + position, 0)]].astype(np.int64)
-            fine = fine and not (used & (digit >= base)).any()
-            values = np.where(used, values * base + digit, values)
-        return np.where(negative, -values, values), fine
+def _hexadecimals(column: pa.Array) -> np.ndarray:
+    digits = "".join(pc.utf8_lpad(column, 8, "0").to_pylist())
+    return np.frombuffer(bytes.fromhex(digits), ">u4").astype(np.uint64)
 
 
 def _what_is_wrong(lines: list[bytes], path: pathlib.Path, first_line: int) -> str:
     for number, line in enumerate(lines, first_line):
         if complaint := _complaint(line.rstrip(b"\r\n").split(b"\t")):
-            return f"{path}, line {number}: {complaint}"
-    return (
-        f"{path}, lines {first_line} to {first_line + len(lines) - 1}: not readable as tab-separated fields"
-    )
+            return f"{path}, line {number}: {complaint}."
+    last = first_line + len(lines) - 1
+    return f"{path}, lines {first_line} to {last}: not readable as tab-separated fields."
 
 
 def _complaint(fields: list[bytes]) -> str:
@@ -250,13 +195,14 @@ def _complaint(fields: list[bytes]) -> str:
     if len(fields) != NUM_COLUMNS:
         found = f"found {len(fields)}"
         return f"expected {NUM_COLUMNS} fields between tabs (label, 13 numbers, 26 categories), {found}"
-    if fields[0] not in (b"0", b"1"):
-        return f"the label must be 0 or 1, found {fields[0].decode(errors='replace')!r}"
-    for i, field in enumerate(fields[1:]):
-        numeric = i < NUM_NUMERIC
-        pattern = rb"-?\d{1,18}" if numeric else rb"[0-9a-fA-F]{1,8}"
-        if field and not re.fullmatch(pattern, field):
-            name = f"number {i + 1}" if numeric else f"category {i + 1 - NUM_NUMERIC}"
-            kind = "a whole number of up to 18 digits" if numeric else "up to 8 hexadecimal digits"
-            return f"{name} must be {kind} or empty, found {field.decode(errors='replace')!r}"
+    for i, (field, form) in enumerate(zip(fields, _FORMS)):
+        if not re.search(form.encode(), field):
+            what = f"number {i} must be a whole number of up to 18 digits or empty"
+            if i > NUM_NUMERIC:
+                what = f"category {i - NUM_NUMERIC} must be up to 8 hexadecimal digits or empty"
+            what = what if i else "the label must be 0 or 1"
+            return f"{what}, found {field.decode(errors='replace')!r}"
     return ""
+
+
+_FORMS = ("^[01]$", *["^(-?[0-9]{1,18})?$"] * NUM_NUMERIC, *["^[0-9a-fA-F]{0,8}$"] * NUM_CATEGORICAL)

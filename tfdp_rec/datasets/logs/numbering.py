@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.log import whole_users
 from tfdp_rec.datasets.logs.grouping import full_disk
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import alone, replacing
@@ -47,9 +48,7 @@ def _write(folder: Path, target: Path, items: Items, bound: int | None, others: 
     with contextlib.ExitStack() as stack:
         out = {name: stack.enter_context(open(target / name, "wb")) for name in ("rows.bin", *others)}
         parts = {name: stack.enter_context(open(folder / name, "rb")) for name in out}
-        first = 0
-        while first < len(offsets) - 1:
-            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _ROWS, "right")) - 1)
+        for first, last in whole_users(offsets, _ROWS):
             count, lengths = int(offsets[last] - offsets[first]), np.diff(offsets[first : last + 1])
             numbers = number_of[np.fromfile(parts["rows.bin"], np.int32, count)].astype(np.int32)
             kept, left = _kept(numbers > 0, lengths, bound)
@@ -57,7 +56,6 @@ def _write(folder: Path, target: Path, items: Items, bound: int | None, others: 
             for name, kind in others.items():
                 out[name].write(np.fromfile(parts[name], kind, count)[kept].tobytes())
             ends[first + 1 : last + 1] = ends[first] + np.cumsum(left)
-            first = last
     (target / "offsets.bin").write_bytes(ends.tobytes())
     (target / "bound.json").write_text(json.dumps(bound))
 
