@@ -6,7 +6,6 @@ A problem is where examples come from, a model with embedding tables, and a scor
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +13,10 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from experiments.adafest.criteo_files import concatenated, day_files, read_chunks
 from experiments.adafest.sentences import SyntheticText
 from experiments.adafest.text_classifier import TextClassifier
-from tfdp_rec.data import criteo
-from tfdp_rec.datasets.criteo.generated import auc
+from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, CriteoExamples, auc
 from tfdp_rec.models.pctr import PCTR
 
 
@@ -109,59 +108,37 @@ class FileLogs:
     """The logs in a file, or in a folder of day files.
 
     Args:
-        path: as `criteo.read` or `day_files` takes it.
+        path: as `criteo_files.read` or `day_files` takes it.
         buckets: 26 bucket counts.
 
     Raises:
         FileNotFoundError: there is no such file, or no day files in the folder.
     """
 
-    def __init__(self, path: str, buckets: Sequence[int] = criteo.KAGGLE_BUCKETS):
+    def __init__(self, path: str, buckets: Sequence[int] = KAGGLE_BUCKETS):
         self.buckets = buckets
         self.files = day_files(path) if Path(path).is_dir() else [Path(path)]
 
-    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
+    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> CriteoExamples:
         """So many of a day: its first; or, of its first ten million, the last ("test") or those before these."""
         if day >= len(self.files):
             raise ValueError(f"there are {len(self.files)} days of logs; the study asks for day {day}.")
         read, found = [], 0
-        for chunk in criteo.read_chunks(self.files[day], self.buckets):
+        for chunk in read_chunks(self.files[day], self.buckets):
             read.append(chunk)
             found += len(chunk)
             if found >= (num_examples if part == "train" else 10_000_000):
                 break
-        whole = criteo.CriteoExamples.concatenate(read)
+        whole = concatenated(read)
         needed = 2 * num_examples if part == "validation" else num_examples
         if len(whole) < needed:
             raise ValueError(f"{self.files[day]} has {len(whole)} examples; the study asks for {needed}.")
         end = {"train": num_examples, "validation": len(whole) - num_examples, "test": len(whole)}[part]
         features, labels = whole.fetch(slice(end - num_examples, end))
-        return criteo.CriteoExamples(labels, features["numeric"], features["categorical"])
+        return CriteoExamples(labels, features["numeric"], features["categorical"])
 
 
-def day_files(folder: str | Path) -> list[Path]:
-    """The files `day_0`, `day_1`, ... of `folder` in the order of the days, each compressed or not.
-
-    Raises:
-        FileNotFoundError: There is no such file in the folder.
-        ValueError: A day has two files, or one between the first and the last has none.
-    """
-    days: dict[int, Path] = {}
-    for path in Path(folder).iterdir():
-        if match := re.fullmatch(r"day_(\d+)(\.(gz|tsv|txt|tsv\.gz|txt\.gz))?", path.name):
-            day = int(match[1])
-            if day in days:
-                raise ValueError(f"day {day} has two files: {days[day]} and {path}; keep one.")
-            days[day] = path
-    if not days:
-        raise FileNotFoundError(f"no files named day_0, day_1, ... in {folder}.")
-    missing = sorted(set(range(min(days), max(days) + 1)) - set(days))
-    if missing:
-        raise ValueError(f"{folder} has no file for day {missing[0]}, between its first and last day.")
-    return [days[day] for day in sorted(days)]
-
-
-def bucket_frequencies(examples: criteo.CriteoExamples, buckets: Sequence[int]) -> list[np.ndarray]:
+def bucket_frequencies(examples: CriteoExamples, buckets: Sequence[int]) -> list[np.ndarray]:
     """How often each of the `buckets` of each feature occurs in `examples`: 26 int64 arrays. Private: add noise."""
     columns = examples.categorical.T
     return [np.bincount(column, minlength=size) for column, size in zip(columns, buckets)]

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench.baselines import clipped_sum_by
-from tfdp_rec.datasets.criteo import files as criteo
-from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
+from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, SyntheticCriteo, auc
 from tfdp_rec.models.pctr import PCTR
 from tfdp_rec.noise import KeyedNoise
 
@@ -29,7 +28,7 @@ def test_widths_follow_the_formula_and_the_study_model_has_its_size():
     model = PCTR()
     assert model.embedding_widths[:5] == [12, 9, 33, 23, 8]
     assert [d.units for d in model.mlp] == [598] * 4
-    tables = sum(size * width for size, width in zip(criteo.KAGGLE_BUCKETS, model.embedding_widths))
+    tables = sum(size * width for size, width in zip(KAGGLE_BUCKETS, model.embedding_widths))
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables if "table" in v.path) == tables
     assert len(set(model.table_paths)) == 26
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.datasets.kg.files import FEATURES
+from tfdp_rec.datasets.kg.generated import FEATURES
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
@@ -61,7 +61,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
     """Context tower of three features and a transformer; label tower a lookup.
 
     A batch is a dict of `entities`, `unigrams`, `bigrams` `[batch, T, V]`, `label` `[batch]` and `negatives`
-    `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.data.SyntheticKG` and `TimelineStore`.
+    `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.datasets.kg.generated.SyntheticKG`.
 
     Args:
         vocabulary_sizes: Feature name -> rows of its table, padding included.

@@ -25,6 +25,7 @@ import tensorflow_recommenders as tfrs
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import loss_tracker
+from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
@@ -40,22 +41,6 @@ class BagOfWords(keras.layers.Layer):
     def call(self, rows: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
         weights = tf.cast(present, rows.dtype)[:, :, None]
         return tf.math.divide_no_nan(tf.reduce_sum(rows * weights, axis=1), tf.sqrt(tf.reduce_sum(weights, axis=1)))
-
-
-class _Mean(keras.metrics.Mean):
-    """A mean whose update is an operation, as TFRS expects of metrics inside a graph (Keras 3 returns None)."""
-
-    def update_state(self, values: tf.Tensor, sample_weight: tf.Tensor | None = None) -> Any:
-        super().update_state(values, sample_weight)
-        return tf.no_op()
-
-
-class CatalogueTopK(tfrs.metrics.FactorizedTopK):
-    """TFRS' top-k accuracy over a catalogue, usable inside Keras 3's graphs."""
-
-    def __init__(self, candidates: tfrs.layers.factorized_top_k.TopK, ks: Sequence[int]):
-        super().__init__(candidates, ks=ks)
-        self._top_k_metrics = [_Mean(name=f"{self.name}/top_{k}_categorical_accuracy") for k in ks]
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -111,9 +96,6 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         # Starts at nothing too: at first every score is the prior.
         self.scores = CandidateScores(rows, width, embeddings_initializer="zeros", name="label")
         self._log_prior = tf.constant(np.concatenate([[0.0], np.log(self.prior)]), tf.float32)
-        self._brute_force = tfrs.layers.factorized_top_k.BruteForce(k=max(self.ks))
-        self._brute_force.index(tf.zeros([len(self.vocabulary), width + 1]), tf.range(1, rows))
-        self.top_k = CatalogueTopK(self._brute_force, ks=self.ks)
         self.context_table.build((None, None))
         self.encode(tf.zeros([1, history_length], tf.int64))
         self.built = True
@@ -148,42 +130,31 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
     def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
-        """TFRS' loss: the mean over the batch; outside training it also updates the metrics."""
-        if not training:
-            query = _with_one(self.encode(inputs["context"]))
-            label = tf.cast(inputs["label"], tf.int32)
-            truth = tf.gather(self._candidates(), label - 1)
-            self.top_k.update_state(query, truth, true_candidate_ids=label)
+        """The mean loss of the batch, as TFRS models define it."""
         losses = self.per_example_loss(inputs, training)
         return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step; reports the mean loss alone, since the metrics are for held-out examples."""
+        """One step; reports the mean loss alone, since recall is for held-out examples."""
         loss = super().train_step(data)["loss"]
         if not self.is_private:
             loss_tracker(self).update_state(loss)
         return {"loss": loss_tracker(self).result()}
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', over the whole catalogue as the label table now has it."""
-        self.settle()
-        self._brute_force._candidates.assign(self._candidates())
-        return super().evaluate(*args, **kwargs)
-
-    def recall(self, dataset: tf.data.Dataset, **kwargs: Any) -> dict[str, float]:
-        """recall@k and precision@k of every k on batches of held-out examples.
+    def recall(self, dataset: tf.data.Dataset) -> dict[str, float]:
+        """recall@k and precision@k of every k on batches of held-out examples, over the whole catalogue.
 
         With one watched movie an example, recall@k is the share of examples that have it among the first k, and
         precision@k is that divided by k.
 
         Args:
             dataset: Batches as for training.
-            **kwargs: Arguments of `evaluate`.
         """
-        logs = self.evaluate(dataset, return_dict=True, verbose=0, **kwargs)
-        found = {k: float(logs[f"factorized_top_k/top_{k}_categorical_accuracy"]) for k in self.ks}
-        recalls = {f"recall@{k}": value for k, value in found.items()}
-        return recalls | {f"precision@{k}": value / k for k, value in found.items()}
+        with self.release.leaving():
+            found = [ranks(self(batch["context"]).numpy(), np.asarray(batch["label"])) for batch in dataset]
+        recalls = {k: float(np.mean(np.concatenate(found) < k)) for k in self.ks}
+        named = {f"recall@{k}": value for k, value in recalls.items()}
+        return named | {f"precision@{k}": value / k for k, value in recalls.items()}
 
     # Serving.
 
@@ -229,13 +200,12 @@ class TwoTowerAnswers(tf.Module):
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Slots and scores of the k best items that are not in the history."""
-        return self._first(self._scores(history), tf.range(len(self.places), dtype=tf.int64), k)
+        return own_ids.first(self._scores(history), tf.range(len(self.places), dtype=tf.int64), k)
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `best`, of some items alone."""
-        allowed, _ = tf.unique(tf.boolean_mask(allowed, allowed >= 0))
         allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
-        return self._first(tf.gather(self._scores(history), allowed, axis=1), allowed, k)
+        return own_ids.first(tf.gather(self._scores(history), allowed, axis=1), allowed, k)
 
     def _scores(self, history: tf.Tensor) -> tf.Tensor:
         """Scores of the catalogue, `[batch, items]`; what the history holds is left out."""
@@ -247,14 +217,6 @@ class TwoTowerAnswers(tf.Module):
         places = tf.stack([rows, tf.maximum(tf.reshape(history, [-1]), 0)], axis=1)
         seen = tf.scatter_nd(places, tf.reshape(known, [-1]), tf.shape(scores, tf.int64)) > 0
         return tf.where(seen, own_ids.LEFT_OUT, scores)
-
-    def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        best, index = tf.math.top_k(scores, tf.minimum(k, tf.size(slots)))
-        nothing = tf.constant(own_ids.NOTHING, tf.int64)
-        found = tf.where(best > own_ids.LEFT_OUT, tf.gather(slots, index), nothing)
-        missing = [[0, 0], [0, k - tf.shape(best)[1]]]
-        filled = tf.pad(found, missing, constant_values=own_ids.NOTHING)
-        return filled, tf.pad(best, missing, constant_values=own_ids.LEFT_OUT)
 
     def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         table, *hidden = self.tower

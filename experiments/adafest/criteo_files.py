@@ -20,6 +20,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import math
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,58 +31,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-NUM_NUMERIC, NUM_CATEGORICAL = 13, 26
+from tfdp_rec.datasets.criteo.generated import (
+    NUM_CATEGORICAL,
+    NUM_NUMERIC,
+    CriteoExamples,
+    SyntheticCriteo,
+    check_buckets,
+)
+from tfdp_rec.datasets.drawing import GOLDEN, mixed
+
 NUM_COLUMNS = 1 + NUM_NUMERIC + NUM_CATEGORICAL
 
-# How many buckets each category of the Kaggle data is given in the study of sparsity-preserving training.
-KAGGLE_BUCKETS = (
-    1472, 577, 82741, 18940, 305, 23, 1172, 633, 3, 9090, 5918, 64300, 3207,
-    27, 1550, 44262, 10, 5485, 2161, 3, 56473, 17, 15, 27360, 104, 12934,
-)  # fmt: skip
-
 _LINES_AT_A_TIME = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class CriteoExamples:
-    """Examples in memory.
-
-    Attributes:
-        labels: Clicks, float32 [n]: 1 for a click.
-        numeric: Logarithms of the numeric features, float32 [n, 13].
-        categorical: Buckets of the categorical features, int32 [n, 26].
-
-    Example:
-        >>> examples = CriteoExamples(np.zeros(3), np.zeros([3, 13]), np.zeros([3, 26], np.int32))
-        >>> features, labels = examples.fetch(np.array([0, 2]))
-        >>> features["categorical"].shape, labels.shape
-        ((2, 26), (2,))
-    """
-
-    labels: np.ndarray
-    numeric: np.ndarray
-    categorical: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def fetch(self, indices: np.ndarray | slice) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The (features, labels) of some examples, as a model takes them."""
-        features = {"numeric": self.numeric[indices], "categorical": self.categorical[indices]}
-        return features, self.labels[indices]
-
-    @classmethod
-    def concatenate(cls, parts: Iterable[CriteoExamples]) -> CriteoExamples:
-        """All parts one after the other."""
-        parts = list(parts)
-        if not parts:
-            return cls(
-                np.zeros(0, np.float32),
-                np.zeros((0, NUM_NUMERIC), np.float32),
-                np.zeros((0, NUM_CATEGORICAL), np.int32),
-            )
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def read(paths: str | pathlib.Path | Sequence[str | pathlib.Path], buckets: Sequence[int]) -> CriteoExamples:
@@ -95,9 +56,7 @@ def read(paths: str | pathlib.Path | Sequence[str | pathlib.Path], buckets: Sequ
         ValueError: A line is malformed (the message names file and line), or `buckets` is.
     """
     several = [paths] if isinstance(paths, (str, pathlib.Path)) else paths
-    return CriteoExamples.concatenate(
-        itertools.chain.from_iterable(read_chunks(path, buckets) for path in several)
-    )
+    return concatenated(itertools.chain.from_iterable(read_chunks(path, buckets) for path in several))
 
 
 def read_chunks(path: str | pathlib.Path, buckets: Sequence[int]) -> Iterator[CriteoExamples]:
@@ -111,6 +70,59 @@ def read_chunks(path: str | pathlib.Path, buckets: Sequence[int]) -> Iterator[Cr
             first_line += len(lines)
 
 
+def concatenated(parts: Iterable[CriteoExamples]) -> CriteoExamples:
+    """All parts one after the other."""
+    parts = list(parts)
+    if not parts:
+        return CriteoExamples(
+            np.zeros(0, np.float32),
+            np.zeros((0, NUM_NUMERIC), np.float32),
+            np.zeros((0, NUM_CATEGORICAL), np.int32),
+        )
+    names = [field.name for field in dataclasses.fields(CriteoExamples)]
+    return CriteoExamples(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def write(
+    generator: SyntheticCriteo, path: str | pathlib.Path, num_examples: int, day: int = 0, part: str = "train"
+) -> None:
+    """Writes the examples of one day as a file that `read` takes (a .gz name is compressed).
+
+    The file holds raw categories, one for each bucket; the reader hashes them to buckets of its own.
+    """
+    examples, raw = generator.draw(num_examples, day, part)
+    path = pathlib.Path(path)
+    with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
+        for label, numbers, categories in zip(examples.labels, raw, examples.categorical):
+            fields = [str(int(label))] + ["" if math.isnan(x) else str(int(x)) for x in numbers]
+            fields += [
+                f"{(b * 2654435761 + f) % 2**32:08x}" if b else "" for f, b in enumerate(categories.tolist())
+            ]
+            file.write("\t".join(fields) + "\n")
+
+
+def day_files(folder: str | pathlib.Path) -> list[pathlib.Path]:
+    """The files `day_0`, `day_1`, ... of `folder` in the order of the days, each compressed or not.
+
+    Raises:
+        FileNotFoundError: There is no such file in the folder.
+        ValueError: A day has two files, or one between the first and the last has none.
+    """
+    days: dict[int, pathlib.Path] = {}
+    for path in pathlib.Path(folder).iterdir():
+        if match := re.fullmatch(r"day_(\d+)(\.(gz|tsv|txt|tsv\.gz|txt\.gz))?", path.name):
+            day = int(match[1])
+            if day in days:
+                raise ValueError(f"day {day} has two files: {days[day]} and {path}; keep one.")
+            days[day] = path
+    if not days:
+        raise FileNotFoundError(f"no files named day_0, day_1, ... in {folder}.")
+    missing = sorted(set(range(min(days), max(days) + 1)) - set(days))
+    if missing:
+        raise ValueError(f"{folder} has no file for day {missing[0]}, between its first and last day.")
+    return [days[day] for day in sorted(days)]
+
+
 def hash_to_buckets(
     categories: np.ndarray, present: np.ndarray, feature: int, num_buckets: int
 ) -> np.ndarray:
@@ -122,20 +134,8 @@ def hash_to_buckets(
         feature: The feature's number, so that one value in two features gives unrelated buckets.
         num_buckets: Number of buckets, at least 2.
     """
-    mixed = categories + np.uint64((feature + 1) * 0x9E3779B97F4A7C15 % 2**64)
-    for shift, multiplier in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(multiplier)
-    mixed ^= mixed >> np.uint64(31)
-    return np.where(present, 1 + mixed % np.uint64(num_buckets - 1), 0).astype(np.int32)
-
-
-def check_buckets(buckets: Sequence[int]) -> None:
-    """Raises ValueError unless `buckets` are 26 counts between 2 and 2^31."""
-    if len(buckets) != NUM_CATEGORICAL:
-        raise ValueError(f"buckets must have {NUM_CATEGORICAL} counts, got {len(buckets)}.")
-    for feature, size in enumerate(buckets):
-        if not 2 <= size < 2**31:
-            raise ValueError(f"buckets[{feature}] must lie between 2 and 2^31 - 1, got {size!r}.")
+    hashes = mixed(categories + np.uint64((feature + 1) * GOLDEN % 2**64))
+    return np.where(present, 1 + hashes % np.uint64(num_buckets - 1), 0).astype(np.int32)
 
 
 def _open(path: pathlib.Path) -> BinaryIO:
