@@ -18,6 +18,7 @@ def test_padding_changes_nothing():
     assert np.isfinite(model(np.zeros([1, 4], int))).all()
 
 
+@pytest.mark.slow  # tests/independence/test_alone.py has its clip too
 def test_the_token_table_is_the_only_table_and_is_clipped_exactly():
     model = TextClassifier(50, max_length=6, width=8, heads=2, blocks=1)
     model.compile(

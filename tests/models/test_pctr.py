@@ -34,8 +34,10 @@ def test_widths_follow_the_formula_and_the_study_model_has_its_size():
 
 
 def test_private_steps_clip_exactly():
-    model = small_model(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=16))
-    batch = SyntheticCriteo(SMALL, seed=1).examples(16).fetch(slice(None))
+    model, rng = PCTR(buckets=[30, 20, 10], hidden=[8, 8], num_numeric=5), np.random.default_rng(1)
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=6), loss=clicks())
+    features = {"numeric": rng.normal(size=[6, 5]).astype("float32"), "categorical": rng.integers(0, 10, [6, 3])}
+    batch = features, rng.integers(0, 2, 6).astype("float32")
     fast, slow = (
         clipped_sum_by(s, model, batch, l2_norm_clip=0.5)
         for s in ("bookkeeping", "per_example")

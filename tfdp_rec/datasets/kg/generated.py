@@ -172,18 +172,6 @@ class SyntheticKG:
 def pad_window(
     starts: NDArray[np.int64], ends: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Positions [batch, length] of what came before `ends`, newest first, and which of them exist.
-
-    Args:
-        starts: First position of each timeline, [batch].
-        ends: Position of each label, [batch].
-        length: Length of the window.
-
-    Example:
-        >>> window, present = pad_window(np.array([10]), np.array([12]), 3)
-        >>> window.tolist(), present.tolist()
-        ([[11, 10, 10]], [[True, True, False]])
-    """
+    """Positions [batch, length] of what comes before `ends`, newest first, and which of them are not before `starts`."""
     window = ends[:, None] - 1 - np.arange(length)
-    present = window >= starts[:, None]
-    return np.maximum(window, starts[:, None]), present
+    return np.maximum(window, starts[:, None]), window >= starts[:, None]
