@@ -38,6 +38,8 @@ def test_padding_changes_nothing():
     before = model(batch).numpy()
     wider = {f: np.pad(batch[f], ((0, 0), (0, 0), (0, 2))) for f in SIZES}
     np.testing.assert_allclose(model(wider), before, atol=1e-6)
+    long = {f: batch[f].astype("int64") for f in SIZES}
+    np.testing.assert_allclose(model(long), before, atol=1e-6)
     for layer in model.tables.values():
         layer.embeddings.assign(tf.tensor_scatter_nd_update(layer.embeddings.value, [[0]], [[9.0] * 8]))
     np.testing.assert_allclose(model(batch), before, atol=1e-6)

@@ -133,7 +133,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         """Queries `[batch, width]` for a batch's contexts. An empty context gives the same query for everyone."""
         ids = [tf.convert_to_tensor(batch[feature]) for feature in FEATURES]
         present = tf.reduce_any(tf.concat([i > 0 for i in ids], axis=2), axis=2)
-        place = tf.range(self.context_length)[None, :] + tf.zeros_like(ids[0][:, :, 0])
+        place = tf.range(self.context_length, dtype=ids[0].dtype)[None, :] + tf.zeros_like(ids[0][:, :, 0])
         x = sum((_mean_of_values(self.tables[f](i), i > 0) for f, i in zip(FEATURES, ids)), self.positions(place))
         for block in self.blocks:
             x = block(x, present)

@@ -23,6 +23,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import loss_tracker
 from tfdp_rec.metrics import ranks
@@ -82,7 +83,7 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.vocabulary = _checked_vocabulary(vocabulary)
+        self.vocabulary = Catalogue(vocabulary).ids
         self.width, self.hidden, self.history_length = width, hidden, history_length
         self.prior = _checked_prior(prior, len(self.vocabulary))
         self.ks = tuple(sorted(k for k in ks if k <= len(self.vocabulary)))
@@ -237,15 +238,6 @@ def _tower_weights(model: TwoTower) -> list[keras.Variable]:
 def _with_one(query: tf.Tensor) -> tf.Tensor:
     """The query with a 1 behind it, which meets the candidates' log prior."""
     return tf.concat([query, tf.ones_like(query[:, :1])], axis=1)
-
-
-def _checked_vocabulary(vocabulary: Sequence[int]) -> np.ndarray:
-    ids = np.asarray(vocabulary, np.int64)
-    if ids.ndim != 1 or not ids.size:
-        raise ValueError("vocabulary must be a list of at least one movie id.")
-    if (ids <= 0).any() or np.unique(ids).size < ids.size:
-        raise ValueError("vocabulary must hold distinct positive ids (0 is padding).")
-    return ids
 
 
 def _checked_prior(prior: Sequence[float] | None, movies: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -368,7 +368,7 @@ def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 
 
 def _count_users(source: InParts, catalogue: Catalogue) -> int:
-    users = len(source) if hasattr(source, "__len__") else sum(part.num_users for part in source.parts(catalogue))
+    users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in source.parts(catalogue))
     if not users:
         raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
     return users

@@ -172,6 +172,6 @@ class SyntheticKG:
 def pad_window(
     starts: NDArray[np.int64], ends: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Positions [batch, length] of what comes before `ends`, newest first, and which of them are not before `starts`."""
+    """Positions [batch, length] of what comes before `ends`, newest first, and whether they are in the timeline."""
     window = ends[:, None] - 1 - np.arange(length)
     return np.maximum(window, starts[:, None]), window >= starts[:, None]

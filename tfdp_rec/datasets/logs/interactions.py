@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 from tfdp_rec.datasets.log import Catalogue, Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.datasets.logs.numbering import numbered
 from tfdp_rec.files import Temporary, row_chunks
 
 PADDING = 0
@@ -116,7 +115,7 @@ class Interactions(Log):
         if isinstance(items, str | Path):
             items = Items.read(items, usual=[self.about["columns"]["item"]])
         known = items if isinstance(items, Items) else Items(list(items))
-        rows = numbered(self.folder, known, rows_per_unit, _widths(self.about))
+        rows = grouping.numbered(self.folder, known, rows_per_unit, _widths(self.about))
         return Interactions(self.folder, self._holder, known, rows)
 
     # What is there.
