@@ -126,7 +126,7 @@ class _Job:
         decided = Lifetime.of(self.ledger.chain)
         self.budget = decided.budget
         for name, ledger in kept.ledgers.items():
-            decided.refuse_beyond(ledger, kept.left_to_pay(self._releases(name)))
+            decided.refuse_beyond(ledger, kept.left_to_pay(name, self._releases(name)))
         if self.before:
             self._check_kinds(log, self.before.items)
         self.title_bytes = source.title_bytes(log.found()[1].type)
