@@ -334,6 +334,20 @@ def test_a_run_that_was_cut_off_near_its_end_says_how_to_go_on_if_it_is_begun_ag
     gone_on_with(tmp_path / "run")
 
 
+@pytest.mark.parametrize("left", [["items.parquet", "recommender.npz"], ["recommender.npz"]], ids=["all", "sums"])
+def test_releases_of_another_run_are_not_taken_for_paid(small, tmp_path, capsys, left):
+    assert train(*small, "--checkpoint", tmp_path / "kept") == 0
+    for path in (tmp_path / "kept").iterdir():  # run.json among them
+        if path.is_file() and path.name not in left:
+            path.unlink()
+    capsys.readouterr()
+    other = [tmp_path / "other" if each == tmp_path / "run" else each for each in small]
+    assert train(*other, "--checkpoint", tmp_path / "kept") == 2
+    said = capsys.readouterr().err
+    assert "recommender.npz is of another run" in said and "has not paid for it" in said
+    assert not labels(tmp_path / "other") and not (tmp_path / "other" / "release" / "statement.txt").exists()
+
+
 # What may be handed on.
 
 

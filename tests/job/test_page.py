@@ -1,4 +1,4 @@
-"""A page of Markdown is one file of HTML: whole, with nothing from elsewhere, and no word from outside becomes markup."""
+"""A page of Markdown is one file of HTML, with nothing from elsewhere, and no word from outside becomes markup."""
 
 import re
 

@@ -201,12 +201,21 @@ class RunCheckpoint:
 
     # Releases.
 
-    def left_to_pay(self, events: Mapping[str, DpEvent]) -> list[DpEvent]:
-        """Of releases by file name, the events of those that are not in their files."""
-        left = [event for name, event in events.items() if not (self.directory / name).exists()]
-        if left:
+    def left_to_pay(self, recommender: str, events: Mapping[str, DpEvent]) -> list[DpEvent]:
+        """Of a recommender's releases by file name, the events of those that are not in their files."""
+        ledger, since = self.ledgers[recommender], self._since[self._paths[recommender]]
+        paid = {each.label for each in ledger.paid if each.number >= since}
+        there = [name for name in events if (self.directory / name).exists()]
+        # Without run.json, which a person or a killed process removed, the files of another run look like this one's.
+        unpaid = [name for name in there if LABELS[name] not in paid]
+        if unpaid:
+            raise ValueError(
+                f"{self.directory / unpaid[0]} is of another run: {ledger.path} has not paid for it. Remove "
+                f"{self.directory}, or give another --checkpoint."
+            )
+        if len(there) < len(events):
             self._refuse_lost()
-        return left
+        return [event for name, event in events.items() if name not in there]
 
     def release(
         self, name: str, payers: Iterable[str], most: int, make: Callable[[ReleasePayment, Any], None],

@@ -112,7 +112,7 @@ def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interact
     titles = source.titles((log.found()[1] if public is None else public.ids).type)
     run = Run(source, kept, show, log, users, public, titles, decided.budget)
     for name, ledger in kept.ledgers.items():
-        decided.refuse_beyond(ledger, kept.left_to_pay(_releases(run, name)))
+        decided.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
     if kept.earlier:
         _refuse_other_kind(log, kept.earlier.items)
     _refuse_full(run)

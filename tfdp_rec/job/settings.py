@@ -134,7 +134,8 @@ class JobSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> JobSettings:
         """Settings from their fields as JSON keeps them; other entries are left out."""
-        known: dict[str, Any] = {each.name: config[each.name] for each in dataclasses.fields(cls) if each.name in config}
+        names = {field.name for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {name: value for name, value in config.items() if name in names}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known)
 
