@@ -188,6 +188,11 @@ def log_of(given: Any) -> InParts:
     return given if hasattr(given, "parts") else UserLists(given)
 
 
+def values_at(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+    """Values at places, which may lie beyond the end where they count for nothing; zeros of an empty array."""
+    return np.asarray(array[np.minimum(places, len(array) - 1)]) if len(array) else np.zeros(places.shape, array.dtype)
+
+
 def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, int]]:
     """Users from `start` to `end` at a time, of about so many rows together, and at least one."""
     start = 0
