@@ -122,6 +122,8 @@ class NextItemExamples:
         """Any places but each user's label's, none twice (Floyd's draw); -1 where there are no more."""
         others = np.maximum(self.lengths[indices] - 1, 0)
         drawn = np.full((len(indices), self.history), -1)
+        # Floyd: column j draws from the first n − k + j + 1 places; one that is taken gives way to the last of them, so
+        # that each set of k places is equally likely, without a permutation of a long history.
         for column in range(self.history):
             last = others - np.minimum(others, self.history) + column
             place = rng.integers(0, np.maximum(last, 0) + 1)

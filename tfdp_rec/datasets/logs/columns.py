@@ -79,6 +79,7 @@ def _first_place(array: pa.Array) -> int:
 
 def _first_bad(array: pa.Array, kind: pa.DataType) -> int:
     """Place of the first value that cannot be cast."""
+    # Arrow says that a value does not fit and not where, so the array is halved until one is left.
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
