@@ -123,18 +123,18 @@ def _in_options(message: str, args: argparse.Namespace) -> str:
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
     args.given = given
-    with interruption.answered() as asked:
-        return _run(parser.prog, args, asked)
+    with interruption.answered():
+        return _run(parser.prog, args)
 
 
-def _run(program: str, args: argparse.Namespace, asked: interruption.Asked) -> int:
+def _run(program: str, args: argparse.Namespace) -> int:
     if os.environ.get("TFDP_REC_DEBUG"):
         return args.run(args)
     try:
         return args.run(args)
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
-        return asked.code
+        return interruption.exit_code()
     except (ValueError, OSError) as problem:
         message = _in_options(" ".join(_said(problem).split()), args) or type(problem).__name__
         print(f"{program}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)

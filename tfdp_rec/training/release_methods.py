@@ -1,7 +1,7 @@
 """The methods of a Keras model by which weights, or numbers computed from them, leave training.
 
-Each settles pending noise first, by its decorator `settled`. Files and folders are written completely or not at all.
-Metrics are never saved with their totals: these are computed from training data without noise.
+Each settles pending noise first. Weights leave with the privacy history and without the totals of metrics, which are
+computed from training data without noise. Files and folders are written completely or not at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import keras
 import numpy as np
 
 from tfdp_rec.files import replacing
+from tfdp_rec.spending.entries import SAVED_AS, Entries
+from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
 from tfdp_rec.training.release import Release
 
@@ -32,61 +34,81 @@ def settled(method: Callable[..., Any]) -> Callable[..., Any]:
     return settled_first
 
 
+def _settled(name: str) -> Any:
+    # Keras' method of that name, settled.
+    def as_keras(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(ReleaseMethods, self), name)(*args, **kwargs)
+
+    as_keras.__name__, as_keras.__doc__ = name, "As Keras', after pending noise was applied."
+    return settled(as_keras)
+
+
 class ReleaseMethods:
-    """Mix-in, ahead of `keras.Model`, whose methods settle before weights leave."""
+    """Mix-in, ahead of `keras.Model`, whose methods settle before weights leave or are replaced."""
+
+    privacy_history: Meter | None = None  # entries of the model's steps, under all its optimizers
 
     @functools.cached_property
     def release(self) -> Release:
         """The model's `Release`."""
         return Release(self)
 
-    # Numbers computed from weights.
+    __call__ = _settled("__call__")
+    evaluate = _settled("evaluate")
+    predict = _settled("predict")
+    predict_on_batch = _settled("predict_on_batch")
+    test_on_batch = _settled("test_on_batch")
+    get_weights = _settled("get_weights")
+    load_weights = _settled("load_weights")
+    set_weights = _settled("set_weights")
 
-    @settled
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().predict(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    # Weights.
-
-    @settled
-    def get_weights(self) -> list[np.ndarray]:
-        """As Keras'."""
-        return super().get_weights()  # type: ignore[misc]
+    # State.
 
     @settled
     def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', without the state of metrics."""
+        """As Keras', with the privacy history, and without the state of metrics."""
         tree = super().get_state_tree(*args, **kwargs)  # type: ignore[misc]
         tree.pop("metrics_variables", None)
-        return tree
+        return tree | self._saved_history()
+
+    @settled
+    def set_state_tree(self, state_tree: Any) -> None:
+        """As Keras'; a saved privacy history is added to the present one."""
+        super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})  # type: ignore[misc]
+        if SAVED_AS in state_tree:
+            self._take_history(state_tree[SAVED_AS])
 
     @settled
     def save_own_variables(self, store: Any) -> None:
-        """As Keras'; every way to save a model calls this first, after which its metrics save zeros."""
+        """As Keras', with the privacy history."""
+        # Every way to save a model calls this first, and its metrics later.
         for metric in _metrics_within(self.metrics):  # type: ignore[attr-defined]
             vars(metric)["save_own_variables"] = functools.partial(_save_zeros, metric)
         super().save_own_variables(store)  # type: ignore[misc]
+        for key, value in self._saved_history().items():
+            store[key] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras'; a saved privacy history is added to the present one."""
+        super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
+        if SAVED_AS in store.keys():
+            self._take_history(store[SAVED_AS])
+
+    def _saved_history(self) -> dict[str, Any]:
+        # Steps of this model, or of another on its layers, are in its weights.
+        weights = self.weights  # type: ignore[attr-defined]
+        if self.privacy_history is None and any(meters_of(variable) for variable in weights):
+            self.privacy_history = Meter()
+        if self.privacy_history is None:
+            return {}
+        self.privacy_history.add_weights(weights)
+        return {SAVED_AS: self.privacy_history.snapshot().to_array()}
+
+    def _take_history(self, saved: Any) -> None:
+        if self.privacy_history is None:  # loaded without being compiled
+            self.privacy_history = Meter()
+            self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
+        self.privacy_history.merge_saved(Entries.from_array(saved))
 
     @settled
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -135,23 +157,6 @@ class ReleaseMethods:
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         with self.release.leaving(), _without_metric_data(self), _replaced(filepath) as path:
             return super().export(path, *args, **kwargs)  # type: ignore[misc]
-
-    # Replacing weights that may owe noise.
-
-    @settled
-    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', after the weights to be replaced got their noise."""
-        return super().load_weights(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def set_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', after the weights to be replaced got their noise."""
-        return super().set_weights(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def set_state_tree(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', after the weights to be replaced got their noise."""
-        return super().set_state_tree(*args, **kwargs)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
