@@ -36,7 +36,7 @@ from tfdp_rec.pricing.composition import (
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Mark, Snapshot
@@ -163,13 +163,14 @@ class Accountant:
     def begin_fit(self, model: Any) -> None:
         """Raises where a fit under this accountant is going on in another thread."""
         # Each of two would take the last step that fits, and give back the block that the other has paid for.
-        thread, other = self._fitting or (threading.current_thread(), None)
-        if thread is not threading.current_thread() and thread.is_alive() and getattr(other, "feeding", None) is not None:
+        mine = threading.current_thread()
+        thread, other = self._fitting or (mine, None)
+        if thread is not mine and thread.is_alive() and getattr(other, "feeding", None) is not None:
             raise ValueError(
                 "A fit under this accountant is going on in another thread, and steps of two would not be within one "
                 "budget: fit one model after the other, or give each an accountant and a budget of its own."
             )
-        self._fitting = threading.current_thread(), model
+        self._fitting = mine, model
 
     def end_fit(self) -> None:
         """Gives back the steps that were paid for and not made; the next fit may be in any thread."""

@@ -41,7 +41,7 @@ def new_id() -> str:
 
 
 def id_of_use(event: DpEvent, label: str) -> str:
-    """The id of a use that its event and label identify, such as a pre-selection, with a digest of rows in its label."""
+    """The id of a use that its event and label identify, as those of a pre-selection do."""
     return json.dumps([events.to_json(event), label])
 
 
