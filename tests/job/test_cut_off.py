@@ -27,7 +27,7 @@ from tfdp_rec.cli import main
 from tfdp_rec.job import checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.recommenders import private_sums
-from tfdp_rec.job.sources import own_files
+from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
@@ -70,7 +70,7 @@ def small(tmp_path, monkeypatch):
             file.write("a model")
 
     monkeypatch.setattr(pipeline, "export", export)
-    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.private.write_text("report.md", "a report"))
+    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.private.write("report.md", "a report"))
     asked = ["--user", "user_id", "--item", "sku", "--time", "ts", "--titles", tmp_path / "titles.csv", "--quiet"]
     asked += ["--items", tmp_path / "items.txt", "--data", tmp_path / "logs" / "ann@example.org.csv"]
     return [*asked, "--out", tmp_path / "run"]
@@ -100,9 +100,9 @@ def gone_on_with(run, expected=SUMS):
 # Each fault at each place that writes.
 
 PLACES = [
-    (pipeline.Interactions, "read"), (own_files.titles, "check"), (Ledger, "pay"), (SpectralRecommender, "fit"),
+    (pipeline.Interactions, "read"), (OwnFiles, "titles"), (Ledger, "pay"), (SpectralRecommender, "fit"),
     (SpectralRecommender, "write"), (SpectralRecommender, "load"), (pipeline, "same_for_all"),
-    (UserSubset, "exact_counts"), (own_files.titles, "read"), (private_sums, "statement"), (pipeline, "export"),
+    (UserSubset, "exact_counts"), (pipeline, "titles_of"), (private_sums, "statement"), (pipeline, "export"),
     (report, "write"), (WarmStart, "save"),
 ]  # fmt: skip
 
