@@ -42,10 +42,7 @@ def count_ordinary_steps_of(model: Any) -> None:
 
 
 def watch(model: keras.Model) -> None:
-    """Counts all further steps of an ordinary Keras model whose layers another model trains privately.
-
-    Its files hold no history, and `save` and `save_weights` say so.
-    """
+    """Counts all further steps of a plain Keras model that shares layers; warns that its files hold no history."""
     # The methods are replaced on the instance: the user's code holds this object, of a class without this package's.
     train_step, fit, train_on_batch = model.train_step, model.fit, model.train_on_batch
 
