@@ -203,7 +203,8 @@ class Accountant:
     @property
     def checked(self) -> bool:
         """Whether every batch so far carried the proof of its draw."""
-        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.carried)
+        paid = self.payments.entries() if self.payments else ()
+        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in (*self.carried, *paid))
 
     def _own(self) -> list[Entry]:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
@@ -248,13 +249,7 @@ class Accountant:
             Unaccounted: Steps were made on unproven batches, without payment, or without a record.
         """
         carried = self.carried
-        unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
-        if unproven and not self.asserted:
-            raise Unaccounted(
-                f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
-                "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
-                "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
-            )
+        self._refuse_unproven(carried)
         unpaid = sum(self.payments.unpaid(carried).values()) if self.payments else 0
         if self.payments and unpaid:
             raise Unaccounted(
@@ -268,6 +263,15 @@ class Accountant:
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
                 "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint, or "
                 "record these steps: accountant.record(event, steps), and set optimizer.iterations to 0."
+            )
+
+    def _refuse_unproven(self, carried: Entries) -> None:
+        unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
+        if unproven and not self.asserted:
+            raise Unaccounted(
+                f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
+                "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
+                "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
             )
 
     # Its cost.
@@ -349,7 +353,7 @@ class Accountant:
             id, last = next(reversed(list(self._recorded.items())), ("", None))
             id = id if last is not None and last.kind == entry.kind else new_id()
             if self.payments is not None:
-                id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id)
+                id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id, BY_HAND)
             self._recorded.extend(id, entry)
         Changes.made += 1
 
@@ -401,7 +405,8 @@ class Accountant:
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
-            id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "")
+            proof = "" if sampling else BY_HAND if optimizer is None else self.asserted
+            id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "", proof)
             self._block, ahead = _Block(id, self.event, optimizer, sampling), wanted
             if optimizer is not None:
                 optimizer.privacy_history.use_receipt(optimizer, sampling, id)
@@ -440,9 +445,20 @@ class Accountant:
             self.payments.note_checkpoint(event, steps)
 
     def pay_for_history(self) -> None:
-        """Pays for all steps of the models that the ledger has not paid for, such as those before it was begun."""
+        """Pays for all steps of the models that the ledger has not paid for, such as those before it was begun.
+
+        Raises:
+            Unaccounted: Steps were made on unproven batches, or have no guarantee.
+        """
         if self.payments is not None:
-            self.payments.pay_for(self.carried)
+            # A ledger's total is claimed by accountants that do not follow these models.
+            self._refuse_unproven(self.carried)
+            if self.void:
+                raise Unaccounted(
+                    f"No payment is made for steps without a guarantee: {self.void}. Their epsilon is infinite; train "
+                    "another model."
+                )
+            self.payments.pay_for(self.carried, self.asserted)
             Changes.made += 1
 
     def close(self) -> None:

@@ -68,6 +68,7 @@ class Meter:
         self._optimizer = optimizer  # the optimizer whose `iterations` are the check
         self._present = optimizer  # the only optimizer whose steps are allowed
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
+        self._half_restored = False  # whether `iterations` may have been restored after the entries
         self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
         self._receipt: tuple[Any, str | None, str] | None = None  # optimizer, sampling's name, id of the payment in use
@@ -145,6 +146,12 @@ class Meter:
         self._closed.merge(entries)
         self.restored()
 
+    def merge_restored(self, entries: Entries) -> None:
+        """Adds the entries of a TensorFlow checkpoint, which restores `iterations` before or after them."""
+        self._closed.merge(entries)
+        self._half_restored = True
+        Changes.made += 1
+
     def restored(self) -> None:
         """Adapts the check to `iterations` that were restored; call after every restore."""
         # Steps beyond them were made by other optimizers, or before `iterations` was reset.
@@ -216,6 +223,9 @@ class Meter:
     def _undescribed(self) -> int:
         if self._optimizer is None:
             return 0
+        if self._half_restored:
+            self._half_restored = False
+            self.restored()
         return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._earlier))
 
     # Meters that belong together.

@@ -26,7 +26,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
-from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Entries, Entry, id_of_use, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import BrokenLedger, Paid
 
@@ -34,6 +34,7 @@ BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
 _CLAIMED = "payment claimed"  # label of a note: the entry that a payment without an id was for
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
+_ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
 
@@ -66,10 +67,12 @@ class Payments:
         """Pays for one use of all data that is no step."""
         self.ledger.pay(event, label=label, settings={"sampling": None}, id=id)
 
-    def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
+    def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
         id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        if asserted:
+            settings[_ASSERTED] = asserted
         if isinstance(event, PlannedDpEvent):
             price, first = self._price_of_plan(event)
             self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
@@ -151,8 +154,8 @@ class Payments:
             left += [(event, label)] if paid[id_of_use(event, label)] < 0 else []
         return left
 
-    def pay_for(self, carried: Entries) -> None:
-        """Pays for all entries of models that this ledger has not paid for."""
+    def pay_for(self, carried: Entries, asserted: str = "") -> None:
+        """Pays for all entries of models that this ledger has not paid for; `asserted`: what drew unproven batches."""
         if self.ledger.limit is not None and self.unpaid(carried):
             raise ValueError(
                 f"{self.ledger.path} is {self.ledger.limit}, which holds for uses that were paid for in advance: "
@@ -170,7 +173,8 @@ class Payments:
                 steps -= self._claim(id, dataclasses.replace(entry, steps=steps, sampling=state))
             if steps:
                 assert state is not None
-                Payments(self.ledger, Sampling.from_state(state)).pay_steps(entry.event, steps, id)
+                proof = "" if entry.origin == DRAWN else asserted or entry.origin
+                Payments(self.ledger, Sampling.from_state(state)).pay_steps(entry.event, steps, id, proof)
 
     # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
 
@@ -252,7 +256,7 @@ def _steps_of(paid: Paid) -> Entry | None:
     else:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
-    return Entry(event, paid.steps, DRAWN, dict(state)) if fits else None
+    return Entry(event, paid.steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
 
 
 def _alike(paid: Entry | None, entry: Entry) -> bool:
