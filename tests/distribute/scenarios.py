@@ -165,7 +165,7 @@ def resumed(cluster, directory):
 
 
 def released_twice(cluster, directory):
-    """A release, a crash, a release: with real noise, which nobody could draw a second time."""
+    """A release, a crash, a release: with real noise, which cannot be drawn a second time."""
     make = lambda: linear_trainer(cluster, "real noise", 2, directory)  # noqa: E731
     first = make()
     first.fit(5, verbose=0)

@@ -27,7 +27,7 @@ with LocalCluster(workers=1, servers=1) as cluster:
 
 
 def alive(pid):
-    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    """Whether a process runs; a zombie that is not reaped yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

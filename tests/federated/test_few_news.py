@@ -35,7 +35,7 @@ def model(world):
 
 @pytest.fixture
 def eagerly():
-    """Operations one by one: nothing to trace, for those who look at values alone."""
+    """Operations one by one: nothing to trace, for tests of values alone."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)
@@ -129,7 +129,7 @@ def test_the_history_reaches_the_update_through_the_released_attention_alone(mod
 
 @pytest.mark.parametrize("wrong", [24, -25])
 def test_ids_that_the_model_cannot_read_are_refused_before_anybody_clicks_them(model, features, wrong):
-    """Else an answer would fail for those alone who clicked that news."""
+    """Else an answer would fail for the clients alone that clicked that news."""
     titles = features["title"].copy()
     titles[17, 2] = wrong
     with pytest.raises(ValueError, match="no row for"):

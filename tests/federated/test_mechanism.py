@@ -40,7 +40,7 @@ def test_attention_of_another_width_is_refused():
 
 
 def test_attention_that_is_no_probability_vector_counts_as_uniform():
-    """A refusal would tell whose clicks made it so."""
+    """A refusal would tell that some clicks made it so."""
     bad = [[0.5, np.nan, 0.5], [0.5, -0.1, 0.6], [np.inf, 0.0, 0.0]]
     np.testing.assert_allclose(mechanism.clip([*bad, [0.2, 0.3, 0.5]], 1.0), [[1 / 3] * 3] * 3 + [[0.2, 0.3, 0.5]])
     assert np.isfinite(AttentionMechanism(3, 1.0).release(bad)).all()

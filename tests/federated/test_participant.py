@@ -95,7 +95,7 @@ def test_a_label_belongs_to_its_candidates(update, tmp_path):
     assert [len(paid.settings["labels"]) for paid in drawn] == [2, 1], "none is drawn twice"
 
 
-def test_labels_are_drawn_once_whoever_asks_and_paid_once(update, world, tmp_path):
+def test_labels_are_drawn_once_whatever_asks_and_paid_once(update, world, tmp_path):
     """A join that builds a participant for every call: the label a round uses is the one that was paid for."""
     chosen = update(2.0, label=0.01)
     many = Client(named(1, 2), tuple((named(*range(1, 13)), 3) for _ in range(2)))
@@ -380,7 +380,7 @@ def test_a_training_ledger_that_is_gone_or_older_is_refused(update, world, tmp_p
 
 
 def test_a_device_that_begins_a_ledger_says_so_in_its_log(update, world, tmp_path, caplog):
-    """Without its ledger and what it remembers of it, it begins anew, and nobody can tell."""
+    """Without its ledger and what it remembers of it, it begins anew, and that does not show elsewhere."""
     begun = []
     for number in range(3):
         caplog.clear()

@@ -13,7 +13,7 @@ from scipy import stats
 from experiments.news.published import PublishedGaussian
 from tfdp_rec.federated import AttentionMechanism, calibration
 from tfdp_rec.models import news
-from tfdp_rec.models.news.attention import PrivateAttention
+from tfdp_rec.models.news.layers import PrivateAttention
 
 DIM = 6
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 JOBS = ("chief", "worker", "ps", "evaluator")
 _EXAMPLE = '{"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}'
 
-SILENT, STRANGER = "nobody", "another service"
+SILENT, STRANGER = "no answer", "another service"
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _DEVICE = re.compile(rb"/job:(\w+)/replica:0/task:(\d+)/")
 
@@ -216,14 +216,14 @@ class Cluster:
         return ", ".join(f"{name} ({at}{mute if listens(at) else ''})" for name, at in names.items())
 
     def _found(self, places: Mapping[str, str], seconds: float) -> dict[str, str]:
-        """Who answers where these should be."""
+        """The servers that answer where these should be."""
         with ThreadPoolExecutor(min(32, len(places))) as pool:
             return dict(zip(places, pool.map(lambda at: server_at(at, seconds), places.values())))
 
     def _refuse_others(self, found: Mapping[str, str], before: set[str]) -> set[str]:
-        """Raises for who is somebody else; returns where a stranger was heard once, who may be one of ours starting."""
-        strange = {name for name, who in found.items() if who == STRANGER}
-        wrong = [n for n, who in found.items() if who not in (SILENT, STRANGER, n) or n in strange & before]
+        """Raises for a place that another server has; returns the strangers, one of which may be ours that starts."""
+        strange = {name for name, answer in found.items() if answer == STRANGER}
+        wrong = [n for n, answer in found.items() if answer not in (SILENT, STRANGER, n) or n in strange & before]
         if wrong:
             name = wrong[0]
             raise ValueError(

@@ -4,7 +4,7 @@ One launcher process imports TensorFlow and forks the servers, so that four serv
 one is back within a tenth of a second. Every end is taken care of: the launcher ends when the pipe from its parent
 closes, which the kernel sees to even if the parent is killed, and the servers when the launcher's does.
 
-The ports are the cluster's for its whole life: a bound socket keeps each one from everybody else, also while the server
+The ports are the cluster's for its whole life: a bound socket keeps each one from other programs, also while the server
 that listens there is dead and not yet restarted.
 
 TensorFlow's servers listen on all interfaces, whatever address they are given, and ask for no password. Where a

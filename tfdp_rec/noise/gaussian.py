@@ -10,7 +10,6 @@ surplus is dropped: at most an eighth of the work for long calls.
 
 Measured on 2 cores of an AMD EPYC (AVX-512), 6.8 million Gaussians [53,248 x 128], median ms: this 8.3
 (Philox alone 4.8); Box-Muller written with TensorFlow's operations 25; tf.random.Generator.normal 33.
-`tfdp-rec bench noise` measures again.
 """
 
 from __future__ import annotations

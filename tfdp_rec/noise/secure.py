@@ -9,11 +9,11 @@ Two attacks on textbook samplers, two answers.
   et al. 2022 for Gaussians and DP-SGD). The test inverts the sampler, one guess of its uniforms at a time.
   Here a value is
 
-    z = (z1 + z2 + z3 + z4) / 2,   z1, z2 and z3, z4 two Box-Muller pairs of 53-bit uniforms in float64,
+    z = (z1 + z2 + z3 + z4) / 2,   one coordinate of each of four Box-Muller pairs in float64,
 
-  which is again N(0, 1); a guess must now fit 2 x 2 uniforms at once, 2^(3 * 53) trials where the textbook
-  sampler needs one (Holohan and Braghin, their n = 2), and the sum, cut to float32, reaches every float32
-  near it.
+  which is again N(0, 1); the four other coordinates give a second value. Both are two equations in eight
+  uniforms, so that six must be guessed (Holohan and Braghin, n = 2, count 2^(3 * 53) trials for four uniforms
+  where the textbook sampler needs one), and the sum, cut to float32, reaches every float32 near it.
 
 What it does not do: the optimizer still adds in float32, so a released weight is rounded to the grid of
 float32. docs/privacy-noise.md says what that leaves open.

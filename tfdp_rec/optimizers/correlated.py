@@ -13,7 +13,8 @@ What holds it to its plan, checked before a step is counted or anything written:
 - the plan has a step left;
 - a batch of an order (`FixedOrder`, `BoundedStream`) is the one whose turn it is;
 - no step and no payment was cut short. A weight that was written and its buffers that were not would let the next
-  noise take back what was never added: after that there are no steps and no releases, but from a training checkpoint.
+  noise take back what was never added: after that every step is refused, and every release in which rows owe noise, but
+  from a training checkpoint.
 
 **The buffers are secret**: with them, noise that was released can be subtracted. No release and no saved model holds
 them; a training checkpoint does. A model that was loaded therefore begins a plan anew, an event of its own.

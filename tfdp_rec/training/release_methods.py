@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdp_rec.files import replacing
 from tfdp_rec.spending.entries import SAVED_AS, Entries
@@ -69,14 +70,15 @@ class ReleaseMethods:
         """As Keras', with the privacy history, and without the state of metrics."""
         tree = super().get_state_tree(*args, **kwargs)  # type: ignore[misc]
         tree.pop("metrics_variables", None)
-        return tree | self._saved_history()
+        history = self.saved_history()
+        return tree if history is None else {**tree, SAVED_AS: history.to_array()}
 
     @settled
     def set_state_tree(self, state_tree: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in state_tree:
-            self._take_history(state_tree[SAVED_AS])
+            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
 
     @settled
     def save_own_variables(self, store: Any) -> None:
@@ -85,36 +87,44 @@ class ReleaseMethods:
         for metric in _metrics_within(self.metrics):  # type: ignore[attr-defined]
             vars(metric)["save_own_variables"] = functools.partial(_save_zeros, metric)
         super().save_own_variables(store)  # type: ignore[misc]
-        for key, value in self._saved_history().items():
-            store[key] = value
+        history = self.saved_history()
+        if history is not None:
+            store[SAVED_AS] = history.to_array()
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in store.keys():
-            self._take_history(store[SAVED_AS])
+            self.loaded_history().merge_saved(Entries.from_array(store[SAVED_AS]))
 
-    def _saved_history(self) -> dict[str, Any]:
-        # Steps of this model, or of another on its layers, are in its weights.
+    def saved_history(self) -> Entries | None:
+        """The entries of all steps that are in the weights: of this model, and of others on its layers."""
         weights = self.weights  # type: ignore[attr-defined]
         if self.privacy_history is None and any(meters_of(variable) for variable in weights):
             self.privacy_history = Meter()
         if self.privacy_history is None:
-            return {}
+            return None
         self.privacy_history.add_weights(weights)
-        return {SAVED_AS: self.privacy_history.snapshot().to_array()}
+        return self.privacy_history.snapshot()
 
-    def _take_history(self, saved: Any) -> None:
+    def loaded_history(self) -> Meter:
+        """The history to which saved entries are added."""
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
             self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
-        self.privacy_history.merge_saved(Entries.from_array(saved))
+        return self.privacy_history
+
+    @functools.cached_property
+    def checkpointed_history(self) -> CheckpointedHistory:
+        """The privacy history's place in TensorFlow's checkpoints."""
+        return CheckpointedHistory(self)
 
     @settled
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', for TensorFlow's checkpoints and SavedModels, without metrics."""
-        children = super()._trackable_children(*args, **kwargs)  # type: ignore[misc]
-        return {name: child for name, child in children.items() if not _is_metric(child)}
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """As Keras', for TensorFlow's checkpoints and SavedModels, without metrics; checkpoints have the history."""
+        children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        found = {name: child for name, child in children.items() if not _is_metric(child)}
+        return found | {SAVED_AS: self.checkpointed_history} if save_type == "checkpoint" else found
 
     def __reduce__(self) -> Any:
         """As Keras', which saves through `save_own_variables`."""
@@ -140,7 +150,8 @@ class ReleaseMethods:
 
     @settled
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; an interruption leaves an older file as it was."""
+        """As Keras'; an interruption leaves an older file as it was. HDF5 has no place for the history."""
+        _refuse_legacy(filepath)
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         with _replaced(filepath, overwrite) as path:
             return super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
@@ -159,6 +170,24 @@ class ReleaseMethods:
             return super().export(path, *args, **kwargs)  # type: ignore[misc]
 
 
+class CheckpointedHistory(tf.train.experimental.PythonState):
+    """A model's privacy history in `tf.train.Checkpoint`, which restores weights and steps past Keras' methods."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def serialize(self) -> str:
+        """The history as text; empty if there is none."""
+        history = self.model.saved_history()
+        return "" if history is None else history.dumps()
+
+    def deserialize(self, string_value: str) -> None:
+        """Adds a saved history to the present one."""
+        text = tf.compat.as_text(string_value)
+        if text:
+            self.model.loaded_history().merge_restored(Entries.loads(text))
+
+
 @contextlib.contextmanager
 def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
     # A temporary name, which replaces `filepath` after the writing. Keras must see the true name where it asks before
@@ -169,6 +198,14 @@ def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
         return
     with replacing(filepath) as path:
         yield path
+
+
+def _refuse_legacy(filepath: Any) -> None:
+    if str(filepath).endswith((".h5", ".hdf5")):
+        raise ValueError(
+            f"{filepath}: a model in HDF5 has no place for the privacy history, so that a training that continues from "
+            "it would be told too small an epsilon. Save it as .keras."
+        )
 
 
 def _is_metric(child: Any) -> bool:

@@ -107,8 +107,9 @@ class LazyDPSGD(PrivateOptimizer):
         for table in self.tables.values():
             if table.variable.dtype != "float32":
                 raise NotPrivate(
-                    f"Table '{table.path}' is {table.variable.dtype}: rounding a gradient before its noise is added "
-                    "breaks the bound on its effect. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD."
+                    f"Table '{table.path}' is {table.variable.dtype}, whose grid would round away most of the noise "
+                    "that is paid late. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD, which adds "
+                    "gradient and noise ahead of every rounding."
                 )
             self._refuse_too_much_decay(_steps_of(table), f" with the regularizer of '{table.path}'")
         ways = {steps: self.pending_of(steps) for steps in map(_steps_of, self.tables.values())}
