@@ -31,8 +31,8 @@ from tfdp_rec.distribute.cluster import Cluster, serve
 class Nursery:
     """Starts, watches and kills servers; `private` are descriptors that no server may keep open."""
 
-    def __init__(self, serve: Callable[[dict[str, list[str]], str, int], None], private: list[int]):
-        self._serve, self._private = serve, private
+    def __init__(self, private: list[int]):
+        self._private = private
         self._pids: dict[str, int] = {}
         self._lifeline, self._alive = os.pipe()
 
@@ -83,21 +83,13 @@ class Nursery:
             messages = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(messages, 1)
             os.dup2(messages, 2)
-            self._serve(cluster, job, index)
+            server = serve(Cluster(cluster), job, index)  # noqa: F841  lives as long as this name
             os.write(says_so, b"!")
             os.read(self._lifeline, 1)  # returns when the launcher is gone
         except BaseException as problem:
             os.write(2, f"{type(problem).__name__}: {problem}\n".encode())
         finally:
             os._exit(0)
-
-
-def _serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
-    global _server
-    _server = serve(Cluster(cluster), job, index)
-
-
-_server: object = None  # lives as long as the process
 
 
 def main() -> None:
@@ -109,7 +101,7 @@ def main() -> None:
     os.dup2(2, 1)
     import tensorflow  # noqa: F401  before the first fork, not in each server
 
-    nursery = Nursery(_serve, [0, answers.fileno()])
+    nursery = Nursery([0, answers.fileno()])
     commands: dict[str, Callable[..., Any]] = {"start": nursery.start, "kill": nursery.kill, "pid": nursery.pid}
     try:
         for line in sys.stdin:
