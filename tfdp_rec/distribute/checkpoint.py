@@ -167,33 +167,28 @@ class ServerState:
 
     def _write(self, folder: tf.Tensor) -> None:
         for number, variable in enumerate(self._variables.values()):
-            if _pieces(variable) == 1:
-                tf.io.write_file(_file(folder, number, 0), tf.io.serialize_tensor(variable.read_value()))
-                continue
 
-            def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> tf.Tensor:
-                values = tf.gather(variable, _rows(variable, index))
+            def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> None:
+                whole = _pieces(variable) == 1
+                values = variable.read_value() if whole else tf.gather(variable, _rows(variable, index))
                 tf.io.write_file(_file(folder, number, index), tf.io.serialize_tensor(values))
-                return index + 1
 
             _each_piece(variable, piece)
 
     def _read(self, folder: tf.Tensor) -> None:
         for number, variable in enumerate(self._variables.values()):
-            if _pieces(variable) == 1:
-                values = tf.io.parse_tensor(tf.io.read_file(_file(folder, number, 0)), variable.dtype)
-                variable.assign(tf.ensure_shape(values, variable.shape))
-                continue
 
-            def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> tf.Tensor:
+            def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> None:
                 values = tf.io.parse_tensor(tf.io.read_file(_file(folder, number, index)), variable.dtype)
-                scatter("Update", variable, _rows(variable, index), values)
-                return index + 1
+                if _pieces(variable) == 1:
+                    variable.assign(tf.ensure_shape(values, variable.shape))
+                else:
+                    scatter("Update", variable, _rows(variable, index), values)
 
             _each_piece(variable, piece)
 
 
-def _file(folder: tf.Tensor, number: int, piece: tf.Tensor | int) -> tf.Tensor:
+def _file(folder: tf.Tensor, number: int, piece: tf.Tensor) -> tf.Tensor:
     return tf.strings.join([folder, "/", str(number), "-", tf.strings.as_string(piece)])
 
 
@@ -213,6 +208,12 @@ def _rows(variable: tf.Variable, piece: tf.Tensor) -> tf.Tensor:
     return tf.range(start, tf.minimum(start + _rows_a_piece(variable), variable.shape[0]))
 
 
-def _each_piece(variable: tf.Variable, act: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    start = (tf.constant(0),)
-    tf.while_loop(lambda i: i < _pieces(variable), lambda i: (act(i),), start, parallel_iterations=1)
+def _each_piece(variable: tf.Variable, act: Callable[[tf.Tensor], None]) -> None:
+    def body(index: tf.Tensor) -> tuple[tf.Tensor]:
+        act(index)
+        return (index + 1,)
+
+    if _pieces(variable) == 1:
+        act(tf.constant(0))
+    else:
+        tf.while_loop(lambda i: i < _pieces(variable), body, (tf.constant(0),), parallel_iterations=1)

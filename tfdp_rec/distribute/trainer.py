@@ -243,6 +243,7 @@ class ParameterServerTrainer:
 
     def save(self) -> None:
         """Writes a checkpoint, if there is a directory for it."""
+        self._refuse_unresumed("save")
         if self._checkpoints is not None:
             count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
             self._watch.during(lambda: checkpoints.save(count, mark))
@@ -273,12 +274,8 @@ class ParameterServerTrainer:
             ServerLost: a parameter server died; start again and `resume()`.
             TimeoutError: no step ended for `seconds_without_progress`; naming the silent process.
         """
+        self._refuse_unresumed("fit")
         model = self.cluster_model
-        if not self._resumed:
-            raise ValueError(
-                f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, whose "
-                "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
-            )
         model.stop_training, model.feeding = False, self._source
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(
@@ -308,6 +305,14 @@ class ParameterServerTrainer:
         listeners.on_epoch_end(0, logs)
         listeners.on_train_end(logs)
         return history
+
+    def _refuse_unresumed(self, act: str) -> None:
+        """Before `resume` the servers hold new weights: training them forgets a cost, saving them the old ones."""
+        if not self._resumed:
+            raise ValueError(
+                f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, which "
+                f"would be forgotten: call trainer.resume() before {act}, or use another directory."
+            )
 
     def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
         if getattr(self._optimizer, "observers", ()):
@@ -385,7 +390,9 @@ class ParameterServerTrainer:
         Raises:
             TimeoutError: naming the server that has said nothing for `seconds_without_progress`.
             ServerLost: a parameter server died.
+            ValueError: `checkpoint_directory` holds a training that was not resumed.
         """
+        self._refuse_unresumed("model")
         self._watch.greet()
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
