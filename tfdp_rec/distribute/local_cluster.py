@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdp_rec.distribute.cluster import Cluster
 
@@ -59,6 +60,7 @@ class LocalCluster:
         self._counts = {"worker": workers, "ps": servers}
         self._folder_given, self._start_seconds = folder, start_seconds
         self._launcher: subprocess.Popen[str] | None = None
+        self._pids: dict[str, int] = {}
         self._ends = contextlib.ExitStack()
 
     # Life.
@@ -99,11 +101,15 @@ class LocalCluster:
 
     def pid(self, name: str) -> int | None:
         """The process number of a server, one of `names`; None if it is dead."""
-        return self._ask("pid", name)
+        pid = self._checked(name)
+        return pid if pid is not None and not _ended(pid, 0) else None
 
     def kill(self, name: str) -> None:
         """Kills a server, one of `names`, without warning (SIGKILL) and returns when it is gone."""
-        self._ask("kill", name)
+        pid = self._checked(name)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)  # its number is its own, dead or alive, as long as the launcher lives
+            _ended(pid, None)
 
     def restart(self, name: str) -> None:
         """Starts a dead server, one of `names`, again, at its old address and empty; returns when it answers.
@@ -124,20 +130,12 @@ class LocalCluster:
         return self.folder / f"{name.replace(':', '-')}.log"
 
     def _start(self, name: str) -> None:
+        self._checked(name)
+        assert self._launcher is not None and self._launcher.stdin is not None and self._launcher.stdout is not None
         job, index = name.split(":")
-        self._ask(
-            "start", name, job=job, index=int(index), log=str(self._log_path(name)), seconds=self._start_seconds,
-            cluster=dict(self.cluster.jobs),
-        )  # fmt: skip
-
-    def _ask(self, command: str, name: str, **arguments: Any) -> Any:
-        if self._launcher is None:
-            raise ValueError("the cluster is not running; use it in a with statement.")
-        if name not in self.names:
-            raise ValueError(f"there is no {name!r}; there are {', '.join(self.names)}.")
-        assert self._launcher.stdin is not None and self._launcher.stdout is not None
+        order = {"job": job, "index": int(index), "log": str(self._log_path(name)), "seconds": self._start_seconds}
         with contextlib.suppress(BrokenPipeError):
-            self._launcher.stdin.write(json.dumps({"command": command, "name": name, **arguments}) + "\n")
+            self._launcher.stdin.write(json.dumps({**order, "cluster": dict(self.cluster.jobs)}) + "\n")
             self._launcher.stdin.flush()
         line = self._launcher.stdout.readline()
         if not line:
@@ -145,7 +143,24 @@ class LocalCluster:
         answer = json.loads(line)
         if "error" in answer:
             raise OSError(f"{name} did not start: {answer['error']}\n{self.log(name)[-2000:]}.")
-        return answer["answer"]
+        self._pids[name] = answer["answer"]
+
+    def _checked(self, name: str) -> int | None:
+        """The last process number of a server, dead or alive."""
+        if self._launcher is None:
+            raise ValueError("the cluster is not running; use it in a with statement.")
+        if name not in self.names:
+            raise ValueError(f"there is no {name!r}; there are {', '.join(self.names)}.")
+        return self._pids.get(name)
+
+
+def _ended(pid: int, seconds: float | None) -> bool:
+    """Whether a process ends within so many seconds."""
+    watched = os.pidfd_open(pid)
+    try:
+        return bool(select.select([watched], [], [], seconds)[0])
+    finally:
+        os.close(watched)
 
 
 def warn_of_others() -> None:
