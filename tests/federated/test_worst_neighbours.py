@@ -13,7 +13,7 @@ from experiments.news.published import PublishedGaussian
 from tfdp_rec.federated import AttentionMechanism
 from tfdp_rec.federated.mechanism import l1_sensitivity, l2_sensitivity
 from tfdp_rec.models import news
-from tfdp_rec.models.news.attention import PrivateAttention
+from tfdp_rec.models.news.layers import PrivateAttention
 
 DIM = 6
 

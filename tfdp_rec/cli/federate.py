@@ -18,9 +18,9 @@ from tfdp_rec.spending import ledger
 from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
-  tfdp-rec federate --simulate 8 --data FOLDER     all clients in Flower's simulation engine
-  tfdp-rec federate --processes 2 --data FOLDER    a SuperLink and SuperNodes, real processes on loopback
-  tfdp-rec federate --write-app APP --data FOLDER  a Flower app, to be run as docs/federated.md says
+  tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
+  tfdp-rec federate --processes 2 --data FOLDER    real processes on loopback
+  tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
 
 FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, every client
 keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts

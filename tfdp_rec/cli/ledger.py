@@ -12,9 +12,9 @@ from tfdp_rec.spending.statement import kind_of, rounded_up
 
 HELP = """\
   tfdp-rec ledger show FILE                 every entry in words
-  tfdp-rec ledger verify FILE               whether the chain is whole; exit code 1 if it is not
-  tfdp-rec ledger total FILE --delta 1e-6   epsilon of everything in it, from the entries alone; of a filter its budget
-  tfdp-rec ledger mend FILE                 put aside a last line that a crash has cut short
+  tfdp-rec ledger verify FILE               whether the chain is whole
+  tfdp-rec ledger total FILE --delta 1e-6   epsilon of all its entries
+  tfdp-rec ledger mend FILE                 put aside a last line cut short
 
 The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
 """

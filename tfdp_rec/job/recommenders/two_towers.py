@@ -19,9 +19,10 @@ from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.files import only_for_owner
+from tfdp_rec.job.budget import PRIOR
 from tfdp_rec.job.evaluation import KS, Evaluation
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run import MadeRecommender, Run, days_field, spent_before_training
+from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
@@ -162,7 +163,7 @@ def accounting(
     if name in mechanisms.names(names.PEERS):
         return None, []
     accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
-    for event, label in [] if ledger else spent_before_training(run.budget):
+    for event, label in [] if ledger else run.budget.before_training:
         accountant.spend(event, label)
     accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
@@ -182,9 +183,9 @@ def with_costs(made: MadeRecommender, name: str, accountant: Accountant | None, 
     """What was trained, with what its steps cost."""
     if accountant is None:
         return made
-    leaves = name == names.released(run.settings.mechanism, run.settings.export) and names.named(name).claims_epsilon
+    leaves = name == run.released and names.named(name).claims_epsilon
     fields = dict(accountant.statement().fields)
-    days = days_field(run.budget, run.day) if leaves else {}
+    days = run.days_field(run.days(PRIOR)) if leaves else {}
     said = {"Guarantee": fields.pop("Guarantee"), **days, **fields, **({"Covers": _COVERS} if leaves else {})}
     return dataclasses.replace(
         made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=run.checkpoint.noises[name]
@@ -242,7 +243,7 @@ def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run
     try:
         model.fit(
             batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
-            verbose=run.verbose, shuffle=False,
+            verbose=run.show.verbose, shuffle=False,
         )  # fmt: skip
     finally:
         only_for_owner(board)
