@@ -97,7 +97,8 @@ class Watch:
             raise self._silence(holding)
         gone = {name: at for name, at in holding.items() if seconds >= _GONE and not listens(at)}
         if gone:
-            raise lost(f"Nothing listens at {self._cluster.in_words(gone)}")
+            how = f"Nothing listens at {self._cluster.in_words(gone)}"
+            raise lost(how)
 
     def _holding(self) -> dict[str, str]:
         """Processes that hold others up: silent servers, and workers that listen and are silent."""
