@@ -70,7 +70,7 @@ def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     both = ("lazydpftrl", "lazydpsgd")
     settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
     order = FixedOrder(810, 30, unit="user")
-    spent = Budget.of(8.0, DELTA, public=True).before_training
+    spent = Budget(8.0, DELTA, public=True).before_training
     noises = two_towers.noises_for(settings, order, DELTA, spent)
     planned = two_towers.correlation_for("lazydpftrl", settings, order)
     left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])
