@@ -87,27 +87,20 @@ class Budget:
         return epsilon_of(GaussianDpEvent(noise), failing / self.days), 2 * failing / self.days
 
     @property
-    def _finding(self) -> float:
+    def finding(self) -> float:
         """σ_v of finding items on one day, as `private_items` makes it of its (ε, δ)."""
         return math.inf if self.items is None else noise_of_one_release(self.items[0], self.items[1] / 2)
 
-    @functools.cached_property
+    @property
     def sums(self) -> float:
         """Noise multiplier σ_s of the sums of one day."""
-        aimed, delta = self.epsilon, self.delta if self.public else (1 - _FAILING) * self.delta
-        while True:
-            whole = noise_of_one_release(aimed, delta)
-            sums = (whole**-2 / self.days - self._finding**-2) ** -0.5
-            over = epsilon_of(self._all_days(sums), self.delta) - self.epsilon
-            if over <= 0:
-                return sums
-            aimed -= max(over, _GRID)
+        return _noise_of_sums(self)
 
     def releases(self, *files: str) -> dict[str, DpEvent]:
         """Events of one day's releases by the files that keep them: of found items, and of the files that are named."""
         found: dict[str, DpEvent] = {}
         if self.items is not None:
-            found[ITEMS] = ComposedDpEvent([GaussianDpEvent(self._finding), FailingDpEvent(self.items[1] / 2)])
+            found[ITEMS] = ComposedDpEvent([GaussianDpEvent(self.finding), FailingDpEvent(self.items[1] / 2)])
         for file in files:
             prior = prior_noise(self.epsilon, self.delta) * self.days**0.5
             found[file] = GaussianDpEvent(prior if file == PRIOR else self.sums)
@@ -126,9 +119,10 @@ class Budget:
     @property
     def event(self) -> DpEvent:
         """All days with private sums, composed as a ledger composes its entries."""
-        return self._all_days(self.sums)
+        return self.all_days(self.sums)
 
-    def _all_days(self, sums: float) -> DpEvent:
+    def all_days(self, sums: float) -> DpEvent:
+        """All days, with sums of a noise multiplier."""
         events = [*self.releases().values(), GaussianDpEvent(sums)]
         return ComposedDpEvent([SelfComposedDpEvent(event, self.days) for event in events])
 
@@ -162,6 +156,18 @@ class Budget:
                 f"for {days} (--epsilon, --days), and this day would make it {rounded_up(after):g}: what is released "
                 "can be served on, and nothing more is to be asked of these users."
             )
+
+
+@functools.cache
+def _noise_of_sums(budget: Budget) -> float:
+    aimed, delta = budget.epsilon, budget.delta if budget.public else (1 - _FAILING) * budget.delta
+    while True:
+        whole = noise_of_one_release(aimed, delta)
+        sums = (whole**-2 / budget.days - budget.finding**-2) ** -0.5
+        over = epsilon_of(budget.all_days(sums), budget.delta) - budget.epsilon
+        if over <= 0:
+            return sums
+        aimed -= max(over, _GRID)
 
 
 def _notes(chain: Chain) -> list[dict]:
