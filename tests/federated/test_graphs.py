@@ -129,7 +129,7 @@ def test_a_plain_graph_runs_and_hints_to_tensorflow_are_dropped():
 def test_an_answer_is_a_function_of_its_window_alone():
     """Whatever was asked before: the same bits."""
     encoder = news.user_encoder("nrms", 8, 2, 4)
-    attention = news.attention.PrivateAttention(B, 1.0, 0.2)
+    attention = news.layers.PrivateAttention(B, 1.0, 0.2)
     encoder.build((1, H, D))
     attention.build((1, 8))
 

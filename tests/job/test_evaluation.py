@@ -57,7 +57,7 @@ def test_what_one_user_watched_has_no_say_in_who_the_others_are(left):
 def split(timelines, settings):
     """The users' sides, and how many are tested; a user without known items has a row of another item."""
     users = np.repeat(timelines.user_ids, timelines.lengths)
-    rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.movies.tolist()}
+    rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.numbers.tolist()}
     log = Interactions.read(rows, user="u", item="i")
     found = Users.of(log, settings)
     known = log.with_items(range(1, 41))

@@ -16,7 +16,7 @@ from pages import fits, self_contained
 
 from tfdp_rec.cli import main, recommend
 from tfdp_rec.data import Interactions
-from tfdp_rec.datasets.histories import Histories
+from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.job import pipeline, report
 from tfdp_rec.job.budget import Budget
@@ -439,7 +439,7 @@ def test_chosen_users_count_as_their_rows_alone_would():
     read = []
     chosen = UserSubset(log, users, read.append)
     alone = [log[user] for user in users]
-    oracle = Histories(np.concatenate(alone), np.cumsum([0, *map(len, alone)]))
+    oracle = Log(np.concatenate(alone), np.cumsum([0, *map(len, alone)]))
     for events in (50, 10**6):
         (whole,) = oracle.parts(log.catalogue)
         parts = list(chosen.parts(log.catalogue, events))

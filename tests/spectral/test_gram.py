@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.datasets.histories import Catalogue, ToldHistories, histories_of
+from tfdp_rec.datasets.log import Catalogue, UserLists, log_of
 from tfdp_rec.spectral import gram
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.sums.fixed_point import ONE
@@ -19,7 +19,7 @@ HISTORY = st.lists(st.sampled_from([10, 20, 30, 40, 50, 60, 99]), max_size=12)
 
 
 def exact(histories, catalogue=CATALOGUE, head=HEAD):
-    return grid_gram(histories_of(histories), catalogue, head)
+    return grid_gram(log_of(histories), catalogue, head)
 
 
 def slow(histories):
@@ -72,5 +72,5 @@ def test_parts_and_pieces_do_not_change_a_sum(monkeypatch):
 
 def test_every_user_is_reported_once():
     seen = []
-    grid_gram(ToldHistories([[10, 20], [], [99]] * 5), CATALOGUE, HEAD, seen.append)
+    grid_gram(UserLists([[10, 20], [], [99]] * 5), CATALOGUE, HEAD, seen.append)
     assert sum(seen) == 15

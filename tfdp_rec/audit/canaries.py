@@ -120,16 +120,6 @@ class Canaries:
         """Training units that hold canaries: the sum of all repeat counts."""
         return int(self.repeats.sum())
 
-    def units(self, positions: ArrayLike | None = None) -> Features:
-        """The canary units in planting order: each canary `repeats` times, side by side.
-
-        Args:
-            positions: Positions among the `num_units` units; all of them if left out.
-        """
-        owners = np.repeat(np.arange(self.repeats.size), self.repeats)
-        chosen = owners if positions is None else owners[np.asarray(positions)]
-        return {name: values[chosen] for name, values in self.features.items()}
-
     def insert(self, fetch: Fetch, num_units: int) -> tuple[Fetch, int]:
         """Append the canary units to a random-access source of training units.
 
@@ -149,6 +139,7 @@ class Canaries:
             planted = indices >= num_units
             if np.any((indices < 0) | (indices >= num_units + owners.size)):
                 raise IndexError(f"Unit indices must lie in [0, {num_units + owners.size}).")
+            # Unit 0 stands in for each canary: rows keep their places, and features that canaries lack have values.
             originals = fetch(np.where(planted, 0, indices) if planted.any() else indices)
             canaries = owners[np.where(planted, indices - num_units, 0)]
             planted_features = {

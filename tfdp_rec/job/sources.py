@@ -180,7 +180,7 @@ class MovieLens(LogSource):
         made = self.timelines()
         self._titles = pa.table({"item": pa.array(made.movie_ids, pa.int64()), "title": made.titles})
         rows = {
-            "user": np.repeat(made.user_ids, made.lengths), "movie": made.movie_ids[made.movies - 1],
+            "user": np.repeat(made.user_ids, made.lengths), "movie": made.ids(made.numbers),
             "place": np.arange(made.num_events),  # equal times keep the order of the file
         }  # fmt: skip
         return Interactions.read(rows, user="user", item="movie", time="place", folder=folder)

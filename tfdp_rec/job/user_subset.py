@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.datasets.histories import PART, Catalogue, Part
+from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.sums.counts import Counted, private_counts
 
@@ -28,16 +28,12 @@ class UserSubset:
     """
 
     def __init__(self, log: Interactions, users: NDArray[np.int64], show: Callable[[int], None] = lambda read: None):
-        self._all, self._show, self._read = log.histories(), show, 0
+        self._all, self._show, self._read = log, show, 0
         self._inside = np.zeros(len(log), bool)
         self._inside[users] = True
 
     def __len__(self) -> int:
         return int(self._inside.sum())
-
-    def histories(self) -> UserSubset:
-        """Itself: how `histories_of` knows it."""
-        return self
 
     def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
         """The users in order, in parts of about so many events."""

@@ -23,10 +23,11 @@ import ipaddress
 import json
 import re
 import socket
+import socketserver
 import threading
 import time
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tfdp_rec.serving.rest import BadRequest, Served
@@ -40,7 +41,7 @@ _DRAINED = 1 << 26  # a refused request of up to so many bytes is read: a caller
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>[^/:]+))?(?P<what>/metadata|:[a-z]+)?")
 
 
-class Server(ThreadingHTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     """A server of one model, which answers until `shutdown`.
 
     Args:
@@ -58,7 +59,8 @@ class Server(ThreadingHTTPServer):
         OSError: The address is not available.
     """
 
-    daemon_threads = True
+    # Not an `http.server.HTTPServer`, which asks the network for this machine's name.
+    daemon_threads = allow_reuse_address = True
     request_queue_size = 64
 
     def __init__(
@@ -94,20 +96,16 @@ class Server(ThreadingHTTPServer):
         except OSError as problem:
             raise OSError(f"--port {port} of {host} is not available: {problem.strerror}. Give another.") from problem
 
-    def server_bind(self) -> None:
-        """Binds as `socketserver` does: `http.server` would ask the network for this machine's name."""
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+    @property
+    def server_port(self) -> int:
+        """Port that is listened at."""
+        return int(self.server_address[1])
 
     @property
     def url(self) -> str:
         """Address of the model, to which `:predict` is added."""
-        host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
-        return f"http://{host}:{self.server_port}/v1/models/{self.model_name}"
+        host = str(self.server_address[0])
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/v1/models/{self.model_name}"
 
     # Connections.
 
@@ -186,7 +184,7 @@ class _TimedConnection(io.RawIOBase):
         return self._connection
 
 
-class _HttpError(Exception):
+class _HttpError(BadRequest):
     def __init__(self, status: HTTPStatus, words: str):
         super().__init__(words)
         self.status = status
@@ -219,46 +217,38 @@ class Handler(BaseHTTPRequestHandler):
             self._length()
         except _HttpError:
             self._unread = False
-            return True  # `do_POST` gives the reason
+            return True  # `_body` gives the reason
         return super().handle_expect_100()
 
     def do_GET(self) -> None:
-        """Answers with the status or the metadata."""
-        self._respond(self._description)
-
-    def do_POST(self) -> None:
-        """Answers with predictions."""
-        self._respond(self._prediction)
-
-    def _respond(self, answer: Any) -> None:
+        """Answers with the status, the metadata or, to a POST, predictions."""
         try:
-            status, found = HTTPStatus.OK, answer()
-        except _HttpError as refusal:
-            status, found = refusal.status, {"error": str(refusal)}
+            status, found = HTTPStatus.OK, self._answer()
         except BadRequest as refusal:
-            status, found = HTTPStatus.BAD_REQUEST, {"error": str(refusal)}
+            status, found = refusal.status, {"error": str(refusal)}
         except Exception as problem:  # without an answer the caller would wait in vain
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(problem).__name__} while answering."}
         if status != HTTPStatus.OK:
             self.close_connection = True  # the request's body may not have been read
         self._send(status, found)
 
-    def _description(self) -> dict[str, Any]:
+    do_POST = do_GET
+
+    def _answer(self) -> dict[str, Any]:
         what = self._path()
+        if self.command == "POST":
+            if what != ":predict":
+                raise _HttpError(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
+            text = self._body()
+            with self.server.prediction_slots:
+                return self.server.served.predict(_parsed(text))
         if what == "":
             fine = {"error_code": "OK", "error_message": ""}
             return {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": fine}]}
-        if what != "/metadata":
-            raise _HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"Send a POST to {self.path}.")
-        spec = {"name": self.server.model_name, "signature_name": "", "version": "1"}
-        return {"model_spec": spec, "metadata": {"signature_def": self.server.served.metadata()}}
-
-    def _prediction(self) -> dict[str, Any]:
-        if self._path() != ":predict":
-            raise _HttpError(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
-        text = self._body()
-        with self.server.prediction_slots:
-            return self.server.served.predict(_parsed(text))
+        if what == "/metadata":
+            spec = {"name": self.server.model_name, "signature_name": "", "version": "1"}
+            return {"model_spec": spec, "metadata": {"signature_def": self.server.served.metadata()}}
+        raise _HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"Send a POST to {self.path}.")
 
     def _path(self) -> str:
         """The path after this model's name; other models and other Host headers are refused."""

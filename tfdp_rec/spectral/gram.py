@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from tfdp_rec.datasets.histories import AnyHistories, Catalogue, Part
+from tfdp_rec.datasets.log import Catalogue, InParts, Part
 from tfdp_rec.sums.fixed_point import grid_weights
 
 _PAIRS_AT_ONCE = 2**24  # pairs in a piece of work: about half a gigabyte at most
@@ -28,7 +28,7 @@ _EVENTS_AT_ONCE = 2**18
 
 
 def grid_gram(
-    histories: AnyHistories,
+    histories: InParts,
     catalogue: Catalogue,
     head: NDArray[np.int64],
     progress: Callable[[int], None] = lambda users: None,
