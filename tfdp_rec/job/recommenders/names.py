@@ -72,14 +72,13 @@ def is_paid(name: str, in_order: bool) -> bool:
 
 
 def fitting(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
-    """The names, with SGD for Adam, whose state no server keeps; and LazyDPFTRL for LazyDPSGD, which gains nothing from
-    an order.
+    """The names, with another for each that parameter servers cannot train, or that gains nothing from an order.
 
     Example:
         >>> fitting(["spectral", "adam", "lazydpsgd"], on_servers=True, in_order=False)
         ('spectral', 'sgd', 'lazydpsgd')
     """
-    other = {adam.name: mechanisms.sgd.name} if on_servers else {}
+    other = {adam.name: mechanisms.sgd.name} if on_servers else {}  # no server keeps Adam's state
     other |= {mechanisms.lazy_dp_sgd.name: mechanisms.lazy_dp_ftrl.name} if in_order else {}
     return tuple(other.get(name, name) for name in names)
 
