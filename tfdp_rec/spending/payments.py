@@ -70,7 +70,8 @@ class Payments:
     def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
-        id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        id = id or new_id()
+        settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         if asserted:
             settings[_ASSERTED] = asserted
         if isinstance(event, PlannedDpEvent):
