@@ -101,7 +101,7 @@ def test_privacy_settings_are_given_by_name(kind):
 
 @EVERY
 def test_config_holds_every_argument(kind):
-    arguments = set()
+    arguments = {"plan"}
     for parent in kind.__mro__:
         if issubclass(parent, PrivateOptimizer):
             arguments |= {
@@ -110,6 +110,8 @@ def test_config_holds_every_argument(kind):
                 if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
             }
     assert set(optimizer_of(kind).get_config()) == arguments
+    listed = inspect.signature(kind).parameters.values()  # as help() shows them
+    assert {p.name for p in listed if p.kind is not p.VAR_KEYWORD} == arguments
 
 
 @EVERY

@@ -14,7 +14,7 @@ from tfdp_rec.job.recommenders.two_towers import learning_rate_for
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.optimizers import Adagrad, PrivateOptimizer
 from tfdp_rec.optimizers.noise_walk import first_rate, noise_in_rows, noise_walk
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 
 ROWS, WIDTH, STEPS = 4000, 4, 7

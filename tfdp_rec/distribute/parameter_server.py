@@ -16,7 +16,7 @@ The optimizer's variables (marks, totals, clock, velocities, settings, the gener
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -29,9 +29,7 @@ from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
 from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
-from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.checks import regularizer_decay
-from tfdp_rec.optimizers.lazy.lazy_dp_sgd import Arrivals
 from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.refused import NotPrivate
 
@@ -50,17 +48,6 @@ class ServedHistory(History):
 
     def at(self, steps: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(super().at(steps), [*steps.shape, self.columns])
-
-
-class LateArrivals(Arrivals):
-    """Gradients may come to rows that owe noise: steps of other workers have landed since the rows were read."""
-
-    def checks(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> Iterator[Any]:
-        return iter(())
-
-    def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
-        """What a row owes is older than the gradient that comes to it: it is paid first."""
-        optimizer.pay({path: step.move(table).indices for path, table in optimizer.tables.items()}, now)
 
 
 _ALL_SERVERS = "it decides about rows of all servers at once"
@@ -107,8 +94,9 @@ class ParameterServer:
         """Makes the server's own optimizer, like `optimizer`, and the sections."""
         refuse_unserved(optimizer)
         with tf.device(self.device):
-            config = {**optimizer.get_config(), **self._collaborators(optimizer)}
-            own = type(optimizer).from_config(config)
+            own = type(optimizer).from_config(optimizer.get_config())
+            if isinstance(own, LazyDPSGD):
+                own.history_kind, own.arrives_late = ServedHistory, True
             places = [place for _, _, place in self._variables]
             own.counts_steps = False  # the coordinator does
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
@@ -118,13 +106,6 @@ class ParameterServer:
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
         self.settle = self.lock.section(self._settle)
-
-    def _collaborators(self, optimizer: PrivateOptimizer) -> dict[str, Any]:
-        """What a mechanism whose rows owe needs where several workers' steps land."""
-        mechanism = mechanisms.of(optimizer)
-        if mechanism is None or mechanism.rows != "owed":
-            return {}
-        return {"history": ServedHistory, "arrivals": LateArrivals()}
 
     @property
     def layout(self) -> list[list[Any]]:

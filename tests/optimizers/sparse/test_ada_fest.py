@@ -251,7 +251,7 @@ def arguments_of(cls):
         if base in (keras.optimizers.Optimizer, object):
             break
         names |= set(inspect.signature(base.__init__).parameters)
-    return names - {"self", "settings", "kwargs", "args"}
+    return names - {"self", "settings", "kwargs", "args"} | {"plan"}
 
 
 def test_config_holds_every_argument_and_rebuilds_the_optimizer():

@@ -19,13 +19,13 @@ import abc
 from typing import Any
 
 import dp_accounting
-import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
+from tfdp_rec.optimizers import checks
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.sparse.buckets import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 
@@ -33,14 +33,7 @@ from tfdp_rec.optimizers.sparse.preselection import Preselection
 class SelectingOptimizer(PrivateOptimizer, abc.ABC):
     """Base of the mechanisms that choose rows. Not for use by itself."""
 
-    @takes_plan
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        preselection: Preselection | None = None,
-        **settings: Any,
-    ):
+    def __init__(self, learning_rate: Any, *, preselection: Preselection | None = None, **settings: Any):
         for option in ("momentum", "nesterov", "weight_decay"):
             if settings.get(option):
                 raise ValueError(
@@ -111,21 +104,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         return self.noise.bits(stream, numbers, self.step_number)
 
     def get_config(self) -> dict[str, Any]:
-        """Every constructor argument, the noise source apart."""
-        selected = (
-            None if self.preselection is None else keras.saving.serialize_keras_object(self.preselection)
-        )
-        return {**super().get_config(), "preselection": selected}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
-        """Rebuilds an optimizer from `get_config`."""
-        config = dict(config)
-        if isinstance(config.get("preselection"), dict):
-            config["preselection"] = keras.saving.deserialize_keras_object(
-                config["preselection"], custom_objects
-            )
-        return super().from_config(config, custom_objects)
+        return {**super().get_config(), "preselection": checks.serialized(self.preselection)}
 
 
 def sum_at(slices: tf.IndexedSlices, ids: tf.Tensor) -> tf.Tensor:

@@ -19,7 +19,6 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers.base import takes_plan
 from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
 from tfdp_rec.optimizers.sparse.preselection import Preselection
 
@@ -44,14 +43,7 @@ class FEST(SelectingOptimizer):
         [(GaussianDpEvent(noise_multiplier=20.0), 'pre-selection of 3 rows (...)')]
     """
 
-    @takes_plan
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        preselection: Preselection,
-        **settings: Any,
-    ):
+    def __init__(self, learning_rate: Any, *, preselection: Preselection, **settings: Any):
         if preselection is None:
             raise ValueError("FEST needs the rows it is confined to: preselection=Preselection(...).")
         super().__init__(learning_rate, preselection=preselection, **settings)
