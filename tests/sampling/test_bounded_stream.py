@@ -135,9 +135,9 @@ def test_other_events_than_before_are_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"separation": 0}, "separation must be a positive whole number"),
+        ({"separation": 0}, "separation must be a positive integer"),
         ({"participations": 0}, "participations must be a positive"),
-        ({"expected_batch_size": 2.5}, "expected_batch_size must be a positive whole number"),
+        ({"expected_batch_size": 2.5}, "expected_batch_size must be a positive integer"),
     ],
 )
 def test_misuse(changes, reason):

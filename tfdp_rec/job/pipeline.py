@@ -307,7 +307,7 @@ class _Job:
         users = f"{len(self.users.train):,} users"
         self.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
         made = private_sums.released(self.run, self.show.counter("users read", 2 * len(self.everything)))
-        self.show.note(f"pairs of {len(made.head):,} items were counted")
+        self.show.note(f"pairs of {len(made.released.head):,} items were counted")
         return made
 
     def _prior(self) -> np.ndarray:
@@ -334,7 +334,7 @@ class _Job:
         elif self.sums is not None:
             spent = self.kept.ledgers[names.spectral.name].epsilon(self.delta)
             cost = private_sums.counts_epsilon(run, self.sums, spent)
-            shown.append((names.dp_popularity.name, self.sums.counts, cost))
+            shown.append((names.dp_popularity.name, self.sums.released.counts, cost))
         return [
             {"recommender": name, **measured_record(run.evaluation.measured(same_for_all(counts))),
              "steps": None, "steps_per_second": None, "epsilon": epsilon, "noise_multiplier": None}

@@ -66,10 +66,9 @@ class MechanismType(abc.ABCMeta):
 
 
 class Setting:
-    """A number that a mechanism is given: a float64 variable, so that a change reaches the compiled step and is saved.
+    """A number given to a mechanism: a float64 variable, so that a change reaches the compiled step and is saved."""
 
-    `priced` if it decides what a step costs: a change is then told to the record of spending.
-    """
+    # `priced` if it decides what a step costs: the record of spending then hears of a change.
 
     def __init__(self, check: Callable[[str, float], float] = checks.positive, priced: bool = False):
         self._check, self.priced = check, priced
@@ -399,6 +398,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians for some rows of a table at a step."""
         return self.noise.normal(table.number, ids, step, table.width)
+
+    def touched(
+        self, step: Step, number: tf.Tensor, scaled: bool = True
+    ) -> Iterable[tuple[Table, tf.IndexedSlices, tf.Tensor]]:
+        """Each table, the moves of its rows with a gradient, and noise for these, as large as the step's or units."""
+        moves = [(table, step.move(table)) for table in self.tables.values()]
+        requests = []
+        for table, move in moves:
+            scale = tf.fill([tf.size(move.indices), 1], step.noise_scale) if scaled else None
+            requests.append(noise_sources.Request(table.number, move.indices, table.width, scale))
+        drawn = self.noise.draw(requests, number)  # one draw for all tables
+        return [(table, move, noise[:, 0]) for (table, move), noise in zip(moves, drawn, strict=True)]
 
     @property
     def step_number(self) -> tf.Tensor:

@@ -12,16 +12,13 @@ from tfdp_rec.clipping import LEAST_CLIP
 from tfdp_rec.optimizers.rules import Recursion, TableRule
 from tfdp_rec.refused import NotPrivate
 
+_BY_EXAMPLE = "clipping is by example, through l2_norm_clip"
+_AVERAGE = "average saved models instead: averages of released weights cost no privacy"
 _REFUSED_OPTIONS = {
-    "clipnorm": "clipping is by example, through l2_norm_clip",
-    "clipvalue": "clipping is by example, through l2_norm_clip",
-    "global_clipnorm": "clipping is by example, through l2_norm_clip",
-    "use_ema": "average saved models instead: averages of released weights cost no privacy",
-    "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
-    "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
+    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), _BY_EXAMPLE),
+    **dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"), _AVERAGE),
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
-    "history": "it is of parameter servers, which set it themselves",
-    "arrivals": "it is of parameter servers, which set it themselves",
+    **dict.fromkeys(("history", "arrivals"), "it is for parameter servers, which set it themselves"),
     "row_scale": "it brought no gain and was removed (docs/adaptive.md); load such a model with compile=False",
     "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
 }

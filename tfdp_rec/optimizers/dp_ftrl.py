@@ -248,10 +248,13 @@ class Course:
         try:
             with after(self._nothing_unfinished()):
                 begun = self._mark_unfinished(1)
-            written = _Made()
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            before = 0 if graph is None else len(graph.get_operations())
             with after(begun):
                 yield
-            with after(written.operations()):
+            # Writes and loops of writes that the graph got inside; eagerly they are done.
+            made = [] if graph is None else graph.get_operations()[before:]
+            with after([operation for operation in made if operation.op_def.is_stateful]):
                 self._mark_unfinished(0)
         finally:
             self._within = False
@@ -262,19 +265,6 @@ class Course:
     def _mark_unfinished(self, value: int) -> Operations:
         done = tf.raw_ops.AssignVariableOp(resource=self._unfinished.handle, value=tf.constant(value, tf.int64))
         return [] if done is None else [done]
-
-
-class _Made:
-    """The operations that are made in the present graph from now on; eagerly, none: they are done."""
-
-    def __init__(self) -> None:
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._before = 0 if self._graph is None else len(self._graph.get_operations())
-
-    def operations(self) -> Operations:
-        """Those with an effect, writes and loops of writes."""
-        made = [] if self._graph is None else self._graph.get_operations()[self._before :]
-        return [operation for operation in made if operation.op_def.is_stateful]
 
 
 _NO_ORDER_YET, _NO_ORDER = 0, 1

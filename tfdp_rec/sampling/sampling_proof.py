@@ -27,7 +27,8 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
+from tfdp_rec.sampling.fetch import Shared, joined, spec_of
+from tfdp_rec.sampling.schemes import NAMED, PROCESS, process_of
 
 _NONE = -1
 
@@ -39,7 +40,7 @@ class Draw(tf.experimental.ExtensionType):
         sampling: Random name of the sampling object.
         seeded: Whether the draw can be repeated.
         shared: Keys of the batch's entries that came from the sampling's `shared`.
-        iteration: Random name of the iteration (`names.py`).
+        iteration: Random name of the iteration, from which the process that began it can be read.
         number: Number of the draw within its iteration.
         size: Number of units drawn.
         place: Place in an order, counted from its beginning; the number, where there is no order.
@@ -295,6 +296,29 @@ def refusals_in_words() -> Iterator[None]:
         if found is None:
             raise
         raise NotPrivate(f"{_REFUSED}{found.group(1)}.") from problem
+
+
+def generated(
+    drawn: Callable[[], Iterator[Any]],
+    signature: Any,
+    sampling: Any,
+    shared: Shared | None,
+    map: Callable[..., Any] | None,  # noqa: A002
+    seeded: bool = False,
+) -> tf.data.Dataset:
+    """Elements ((iteration, number, size, place), rows) of a generator as `Drawn`, with what the batch shares."""
+    keys: list[str] = []
+    if shared is not None:
+        example = shared()
+        keys, signature = sorted(example), joined(signature, spec_of(example))
+
+    def elements() -> Iterator[Any]:
+        for numbers, rows in drawn():
+            yield numbers, rows if shared is None else joined(rows, shared())
+
+    numbers = (tf.TensorSpec([], tf.int64),) * 4
+    rows = tf.data.Dataset.from_generator(elements, output_signature=(numbers, signature))
+    return dataset_of(rows, sampling, seeded, keys, map)
 
 
 def dataset_of(

@@ -35,6 +35,7 @@ from __future__ import annotations
 import abc
 import math
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,13 +43,36 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of, spec_of
-from tfdp_rec.sampling.names import NAMED, new_iteration
+from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
 
+NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
+"""The samplings of this process, by the random names that batches carry to the step that trains on them."""
+
 _SCHEMES: dict[str, type[Sampling]] = {}
+
+# An iteration over batches has a random name, 24 bits of the process that began it and 38 of its own: a draw that
+# another process kept in a file is known for that. Two processes have the same 24 bits with a chance of 6e-8, and a
+# thousand iterations of one process share 38 with a chance of 2e-6, which refuses a batch.
+_ITERATION_BITS = 38
+PROCESS = secrets.randbits(24)
+
+
+def iteration_name(bits: Any) -> Any:
+    """Name of an iteration that this process began, from random bits: an int or an int64 tensor."""
+    return PROCESS * 2**_ITERATION_BITS + bits % 2**_ITERATION_BITS
+
+
+def new_iteration() -> int:
+    """A new random name."""
+    return iteration_name(secrets.randbits(_ITERATION_BITS))
+
+
+def process_of(iteration: Any) -> Any:
+    """The bits of the process that began an iteration: an int or an int64 tensor."""
+    return iteration // 2**_ITERATION_BITS
 
 
 class Sampling(abc.ABC):
@@ -72,8 +96,7 @@ class Sampling(abc.ABC):
         _SCHEMES[cls.__name__] = cls
 
     def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
-        if int(num_units) != num_units or num_units < 1:
-            raise ValueError(f"num_units must be a positive integer, got {num_units!r}.")
+        self.num_units = whole_number("num_units", num_units)
         if not 0 < expected_batch_size < math.inf:
             raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
         if expected_batch_size > num_units:
@@ -81,7 +104,6 @@ class Sampling(abc.ABC):
                 f"expected_batch_size ({expected_batch_size!r}) is larger than num_units ({num_units!r}): "
                 "there are fewer units than a batch should hold."
             )
-        self.num_units = int(num_units)
         whole = int(expected_batch_size) == expected_batch_size
         self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
         self.unit = unit
@@ -148,25 +170,16 @@ class Sampling(abc.ABC):
 
         if seed is None and position and not self.positioned:
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
-        keys: tuple[str, ...] = ()
         signature = output_signature or signature_of(fetch, self.num_units)
-        if shared is not None:
-            example = shared()
-            keys, signature = tuple(sorted(example)), joined(signature, spec_of(example))
-        number = tf.TensorSpec([], tf.int64)
-        dataset = tf.data.Dataset.from_generator(
-            lambda: self._fetched(fetch, shared, seed, position),
-            output_signature=((number,) * 4, signature),
-        )
-        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return sampling_proof.dataset_of(dataset.apply(endless), self, seed is not None, keys, map).prefetch(1)
+        drawn = lambda: self._fetched(fetch, seed, position)  # noqa: E731
+        dataset = sampling_proof.generated(drawn, signature, self, shared, map, seeded=seed is not None)
+        return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(1)
 
-    def _fetched(self, fetch: Fetch, shared: Shared | None, seed: int | None, position: int) -> Iterator[Any]:
+    def _fetched(self, fetch: Fetch, seed: int | None, position: int) -> Iterator[Any]:
         iteration = new_iteration()
         for number, indices in enumerate(self.index_batches(seed, position)):
-            rows = checked_rows(fetch(indices), len(indices))
             draw = iteration, number, len(indices), position + number
-            yield draw, rows if shared is None else joined(rows, shared())
+            yield draw, checked_rows(fetch(indices), len(indices))
 
     def get_state(self) -> dict[str, Any]:
         """Settings of the sampling; nothing about the units that were sampled."""
@@ -178,14 +191,7 @@ class Sampling(abc.ABC):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Compares with `get_state` of an earlier run.
-
-        Args:
-            state: State of the earlier run.
-
-        Raises:
-            ValueError: The state is that of another sampling.
-        """
+        """Refuses the state of another sampling: nothing else can be restored."""
         theirs = {key: state.get(key) for key in self.get_state()}
         if theirs != self.get_state():
             raise ValueError(f"This state belongs to another sampling: {theirs}, not {self.get_state()}.")
@@ -193,12 +199,6 @@ class Sampling(abc.ABC):
     @staticmethod
     def from_state(state: dict[str, Any]) -> Sampling:
         """A sampling with the settings that `get_state` returned.
-
-        Args:
-            state: Settings of the sampling, and the name of its scheme.
-
-        Raises:
-            ValueError: The scheme is unknown, or the settings are not those of the scheme.
 
         Example:
             >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
@@ -332,9 +332,7 @@ class ShuffledEpochs(Sampling):
     """
 
     def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
-        super().__init__(num_units, expected_batch_size, unit)
-        if int(expected_batch_size) != expected_batch_size:
-            raise ValueError(f"expected_batch_size must be an integer, got {expected_batch_size!r}.")
+        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -365,20 +363,9 @@ class ShuffledEpochs(Sampling):
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
         """One event for each participation of a unit, as if they fell where the noise is least."""
-        folded = [(fold_gaussians(event), steps) for event, steps in runs]
         left = self.epochs_started(sum(steps for _, steps in runs), restarts)
-        if len(runs) == 1:
-            return dp_accounting.SelfComposedDpEvent(folded[0][0], left)
-        if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
-            folded.sort(key=lambda run: run[0].noise_multiplier)
-        else:  # costs that cannot be compared: every run is charged as much as it can hold
-            left = sum(steps for _, steps in runs)
-        charged = []
-        for event, steps in folded:
-            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # may straddle two epochs
-            charged.append(dp_accounting.SelfComposedDpEvent(event, count))
-            left -= count
-        return composed(charged)
+        each = [min(steps, self.epochs_started(steps, restarts) + 1) for _, steps in runs]  # may straddle two epochs
+        return charged_at_least_noise(runs, left, each)
 
     def describe(self) -> str:
         """One line for a privacy statement."""
@@ -408,6 +395,27 @@ def _precision(event: DpEvent) -> float | None:
         parts = [_precision(part) for part in event.events]
         return None if None in parts else math.fsum(part for part in parts if part is not None)
     return None
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A setting as a positive integer."""
+    if not 0 < value < math.inf or int(value) != value:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
+def charged_at_least_noise(runs: Sequence[Run], left: int, each: Sequence[int]) -> DpEvent:
+    """The event of a unit that is in `left` steps of some runs, and in at most `each` of one: the dearest."""
+    folded = [(fold_gaussians(event), most) for (event, _), most in zip(runs, each, strict=True)]
+    if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
+        folded.sort(key=lambda run: run[0].noise_multiplier)
+    elif len(folded) > 1:  # costs that cannot be compared: every run is charged as much as it can hold
+        left = sum(each)
+    charged = []
+    for event, most in folded:
+        charged.append(dp_accounting.SelfComposedDpEvent(event, min(left, most)))
+        left -= charged[-1].count
+    return composed([event for event in charged if event.count] or charged[:1])
 
 
 def composed(events: Any) -> DpEvent:

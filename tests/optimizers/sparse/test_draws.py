@@ -371,10 +371,3 @@ def test_each_of_many_draws_is_paid():
     assert draws.gumbel_noise_multiplier(0.3, 25) == pytest.approx(
         draws.gumbel_noise_multiplier(0.3, 1) / 5
     )
-
-
-@pytest.mark.parametrize("noise_multiplier", [0.5, 3.0, 40.0])
-def test_an_epsilon_and_its_gaussian_are_each_others_inverse(noise_multiplier):
-    epsilon = draws.gumbel_epsilon(noise_multiplier, num_survivors=50)
-    assert draws.gumbel_noise_multiplier(epsilon, num_survivors=50) == pytest.approx(noise_multiplier, rel=1e-6)
-    assert round(draws.gumbel_noise_multiplier(0.01, num_survivors=100), 2) == 15.96

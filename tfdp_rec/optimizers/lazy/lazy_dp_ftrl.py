@@ -43,6 +43,8 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         True
     """
 
+    scales_touched = False  # the buffers know no scale
+
     def pending_of(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
@@ -57,9 +59,6 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
     def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
         own = len(values) - self.correlation.strategy.buffers
         return self.buffers.write(table.path, values[own:], ids) + super().write_rows(table, ids, values[:own])
-
-    def touched_scale(self, step: Step, rows: tf.Tensor) -> None:
-        """Units: the buffers know no scale."""
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
         noise, remembered = self.buffers.noise(table.path, drawn, move.indices)

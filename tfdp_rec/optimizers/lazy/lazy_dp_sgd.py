@@ -34,7 +34,6 @@ import tensorflow as tf
 
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
-from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending
 from tfdp_rec.optimizers.rules import Recursion, Rows
@@ -70,6 +69,7 @@ class LazyDPSGD(PrivateOptimizer):
     why_no_table_rule = "Adagrad and Adam are not linear in their gradients, so that late noise cannot be added up"
     moves_every_row = True
     pays_late = True
+    scales_touched = True  # whether the noise of rows with a gradient is drawn as large as the step's, or in units
 
     # Of a parameter server: where its totals are kept, and that the steps of other workers may have landed since the
     # rows of a gradient were read.
@@ -172,20 +172,11 @@ class LazyDPSGD(PrivateOptimizer):
 
     def _step_touched(self, step: Step, before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
-        moves = {path: step.move(table) for path, table in self.tables.items()}
-        requests = []
-        for path, move in moves.items():
-            table, scale = self.tables[path], self.touched_scale(step, move.indices)
-            requests.append(Request(table.number, move.indices, table.width, scale))
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
-        for (path, move), drawn in zip(moves.items(), self.noise.draw(requests, number)):
-            with after(self.step_rows(self.tables[path], move, drawn[:, 0], step)):
-                self.ledger.mark(path, move.indices, before + 1)
-
-    def touched_scale(self, step: Step, rows: tf.Tensor) -> tf.Tensor | None:
-        """The scale of the noise that is drawn for rows with a gradient, `[n, 1]`; None for units."""
-        return tf.fill([tf.size(rows), 1], step.noise_scale)
+        for table, move, drawn in self.touched(step, number, self.scales_touched):
+            with after(self.step_rows(table, move, drawn, step)):
+                self.ledger.mark(table.path, move.indices, before + 1)
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
         """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""

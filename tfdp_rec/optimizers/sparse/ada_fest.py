@@ -29,7 +29,7 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.base import Setting
 from tfdp_rec.optimizers.sparse import draws
-from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.fest import SelectingOptimizer
 
 _MANY_STRAYS = 0.1  # of all rows, at each step: then selection saves little
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers.base import Setting
 from tfdp_rec.optimizers.sparse import draws
-from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.fest import SelectingOptimizer
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
