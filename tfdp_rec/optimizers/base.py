@@ -244,14 +244,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     # Building.
 
     def build(self, variables: list[keras.Variable], tables: Mapping[str, Any] | None = None) -> None:
-        """Makes the mechanism's state.
+        """Makes the mechanism's state for a model's trainable variables.
 
         Args:
             variables: The model's trainable variables.
             tables: Paths of the variables that are read by row only, as `PrivateTraining` finds them.
-
-        Raises:
-            ValueError: if `tables` is missing, or the optimizer was built for another model.
         """
         if self.built:
             checks.refuse_other_model(self, variables)
@@ -384,7 +381,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 resource(variable).assign(tf.cast(value, variable.dtype))
             if dense.variable.constraint is not None:
                 dense.variable.assign(dense.variable.constraint(dense.variable))
-        if noisy:
+        if self.dense_optimizer is not None and noisy:
             self.dense_optimizer.apply_gradients(noisy)
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
@@ -399,7 +396,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """Unit Gaussians for some rows of a table at a step."""
         return self.noise.normal(table.number, ids, step, table.width)
 
-    def touched(
+    def touched_rows(
         self, step: Step, number: tf.Tensor, scaled: bool = True
     ) -> Iterable[tuple[Table, tf.IndexedSlices, tf.Tensor]]:
         """Each table, the moves of its rows with a gradient, and noise for these, as large as the step's or units."""

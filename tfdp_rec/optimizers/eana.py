@@ -38,5 +38,5 @@ class EANA(PrivateOptimizer):
         return dp_accounting.NonPrivateDpEvent()
 
     def step_tables(self, step: Step) -> None:
-        for table, move, noise in self.touched(step, self.step_number):
+        for table, move, noise in self.touched_rows(step, self.step_number):
             table.step(move.indices, move.values + noise, step.learning_rate)

@@ -182,9 +182,6 @@ class BoundedStream(Order):
 
         Args:
             position: Number of steps made so far, `model.optimizer.position`: the place of the part's first batch.
-
-        Raises:
-            ValueError: The position is not in the present part.
         """
         if not self._begin.batches <= position <= self._furthest.batches:
             raise ValueError(
@@ -196,23 +193,12 @@ class BoundedStream(Order):
         self._handed_out = []
 
     def save(self, path: str) -> None:
-        """Writes the seats taken before this part, for another process; private, readable by its owner alone.
-
-        Args:
-            path: Path of the file.
-        """
+        """Writes the seats taken before this part to `path`, for another process; readable by its owner alone."""
         with writing(path, "wb", private=True) as file:
             self._begin.save(file)
 
     def load(self, path: str) -> None:
-        """Takes over the seats of a saved stream.
-
-        Args:
-            path: Path of the file.
-
-        Raises:
-            ValueError: Batches were handed out already, or the file holds no whole state.
-        """
+        """Takes over the seats of a stream that was saved to `path`, ahead of the first batch."""
         if self._handed_out or self._begin.batches:
             raise ValueError("load belongs before the first batch: this stream has handed out some already.")
         self._begin.load(path)

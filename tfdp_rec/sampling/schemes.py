@@ -351,12 +351,7 @@ class ShuffledEpochs(Sampling):
             epoch, skip = epoch + 1, 0
 
     def epochs_started(self, steps: int, restarts: int = 0) -> int:
-        """Largest number of batches that one unit can have been in.
-
-        Args:
-            steps: Number of steps.
-            restarts: Number of stretches of successive draws, less one.
-        """
+        """Largest number of batches that one unit can have been in; `restarts` as in `compose_history`."""
         # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within
         # an epoch can meet one epoch more, for which it counts twice.
         return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)

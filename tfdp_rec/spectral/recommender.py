@@ -9,6 +9,7 @@ Nothing is trained. The private part is `sums/counts.py` and `gram.py`, which bo
 
 from __future__ import annotations
 
+import functools
 import math
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -136,7 +137,7 @@ class SpectralRecommender:
             histories: Raw ids of each user, every user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
                 files), `Timelines`, or an iterable over users that can be iterated twice. Repeats count once, and ids
                 outside the catalogue do not count.
-            verbose: 0 prints nothing, 1 the progress.
+            verbose: 0 prints nothing, 1 a line for each task.
 
         Raises:
             RuntimeError: The recommender was fitted before.
@@ -156,18 +157,18 @@ class SpectralRecommender:
             )
         self.split = rules.Split.of_budget(self.noise_multiplier, self.num_users, len(self.catalogue))
         self._begun = True
-        show = _CountingProgress(self.num_users, verbose)
-        show.say(f"counting {len(self.catalogue)} items")
+        say = functools.partial(print, flush=True) if verbose else lambda task: None
+        say(f"counting {len(self.catalogue)} items of {self.num_users} users")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
         head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
-        show.say(f"counting pairs of {len(head)} items")
-        total = grid_gram(source, self.catalogue, head, show)
+        say(f"counting pairs of {len(head)} items")
+        total = grid_gram(source, self.catalogue, head)
         self.released = counted.paired(head, released_pairs(total, self.split.gram, self._words), self.split.gram)
         del total
-        show.say("denoising")
+        say("denoising")
         self._conclude(self.released)
-        show.say("done")
+        say("done")
         return self
 
     def _conclude(self, made: Release) -> None:
@@ -181,11 +182,7 @@ class SpectralRecommender:
     # Answering.
 
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
-        """Scores of the whole catalogue for each history of raw ids, `[histories, items]`.
-
-        Args:
-            histories: Raw ids of each history, the oldest first; unknown ids do not count.
-        """
+        """Scores of the whole catalogue, `[histories, items]`, for `histories` as in `recommend`."""
         self._check_fitted()
         return self._scores([self._weighed(history) for history in histories])
 
@@ -270,11 +267,7 @@ class SpectralRecommender:
     # Files.
 
     def save(self, filepath: Path) -> None:
-        """Writes an .npz file of the release and what was computed from it, for `load`.
-
-        Args:
-            filepath: Path of the file; its folder must exist.
-        """
+        """Writes an .npz file of the release and what was computed from it, for `load`; its folder must exist."""
         self._check_fitted()
         with writing(filepath, "wb") as file:
             self.write(file)
@@ -287,15 +280,7 @@ class SpectralRecommender:
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:
-        """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again.
-
-        Args:
-            filepath: Path of the file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: It is another kind of file.
-        """
+        """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
@@ -324,19 +309,3 @@ def _count_users(source: AnyHistories, catalogue: Catalogue) -> int:
     if not users:
         raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
     return users
-
-
-class _CountingProgress:
-    def __init__(self, num_users: int, verbose: int):
-        self.num_users, self.verbose = num_users, verbose
-
-    def say(self, what: str) -> None:
-        self.what, self.done = what, 0
-        if self.verbose:
-            print(what, flush=True)
-
-    def __call__(self, users: int) -> None:
-        self.done += users
-        if self.verbose:
-            end = "\n" * (self.done >= self.num_users)
-            print(f"\r{self.what}: {self.done} of {self.num_users} users", end=end, flush=True)

@@ -174,7 +174,7 @@ class LazyDPSGD(PrivateOptimizer):
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
-        for table, move, drawn in self.touched(step, number, self.scales_touched):
+        for table, move, drawn in self.touched_rows(step, number, self.scales_touched):
             with after(self.step_rows(table, move, drawn, step)):
                 self.ledger.mark(table.path, move.indices, before + 1)
 
