@@ -171,6 +171,34 @@ class Program:
             )
         return tf.cast(tf.cast(self.count(), self.one_of(TYPES)), tf.int32)
 
+    def of_data(self, count=None, kind=None):
+        """What an operation takes as lengths, an order or a place, made of data; often so many as it needs."""
+        numbers = tf.cast(self.one_of((self.one_of(self.floats), self.one_of(self.whole))), tf.int32)
+        numbers = tf.math.floormod(tf.reshape(numbers, [self.b, -1])[:, :N], N)
+        if count is None or not self.rng.integers(4):
+            count, kind = self.one_of((1, 2, 3, N)), self.one_of(("lengths", "order", "places"))
+        if kind == "lengths":  # that add up to four
+            numbers = tf.cast(tf.reduce_sum(tf.one_hot(numbers, N), 1), tf.int32)[:, :count]
+        elif kind == "order":
+            numbers = tf.argsort(numbers[:, :count])
+        else:
+            numbers = numbers[:, :count] % self.one_of((2, 3, N)) - self.one_of((0, 0, 1))
+        return self.one_of((tf.reshape(numbers, [-1]),) * 3 + (numbers[:, 0], numbers))
+
+    def number_of_data(self):
+        """A number made of data."""
+        return tf.reshape(self.of_data(), [-1])[0]
+
+    def argument(self, *otherwise):
+        """An argument of an operation: made of data, or one of these, alike in how many numbers it has."""
+        like = self.one_of(otherwise)
+        count = np.size(like) if not tf.is_tensor(like) else like.shape.num_elements()
+        return self.of_data(count, "places") if self.rng.integers(2) else like
+
+    def number(self, *otherwise):
+        """A number for operations that stop the process if they are given several."""
+        return self.number_of_data() if self.rng.integers(3) == 0 else self.one_of(otherwise)
+
     def shape(self):
         """A shape of a few axes, one of which may be left open."""
         entries = [self.one_of((N, N, self.b, self.count(), 1, 2)) for _ in range(self.rng.integers(1, 4))]
@@ -538,6 +566,169 @@ def scanned(p):
     return tf.scan(lambda a, y: a * 0.5 + y, p.float)
 
 
+# Arguments made of data: what an operation takes beside the tensor that it works on.
+
+
+def split_by_data(p):
+    a, parts = p.any, p.one_of((1, 2, N))
+    if not p.rng.integers(3):
+        return tf.raw_ops.Split(axis=p.of_data(1, "places"), value=a, num_split=parts)
+    return tf.raw_ops.SplitV(value=a, size_splits=p.of_data(N, "lengths"), axis=p.axis(a), num_split=N)
+
+
+def ordered_by_data(p):
+    a = p.any
+    return p.one_of((
+        lambda: tf.raw_ops.Transpose(x=a, perm=p.of_data(len(a.shape), "order")),
+        lambda: tf.raw_ops.InvertPermutation(x=p.of_data(3, "order")),
+        lambda: tf.raw_ops.ReverseV2(tensor=a, axis=p.of_data(1, "places")),
+        lambda: tf.raw_ops.Roll(input=a, shift=p.argument([1]), axis=p.argument([1])),
+        lambda: tf.transpose(a, tf.math.invert_permutation(p.of_data(len(a.shape), "order"))),
+    ))()  # fmt: skip
+
+
+def shaped_by_data(p):
+    a = p.any
+    return p.one_of((
+        lambda: tf.reshape(a, p.of_data(2, "places")),
+        lambda: tf.reshape(a, tf.concat([[-1], p.of_data(1, "places") + 1], 0)),
+        lambda: tf.broadcast_to(a[None], tf.concat([p.of_data(1, "places"), tf.shape(a)], 0)),
+        lambda: tf.tile(a, p.of_data(len(a.shape), "places")),
+        lambda: tf.tile(a[None], tf.concat([p.of_data(1, "places"), [1] * len(a.shape)], 0)),
+        lambda: tf.fill(p.of_data(2, "places"), p.one_of((0.0, 1.0))),
+        lambda: tf.raw_ops.ExpandDims(input=a, axis=p.of_data(1, "places")),
+        lambda: tf.raw_ops.Range(start=p.argument(0), limit=p.argument(2, N, p.b), delta=p.argument(1, -1)),
+        lambda: tf.random.stateless_uniform(p.of_data(2, "places"), p.one_of(p.seeds), dtype=tf.float64),
+    ))()  # fmt: skip
+
+
+def cut_by_data(p):
+    a, open_ = p.any, p.shape()
+    return p.one_of((
+        lambda: tf.slice(a, p.argument([0] * len(a.shape)), p.argument([-1] * len(a.shape), tf.shape(a))),
+        lambda: tf.raw_ops.StridedSlice(input=a, begin=p.argument([0]), end=p.argument([1], [N]),
+                                        strides=p.argument([1]), begin_mask=int(p.rng.integers(2)),
+                                        end_mask=int(p.rng.integers(2)), shrink_axis_mask=int(p.rng.integers(2))),
+        lambda: tf.raw_ops.StridedSlice(input=a, begin=p.argument([0, 0]), end=p.argument([1, 1], tf.shape(a)[:2]),
+                                        strides=[1, 1], begin_mask=1, end_mask=1),
+        lambda: tf.raw_ops.StridedSliceGrad(shape=p.argument(tf.shape(p.any), open_), begin=p.argument([0]),
+                                            end=p.argument([N]), strides=p.argument([1]), dy=a, begin_mask=1,
+                                            end_mask=int(p.rng.integers(2))),
+        lambda: tf.raw_ops.Pad(input=a, paddings=tf.reshape(p.argument([0] * 2 * len(a.shape)), [-1, 2])),
+        lambda: tf.pad(a, tf.concat([[[0, 0]], tf.reshape(p.of_data(2 * len(a.shape) - 2, "lengths"), [-1, 2])], 0)),
+    ))()  # fmt: skip
+
+
+def reduced_by_data(p):
+    a = p.float
+    return p.one_of((
+        lambda: p.one_of(REDUCTIONS)(a, p.of_data(1, "places"), keepdims=bool(p.rng.integers(2))),
+        lambda: tf.raw_ops.Cumsum(x=a, axis=p.of_data(1, "places")),
+        lambda: tf.raw_ops.TopKV2(input=a, k=p.of_data(1, "places")),
+        lambda: tf.raw_ops.ConcatV2(values=[a, a], axis=p.of_data(1, "places")),
+        lambda: tf.math.unsorted_segment_sum(a, p.argument(p.places(a)), p.argument(N)),
+        lambda: tf.raw_ops.All(input=a > 0, axis=p.of_data(1, "places")),
+    ))()  # fmt: skip
+
+
+def looked_up_by_data(p):
+    a = p.any
+    return p.one_of((
+        lambda: tf.raw_ops.GatherV2(params=a, indices=p.places(), axis=p.of_data(1, "places")),
+        lambda: tf.raw_ops.OneHot(indices=p.int, depth=p.argument(N), on_value=p.argument(1), off_value=p.argument(0),
+                                  axis=int(p.rng.integers(-1, 2))),
+        lambda: tf.dynamic_stitch([p.argument([0, 1]), p.argument([2, 3])], [a, a]),
+        lambda: tf.raw_ops.ConcatOffset(concat_dim=p.argument(0), shape=[p.argument(tf.shape(a))] * 2),
+        lambda: list(tf.raw_ops.BroadcastGradientArgs(s0=p.argument(tf.shape(a)), s1=p.argument(tf.shape(p.any)))),
+        lambda: tf.where(p.of_data() > 0, p.argument(1), p.argument(0)),
+    ))()  # fmt: skip
+
+
+def blocks_by_data(p):
+    images = tf.cast(p.float[..., None, None], tf.float32) if len(p.float.shape) == 2 else p.float[..., None]
+    images = tf.cast(images, tf.float64)
+    square = lambda: tf.reshape(p.argument([0, 0]), [-1, 2])  # noqa: E731
+    return p.one_of((
+        lambda: tf.raw_ops.SpaceToBatchND(input=images, block_shape=p.argument([2], [1]), paddings=square()),
+        lambda: tf.raw_ops.BatchToSpaceND(input=images, block_shape=p.argument([2], [1]), crops=square()),
+        lambda: tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=p.argument(tf.shape(images)), filter=tf.ones([1, 1, 1, 1], tf.float64), out_backprop=images,
+            strides=[1] * 4, padding="SAME"),
+    ))()  # fmt: skip
+
+
+def a_list(p, a):
+    """A list of tensors like one, some of which may be missing, by any shape and number of entries."""
+    like = p.argument(tf.shape(a), -1, [-1] * len(a.shape))
+    entries = p.number(2, 3, p.count())
+    held = p.one_of((
+        lambda: tf.raw_ops.TensorListReserve(element_shape=like, num_elements=entries, element_dtype=a.dtype),
+        lambda: tf.raw_ops.EmptyTensorList(element_shape=like, max_num_elements=entries, element_dtype=a.dtype),
+        lambda: tf.raw_ops.TensorListFromTensor(tensor=tf.stack([a, a], p.axis(a)), element_shape=like),
+    ))()  # fmt: skip
+    for _ in range(p.rng.integers(3)):
+        try:
+            held = changed_list(p, held, a)
+        except FAILURES:
+            continue
+    return held
+
+
+def changed_list(p, held, a):
+    one = p.one_of((a, a, p.late({tf.float64: p.floats, tf.int32: p.whole}.get(a.dtype, p.others))))
+    return p.one_of((
+        lambda: tf.raw_ops.TensorListSetItem(input_handle=held, index=p.number(0, 1), item=one),
+        lambda: tf.raw_ops.TensorListPushBack(input_handle=held, tensor=one),
+        lambda: tf.raw_ops.TensorListResize(input_handle=held, size=p.number(2, 3)),
+    ))()  # fmt: skip
+
+
+def taken_from(p, held, a):
+    """What a list gives: shapes that are asked for may be made of data, and need not be those of what was written."""
+    like = p.argument(tf.shape(a), tf.shape(a), -1, [-1] * len(a.shape), p.shape())
+    found = []
+    for take in p.rng.permutation([
+        lambda: tf.raw_ops.TensorListGetItem(
+            input_handle=held, index=p.number(0, 1), element_shape=like, element_dtype=a.dtype),
+        lambda: tf.raw_ops.TensorListStack(input_handle=held, element_shape=like, element_dtype=a.dtype),
+        lambda: tf.raw_ops.TensorListPopBack(input_handle=held, element_shape=like, element_dtype=a.dtype)[1],
+        lambda: tf.raw_ops.TensorListLength(input_handle=held),
+        lambda: tf.raw_ops.TensorListElementShape(input_handle=held, shape_type=tf.int32),
+        lambda: tf.raw_ops.TensorListGather(
+            input_handle=held, indices=p.argument([0, 1]), element_shape=like, element_dtype=a.dtype),
+        lambda: list(tf.raw_ops.TensorListConcatV2(
+            input_handle=held, element_shape=like, leading_dims=tf.zeros([0], tf.int64), element_dtype=a.dtype)),
+    ])[:3]:  # fmt: skip
+        try:
+            found += tf.nest.flatten(take())
+        except FAILURES:
+            continue
+    return found
+
+
+def listed(p):
+    a = p.any
+    return taken_from(p, a_list(p, a), a)
+
+
+def looped_with_any_list(p):
+    """A loop that reads and writes a list of any shape, of which the first turn may find nothing written."""
+    a = p.any
+    held, like = a_list(p, a), p.argument(tf.shape(a), -1, p.shape())
+    free = tf.TensorShape([None] * len(a.shape))
+
+    def turn(i, y, held):
+        earlier = tf.raw_ops.TensorListGetItem(
+            input_handle=held, index=p.number(i, 1 - i), element_shape=like, element_dtype=a.dtype
+        )
+        held = tf.raw_ops.TensorListSetItem(input_handle=held, index=i, item=p.one_of((y, earlier)))
+        return i + 1, tf.reshape(earlier, p.one_of((tf.shape(y), tf.shape(earlier)))), held
+
+    shapes = tf.TensorShape([]), free, tf.TensorShape(None)
+    _, y, held = tf.while_loop(lambda i, *_: i < 2, turn, (0, a, held), shapes)
+    return [y, *taken_from(p, held, a)]
+
+
 def any_operation(p):
     """One of those that have a rule, with any arguments that it takes."""
     name = p.one_of(OPERATIONS)
@@ -562,6 +753,7 @@ def any_operation(p):
         tensor = p.any if kind is None else p.one_of([t for t in [*p.floats, *p.whole, *p.others] if t.dtype == kind])
         if p.rng.integers(2) and kind in (None, tf.int32, tf.int64) and given != op_def.input_arg[0]:
             tensor = tf.constant(p.rng.integers(-1, 3, p.rng.integers(0, 4)), kind or tf.int32)  # axes and the like
+            tensor = tf.cast(p.argument(tensor), kind or tf.int32)
         if kind is None and types.get(given.type_attr) and tensor.dtype not in types[given.type_attr]:
             raise TypeError("no such type")
         bound[given.type_attr] = tensor.dtype
@@ -573,7 +765,7 @@ def any_operation(p):
 
 OPERATIONS = sorted(name for name in known_operations() if name in tf.raw_ops.__dict__)
 KINDS = tuple(f for f in list(globals().values()) if callable(f) and getattr(f, "__code__", None) is not None
-              and f.__code__.co_varnames[:1] == ("p",))  # fmt: skip
+              and f.__code__.co_argcount == 1 and f.__code__.co_varnames[:1] == ("p",))  # fmt: skip
 
 FAMILIES = {
     "places": (narrowed, times_a_number, whole_numbers_together, looked_up, looked_up_by_number, as_whole_numbers),
@@ -585,5 +777,8 @@ FAMILIES = {
     "functions": (called, of_hidden_shape, reshaped, transposed, entry_by_entry, looked_up_by_number),
     "noise": (noise, noise_of_a_function, called, reshaped, transposed, two_together),
     "loops": (looped_with_lengths, looped_with_a_list, looped, mapped, branched, reshaped, put_together, two_together),
+    "data as arguments": (split_by_data, ordered_by_data, shaped_by_data, cut_by_data, reduced_by_data,
+                          looked_up_by_data, blocks_by_data, two_together, reshaped),
+    "lists": (listed, looped_with_any_list, reshaped, shaped_like, two_together, put_together),
     "any operation": (any_operation, transposed, as_numbers, reshaped, of_hidden_shape),
 }

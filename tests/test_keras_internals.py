@@ -310,3 +310,14 @@ def test_an_operation_is_differentiated_in_another_way_within_the_block_alone():
         assert slope() == 2.0
         raise KeyError
     assert slope() == 1.0
+
+
+def test_a_lite_file_is_read_and_names_its_operations():
+    signature = [tf.TensorSpec([2, 3], tf.float32)]
+    concrete = tf.function(lambda x: tf.nn.softmax(x), input_signature=signature).get_concrete_function()
+    content = tf.lite.TFLiteConverter.from_concrete_functions([concrete]).convert()
+    model, operations = keras_internals.lite_model(content)
+    (graph,) = model.subgraphs
+    assert operations == {"SOFTMAX"} and len(graph.operators) == 1
+    assert [list(graph.tensors[i].shape) for i in (*graph.inputs, *graph.outputs)] == [[2, 3], [2, 3]]
+    assert all(len(model.buffers[tensor.buffer].data or ()) == 0 for tensor in graph.tensors)

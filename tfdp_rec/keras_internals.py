@@ -208,3 +208,13 @@ def lengths_of_handle(handle: Any) -> list[int] | None:
     if data is None or not data.is_set or len(data.shape_and_type) != 1 or data.shape_and_type[0].shape.unknown_rank:
         return None
     return [dimension.size for dimension in data.shape_and_type[0].shape.dim]
+
+
+def lite_model(content: bytes) -> tuple[Any, set[str]]:
+    """A TensorFlow Lite file as a tree of objects, and the names of the operations that it runs."""
+    from tensorflow.lite.python import schema_py_generated as schema
+
+    names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+    # An operation has two codes; TensorFlow Lite runs the larger one.
+    return model, {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes}

@@ -107,3 +107,23 @@ def ndcg_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[
     gains = 1 / np.log2(np.arange(2, found.shape[1] + 2))
     most = np.array([min(len(np.unique(items)), found.shape[1]) for items in relevant])
     return found @ gains / np.cumsum(gains)[most - 1]
+
+
+def ranks(scores: NDArray[np.floating], label: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The rank of each user's label, from 0, among all items; with one relevant item recall@k is [rank < k].
+
+    Of equal scores the first item of the catalogue stands first; a score that is no number stands last.
+
+    Args:
+        scores: Score of each item, `[users, items]`.
+        label: Number of the user's item, from 1; 0 for one that is not among them, whose rank is the last.
+
+    Example:
+        >>> ranks(np.array([[0.5, 0.9, 0.5], [0.1, 0.2, 0.3]]), np.array([3, 0])).tolist()
+        [2, 3]
+    """
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    own = scores[np.arange(len(label)), label - 1][:, None]
+    earlier = np.arange(scores.shape[1]) < label[:, None] - 1
+    found = np.sum((scores > own) | ((scores == own) & earlier), axis=1)
+    return np.where(label > 0, found, scores.shape[1])

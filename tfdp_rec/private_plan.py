@@ -32,7 +32,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import calibrate_noise
-from tfdp_rec.spending.entries import Changes
+from tfdp_rec.spending.entries import Changes, id_of_use
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import canonical, finite
 from tfdp_rec.spending.meter import StepLimit
@@ -123,8 +123,10 @@ class PrivatePlan:
         self._before = self._payer.steps
         self._limit = StepLimit(0)
         self._limited = -1  # `Changes.made` at which the limit was set
-        for other, label in self.spent:
-            self._payer.spend(other, label)
+        # A plan that is made again declares its uses again: without a ledger they are one, by event and label.
+        for number, (other, label) in enumerate(self.spent):
+            before = sum(each == (other, label) for each in self.spent[:number])
+            self._payer.spend(other, label, id_of_use(other, label) + f" {before}" * bool(before))
 
     def __deepcopy__(self, memo: Any) -> PrivatePlan:
         return self  # a copied optimizer trains under the same plan

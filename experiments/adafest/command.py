@@ -89,8 +89,8 @@ def make_problem(task: str, data: str | None, sizes: Any) -> Any:
         ValueError: data files for a task that has none.
     """
     from experiments.adafest import problems
+    from experiments.adafest.sentences import SyntheticText
     from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
-    from tfdp_rec.datasets.text.generated import SyntheticText
 
     if task == "text":
         if data:

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from tfdp_rec.data import criteo
-from tfdp_rec.datasets.criteo.generated import auc
-from tfdp_rec.datasets.text.generated import SyntheticText
+from experiments.adafest.criteo_files import concatenated, day_files, read_chunks
+from experiments.adafest.sentences import SyntheticText
+from experiments.adafest.text_classifier import TextClassifier
+from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, CriteoExamples, auc
 from tfdp_rec.models.pctr import PCTR
-from tfdp_rec.models.text_classifier import TextClassifier
 
 
 class Examples(Protocol):
@@ -108,31 +108,37 @@ class FileLogs:
     """The logs in a file, or in a folder of day files.
 
     Args:
-        path: as `criteo.read` or `criteo.day_files` takes it.
+        path: as `criteo_files.read` or `day_files` takes it.
         buckets: 26 bucket counts.
 
     Raises:
         FileNotFoundError: there is no such file, or no day files in the folder.
     """
 
-    def __init__(self, path: str, buckets: Sequence[int] = criteo.KAGGLE_BUCKETS):
+    def __init__(self, path: str, buckets: Sequence[int] = KAGGLE_BUCKETS):
         self.buckets = buckets
-        self.files = criteo.day_files(path) if Path(path).is_dir() else [Path(path)]
+        self.files = day_files(path) if Path(path).is_dir() else [Path(path)]
 
-    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
+    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> CriteoExamples:
         """So many of a day: its first; or, of its first ten million, the last ("test") or those before these."""
         if day >= len(self.files):
             raise ValueError(f"there are {len(self.files)} days of logs; the study asks for day {day}.")
         read, found = [], 0
-        for chunk in criteo.read_chunks(self.files[day], self.buckets):
+        for chunk in read_chunks(self.files[day], self.buckets):
             read.append(chunk)
             found += len(chunk)
             if found >= (num_examples if part == "train" else 10_000_000):
                 break
-        whole = criteo.CriteoExamples.concatenate(read)
+        whole = concatenated(read)
         needed = 2 * num_examples if part == "validation" else num_examples
         if len(whole) < needed:
             raise ValueError(f"{self.files[day]} has {len(whole)} examples; the study asks for {needed}.")
         end = {"train": num_examples, "validation": len(whole) - num_examples, "test": len(whole)}[part]
         features, labels = whole.fetch(slice(end - num_examples, end))
-        return criteo.CriteoExamples(labels, features["numeric"], features["categorical"])
+        return CriteoExamples(labels, features["numeric"], features["categorical"])
+
+
+def bucket_frequencies(examples: CriteoExamples, buckets: Sequence[int]) -> list[np.ndarray]:
+    """How often each of the `buckets` of each feature occurs in `examples`: 26 int64 arrays. Private: add noise."""
+    columns = examples.categorical.T
+    return [np.bincount(column, minlength=size) for column, size in zip(columns, buckets)]

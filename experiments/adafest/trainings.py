@@ -22,12 +22,12 @@ import keras
 import numpy as np
 from scipy.special import log_ndtr
 
-from experiments.adafest.problems import Examples, Problem
+from experiments.adafest.problems import Examples, Problem, bucket_frequencies
 from experiments.adafest.report import times
 from experiments.adafest.settings import CONFINED, FROZEN, Grid, Sizes
 from experiments.study import Study, train
-from tfdp_rec.data import PoissonSampling, criteo
-from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
+from tfdp_rec.data import PoissonSampling
+from tfdp_rec.datasets.criteo.generated import NUM_CATEGORICAL, SyntheticCriteo, auc
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer
@@ -197,7 +197,7 @@ class Trainings:
         found |= self.train(model, optimizer, known)
         found["score"] = self.score(model, test)
         if isinstance(optimizer, AdaFEST) and isinstance(self.problem.source, SyntheticCriteo) and chosen is None:
-            votes = optimizer.threshold * math.sqrt(criteo.NUM_CATEGORICAL)
+            votes = optimizer.threshold * math.sqrt(NUM_CATEGORICAL)
             found["score_of_truth_on_rows"] = self.truth_on(known, test, votes / self.sizes.batch_size)
         return found
 
@@ -205,7 +205,7 @@ class Trainings:
         """AUC of the planted logits if only rows that this share of examples reads had an effect."""
         logs, known = self.problem.source, []
         assert isinstance(logs, SyntheticCriteo)
-        for column, counts in zip(test.categorical.T, criteo.bucket_frequencies(examples, logs.buckets)):
+        for column, counts in zip(test.categorical.T, bucket_frequencies(examples, logs.buckets)):
             known.append(counts[column] >= share * len(examples))
         return auc(test.labels, logs.logits(test, known=np.stack(known, axis=1)))
 

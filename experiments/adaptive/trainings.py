@@ -19,7 +19,8 @@ import tfdp_rec
 from experiments.adaptive.settings import Grid, Sizes
 from experiments.study import Study, spent
 from experiments.tables import markdown
-from tfdp_rec.data import PoissonSampling, criteo
+from tfdp_rec.data import PoissonSampling
+from tfdp_rec.datasets.criteo import generated as criteo
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, lazy_dp_sgd
 from tfdp_rec.optimizers import AdaFEST, Adagrad, Adam, PrivateOptimizer

@@ -22,9 +22,9 @@ import tensorflow as tf
 from experiments.bench import models
 from experiments.bench.access_patterns import AccessPattern, click_batches, table_ids
 from experiments.bench.baselines import compare_by
-from experiments.bench.cases import MECHANISMS, STRATEGIES, Case
+from experiments.bench.cases import MECHANISMS, RMC_WIDTH, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
-from tfdp_rec.models.dlrm import DLRMLayers, rmc_arguments
+from tfdp_rec.models.dlrm import DLRMLayers
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import lookahead
 
@@ -85,8 +85,16 @@ def _optimizer(name: str, case: Case) -> keras.optimizers.Optimizer:
 Workload = tuple[type, dict[str, Any], Any, tf.data.Dataset]
 
 
+# The data-centre shapes of Gupta et al., "DeepRecSys", ISCA 2020: they differ in tables, bags and where the work lies.
+_TOWERS: dict[str, dict[str, Any]] = {
+    "rmc1": {"bottom": (256, 128), "top": (256, 64), "width": RMC_WIDTH},
+    "rmc2": {"bottom": (256, 128), "top": (512, 128), "width": RMC_WIDTH},
+    "rmc3": {"bottom": (2560, 512), "top": (512, 128), "width": RMC_WIDTH},
+}
+
+
 def _dlrm(case: Case) -> Workload:
-    towers = {} if case.workload == "dlrm" else rmc_arguments(int(case.workload[-1]))
+    towers = _TOWERS.get(case.workload, {})
     data = click_batches(AccessPattern.named(case.pattern), case.table_sizes, case.batch_size, case.pooling)
     arguments = {"table_sizes": case.table_sizes, "pooling": case.pooling, **towers}
     return DLRMLayers, arguments, "binary_crossentropy", data

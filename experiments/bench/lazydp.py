@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import timing
-from experiments.bench.cases import USUAL, Case
+from experiments.bench.cases import RMC_WIDTH, USUAL, Case
 from experiments.bench.race import machine, race
 from experiments.bench.workers import Worker
 
@@ -31,7 +31,7 @@ HELP = """\
 """
 
 REFERENCE = "sparse-sgd"
-MLPERF_TABLES, MLPERF_WIDTH, RMC_WIDTH = 26, 128, 32
+MLPERF_TABLES, MLPERF_WIDTH = 26, 128
 MOVIES = 27_279
 
 

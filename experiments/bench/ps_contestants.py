@@ -30,7 +30,7 @@ from experiments.bench.timing import processor_ns
 from experiments.bench.wire import Wire
 from tfdp_rec import mechanisms
 from tfdp_rec.data import PoissonSampling
-from tfdp_rec.datasets.kg.files import FEATURES
+from tfdp_rec.datasets.kg.generated import FEATURES
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
 from tfdp_rec.mechanisms import sgd
 from tfdp_rec.models import KGEntity

@@ -85,9 +85,10 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
     import numpy as np
 
     from experiments.eana import cells
+    from experiments.eana.timelines import split_individuals
     from tfdp_rec.audit import REPEATS, Canaries, Uniform
     from tfdp_rec.data import PoissonSampling
-    from tfdp_rec.datasets.kg.files import FEATURES, split_individuals
+    from tfdp_rec.datasets.kg.generated import FEATURES
     from tfdp_rec.models import KGEntity
 
     source, rows = _source(sizes, data, vocabularies)
@@ -124,8 +125,8 @@ def _source(sizes: Sizes, data: str | None, vocabularies: str | None) -> tuple[A
     """Where examples come from, and the rows of each feature's table."""
     from pathlib import Path
 
-    from tfdp_rec.datasets.kg.files import FEATURES, TimelineStore, Vocabulary, read_timelines
-    from tfdp_rec.datasets.kg.generated import SyntheticKG
+    from experiments.eana.timelines import TimelineStore, Vocabulary, read_timelines
+    from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
 
     if data is None or vocabularies is None:
         kg = SyntheticKG(sizes.individuals, sizes.vocabulary, sizes.topics)
@@ -185,8 +186,7 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
 
     from experiments.eana import cells
     from experiments.study import Clock
-    from tfdp_rec.datasets.kg.files import FEATURES
-    from tfdp_rec.datasets.kg.generated import SyntheticKG
+    from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
     from tfdp_rec.models import KGEntity
 
     kg = SyntheticKG(10**9, vocabulary, sizes.topics)

@@ -187,7 +187,7 @@ class Baskets:
     def __init__(self, histories: Histories, head: Head, recipe: Recipe):
         number = np.zeros(len(head.prior) + 1, np.int64)
         number[head.places + 1] = np.arange(1, len(head.places) + 1)
-        users = np.split(number[histories.items], histories.offsets[1:-1])
+        users = np.split(number[histories.numbers], histories.offsets[1:-1])
         self.users = [np.unique(items[items > 0]) for items in users]
         self.recipe, self.size = recipe, len(head.places)
         self.history = min(recipe.history, self.size)

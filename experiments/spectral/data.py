@@ -45,7 +45,7 @@ def read(source: str) -> tuple[str, list[NDArray[np.int64]], int]:
     """
     if source in SHAPES:
         made = histories(SHAPES[source])
-        return source, np.split(made.items, made.offsets[1:-1]), SHAPES[source].items
+        return source, np.split(made.numbers, made.offsets[1:-1]), SHAPES[source].items
     users, items = _rows(Path(source))
     numbers = np.unique(items, return_inverse=True)[1] + 1
     starts = np.flatnonzero(np.diff(users)) + 1

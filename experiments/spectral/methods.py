@@ -23,7 +23,7 @@ from scipy import linalg, sparse
 
 from experiments.spectral.alternating import Alternating
 from experiments.spectral.data import Split
-from tfdp_rec.datasets.histories import Catalogue, histories_of
+from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.noise.words import WordSource
 from tfdp_rec.privacy import noise_of_one_release, private_counts
 from tfdp_rec.spectral import Histories, SpectralRecommender, rules
@@ -163,6 +163,6 @@ def by_head(
 
 
 def _matrix(problem: Problem, histories: Sequence[NDArray[np.int64]]) -> sparse.csr_matrix:
-    (part,) = histories_of(list(histories)).parts(problem.catalogue, events=2**62)
+    (part,) = log_of(list(histories)).parts(problem.catalogue, events=2**62)
     ones = np.ones(len(part.users), np.float32)
     return sparse.csr_matrix((ones, (part.users, part.places)), (part.num_users, len(problem.catalogue)))

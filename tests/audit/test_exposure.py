@@ -52,8 +52,8 @@ def test_unplanted_secrets_have_exposure_one_in_the_median_and_halve_from_there(
     assert np.median(planted) > 2  # the same statistic does see a shift of one standard deviation
 
 
-@pytest.mark.parametrize("shape", [-30.0, -4.0, -0.5, 0.0, 1e-3, 0.7, 3.0, 30.0])
-@pytest.mark.parametrize("z", [-20.0, -6.0, -3.1, -2.9, -1.0, -0.1, 0.0, 0.4, 3.0])
+@pytest.mark.parametrize("shape", [-30.0, -0.5, 0.0, 1e-3, 3.0, 30.0])
+@pytest.mark.parametrize("z", [-20.0, -3.1, -2.9, 0.0])
 def test_log_cdf_against_high_precision(shape, z):
     with mpmath.workdps(30):
 

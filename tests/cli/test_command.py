@@ -46,7 +46,6 @@ def test_the_statement(capsys):
     [
         ("", "the following arguments are required: COMMAND"),
         ("fly", "invalid choice: 'fly'"),
-        ("bench lazydp sizes", "run python -m experiments.bench lazydp sizes in a checkout of tfdp_rec."),
         ("epsilon", "the following arguments are required: --noise-multiplier"),
         (f"epsilon --noise-multiplier loud {SETTING}", "invalid float value: 'loud'"),
         (f"epsilon --noise-multiplier -1 {SETTING}", "--noise-multiplier must be at least 0"),
@@ -89,7 +88,7 @@ def test_errors_of_ours_keep_their_trace_for_who_asks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--help", "bench --help", f"epsilon --noise-multiplier 1 {SETTING} --statement"]
+    "arguments", ["--help", "calibrate --help", f"epsilon --noise-multiplier 1 {SETTING} --statement"]
 )
 def test_help_and_accounting_do_without_tensorflow(arguments):
     probe = (

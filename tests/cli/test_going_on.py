@@ -16,8 +16,8 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
+from tfdp_rec.job.budget import prior_noise
 from tfdp_rec.job.recommenders import two_towers
-from tfdp_rec.job.run import prior_noise
 from tfdp_rec.privacy import Accountant, Ledger, PoissonSampling, Snapshot
 from tfdp_rec.spending.ledger import read, total
 

@@ -5,8 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tfdp_rec.datasets.kg.files import FEATURES, TimelineStore, Vocabulary, read_timelines, write_timelines
-from tfdp_rec.datasets.kg.generated import SyntheticKG
+from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
 
 KG = SyntheticKG(num_individuals=5000, vocabulary_size=20_000, num_topics=20)
 
@@ -34,31 +33,6 @@ def test_examples_have_the_documented_shapes_and_ranges():
     assert KG.fetch([])["entities"].shape == (0, 20, 2)
 
 
-def test_reading_the_written_timelines_gives_the_same_examples(tmp_path):
-    """The named form, through a file and a vocabulary, and the direct form agree on the same walk."""
-    path = write_timelines(KG.timelines(0, 40, chunk=7), tmp_path / "kg.jsonl")
-    terms = {f: Vocabulary(tuple(f"{f[0]}{n}" for n in range(1, 20_001))) for f in FEATURES}
-    store = TimelineStore(read_timelines(path), terms, values_per_activity=KG.values_per_activity)
-    assert store.num_individuals == 40
-    walk, lengths = KG.walk(np.arange(40))
-    for seed in range(5):
-        batch = store.fetch(np.arange(40), seed=seed)
-        for row in range(40):
-            context = batch["entities"][row, :, 0]
-            context = context[context > 0][::-1] - 1
-            starts = [p for p in range(1, lengths[row]) if 1 + walk[row, p] == batch["label"][row]
-                      and np.array_equal(walk[row, max(0, p - 20) : p], context)]  # fmt: skip
-            neighbour_labels = batch["label"][row] - 1 not in walk[row, : lengths[row]]
-            assert (
-                starts or neighbour_labels or _label_is_a_shown_neighbour(walk[row], context, batch["label"][row] - 1)
-            )
-
-
-def _label_is_a_shown_neighbour(walk, context, label):
-    ends = [p for p in range(1, walk.size) if np.array_equal(walk[max(0, p - 20) : p], context)]
-    return any(KG.neighbour(walk[p : p + 1], np.zeros(1, np.int64))[0] == label for p in ends)
-
-
 def test_walks_follow_edges_and_topics():
     walk, lengths = KG.walk(np.arange(4000))
     before, after = walk[:, 3], walk[:, 4]
@@ -80,11 +54,9 @@ def test_any_vocabulary_size_in_bounded_memory():
     huge = SyntheticKG(num_individuals=10**9, vocabulary_size=5_000_000)
     tracemalloc.start()
     batch = huge.fetch(np.array([0, 10**9 - 1, *range(2000)]), seed=0)
-    for timeline in huge.timelines(10**8, 10**8 + 3000, chunk=500):
-        last = timeline
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert batch["label"].max() > 1_000_000 and len(last.activities) >= 2
+    assert batch["label"].max() > 1_000_000
     assert peak < 60e6
 
 

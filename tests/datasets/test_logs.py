@@ -427,7 +427,7 @@ def test_examples_of_a_log_are_those_of_timelines():
     timelines = synthetic.timelines(num_users=50, num_movies=40, events=600)
     users = np.repeat(np.arange(50), timelines.lengths)
     log = Interactions.read(
-        {"u": users, "i": timelines.movies, "t": np.arange(len(users))}, user="u", item="i", time="t",
+        {"u": users, "i": timelines.numbers, "t": np.arange(len(users))}, user="u", item="i", time="t",
         items=range(1, 41),
     )  # fmt: skip
     order = log.units(range(50))
@@ -491,7 +491,7 @@ def test_nanoseconds_are_times_without_pandas(tmp_path):
     times = pa.array([1_234_567_890_123_456_789, 5], pa.timestamp("ns"))
     pa.parquet.write_table(pa.table({"u": ["a", "a"], "i": ["x", "y"], "t": times}), tmp_path / "log.parquet")
     log = Interactions.read(tmp_path / "log.parquet", user="u", item="i", time="t")
-    assert log.found()[1].to_pylist() == ["x", "y"] and log.found()[0].items.tolist() == [2, 1]
+    assert log.found()[1].to_pylist() == ["x", "y"] and log.found()[0].numbers.tolist() == [2, 1]
     with pytest.raises(ValueError, match="row 1: t is '2009-02-13 23:31:30.123456789'"):
         Interactions.read(tmp_path / "log.parquet", user="u", item="i", features=["t"])
 
@@ -505,7 +505,7 @@ def test_a_number_that_is_no_time_is_named_with_file_and_row(tmp_path, values):
 
 def test_nanoseconds_as_floats_are_times_and_beside_seconds_two_units():
     log = {"u": ["a", "a"], "i": ["x", "y"], "t": [1.7e18, 1.6e18]}
-    assert Interactions.read(log, user="u", item="i", time="t").found()[0].items.tolist() == [2, 1]
+    assert Interactions.read(log, user="u", item="i", time="t").found()[0].numbers.tolist() == [2, 1]
     with pytest.raises(ValueError, match="the column began with seconds since 1970"):
         Interactions.read({**log, "t": [1.7e9, 1.6e18]}, user="u", item="i", time="t")
 

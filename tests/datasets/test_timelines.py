@@ -36,32 +36,14 @@ def test_parts_and_lookups(tiny):
         tiny[5]
 
 
-def test_save_and_load(tiny, tmp_path):
-    tiny.save(tmp_path / "timelines.npz")
-    again = Timelines.load(tmp_path / "timelines.npz")
-    assert [again[u].tolist() for u in range(5)] == [tiny[u].tolist() for u in range(5)]
-    assert (again.titles, again.movie_ids.tolist()) == (tiny.titles, tiny.movie_ids.tolist())
-    assert [path.name for path in tmp_path.iterdir()] == ["timelines.npz"]
-
-
-def test_files_that_are_not_timelines(tmp_path):
-    with pytest.raises(FileNotFoundError, match="No timelines at"):
-        Timelines.load(tmp_path / "absent.npz")
-    (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(ValueError, match="text.npz"):
-        Timelines.load(tmp_path / "text.npz")
-    np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    with pytest.raises(ValueError, match="other.npz is not a file of timelines"):
-        Timelines.load(tmp_path / "other.npz")
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"titles": ["A"]}, "as many titles"),
-        ({"movie_ids": [1, 1, 2]}, "not all different"),
-        ({"offsets": [0, 4]}, "offsets must run from 0 to 3"),
-        ({"offsets": [0, 2, 1, 3], "user_ids": [1, 2, 3]}, "offsets must not fall"),
+        ({"movie_ids": [1, 1, 2]}, "all different"),
+        ({"offsets": [0, 4]}, "offsets must rise from 0 to the 3"),
+        ({"offsets": [0, 2, 3]}, "offsets must have 1 parts"),
+        ({"offsets": [0, 2, 1, 3], "user_ids": [1, 2, 3]}, "offsets must rise"),
         ({"movies": [1, 2, 4]}, "indices from 1 to 3"),
         ({"movies": [0, 1, 2]}, "indices from 1 to 3"),
     ],
@@ -89,12 +71,12 @@ def test_the_smallest_catalogue_has_as_many_tastes_as_a_user():
 
 def test_generated_timelines_repeat_with_the_seed_only(small):
     again, other = synthetic.timelines(**SMALL), synthetic.timelines(**SMALL, seed=1)
-    assert again.movies.tolist() == small.movies.tolist() and again.titles == small.titles
-    assert other.num_events != small.num_events or other.movies.tolist() != small.movies.tolist()
+    assert again.numbers.tolist() == small.numbers.tolist() and again.titles == small.titles
+    assert other.num_events != small.num_events or other.numbers.tolist() != small.numbers.tolist()
 
 
 def test_nobody_watches_twice_and_nobody_watches_nothing(small):
-    pairs = np.repeat(np.arange(3000), small.lengths) * 10_000 + small.movies
+    pairs = np.repeat(np.arange(3000), small.lengths) * 10_000 + small.numbers
     assert len(np.unique(pairs)) == small.num_events
     assert small.lengths.min() >= 4
     assert small.num_events == pytest.approx(90_000, rel=0.1)
@@ -110,7 +92,7 @@ def test_a_tenth_of_movielens_20m_has_its_shape():
     users = 13_850
     timelines = synthetic.timelines(num_users=users)
     lengths = timelines.lengths
-    counts = np.sort(np.bincount(timelines.movies, minlength=27_279)[1:])[::-1] * (138_493 / users)
+    counts = np.sort(np.bincount(timelines.numbers, minlength=27_279)[1:])[::-1] * (138_493 / users)
     assert lengths.min() == 20 and 64 <= np.median(lengths) <= 72 and 135 <= lengths.mean() <= 150
     assert lengths.max() > 3000
     assert 57_000 < counts[0] < 77_000, "the real one: 67,310"
@@ -120,7 +102,7 @@ def test_a_tenth_of_movielens_20m_has_its_shape():
 
 def lift(timelines, gap):
     """How much likelier two events `gap` apart share a taste-mate than two of different users: by pairs of movies."""
-    movies, users = timelines.movies, np.repeat(np.arange(len(timelines)), timelines.lengths)
+    movies, users = timelines.numbers, np.repeat(np.arange(len(timelines)), timelines.lengths)
     frequent = np.argsort(-np.bincount(movies))[:200]
     code = np.full(timelines.num_movies + 1, -1)
     code[frequent] = np.arange(200)

@@ -1,4 +1,4 @@
-"""What somebody hears who calls addresses of a cluster.
+"""What is heard at the addresses of a cluster.
 
 python stranger.py [--keys FOLDER] ADDRESS ...    prints one line of JSON: for each address what was heard, by how
 """

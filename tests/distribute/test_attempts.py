@@ -12,8 +12,8 @@ from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.files import hold
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import read, total
-from tfdp_rec.spending.ledger_lines import BrokenLedger
+from tfdp_rec.spending.ledger import Ledger, read, total
+from tfdp_rec.spending.ledger_lines import BrokenLedger, Snapshot
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
 SAMPLING = PoissonSampling(1000, 10, unit="user")
@@ -166,6 +166,24 @@ def test_a_ledger_that_was_deleted_or_put_back_is_refused(trained, how):
         assert all(attempts.take(block) for _ in range(50))
     with pytest.raises(BrokenLedger, match="Restore the (newest|right)"):
         attempts.refuse_forgetting(checkpoints)
+
+
+@pytest.mark.parametrize("steps", [30, 40, 50])
+def test_a_peers_ledger_is_refused_behind_the_checkpoint_and_ahead_of_it(trained, tmp_path_factory, steps):
+    """Another training's ledger on the same data, given as `ledger=`: it lacks what the checkpoint has seen."""
+    folder, checkpoints, _ = trained
+    path = tmp_path_factory.mktemp("peer") / LEDGER
+    with Ledger(path, SAMPLING.unit, Snapshot(SAMPLING.num_units, SAMPLING.unit), SAMPLING.adjacency) as peers:
+        block = (peer := opened(None, SAMPLING, False, peers)).reserve(ONE, steps)
+        assert all(peer.take(block) for _ in range(steps))
+        peer.close()
+        again = opened(str(folder), SAMPLING, False, peers)
+        with pytest.raises(BrokenLedger, match="Restore the (newest|right)"):
+            again.refuse_forgetting(checkpoints)
+    own = Ledger(folder / LEDGER, SAMPLING.unit, Snapshot(SAMPLING.num_units, SAMPLING.unit), SAMPLING.adjacency)
+    right = opened(str(folder), SAMPLING, False, own)
+    right.refuse_forgetting(checkpoints)
+    assert right.count == checkpoints.restore() == 40 and runs(right) == [(ONE, 40)]
 
 
 @pytest.mark.parametrize("name", ["server-0/0-0", "training.json"])

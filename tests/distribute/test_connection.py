@@ -1,4 +1,4 @@
-"""Patience with remote calls: who is silent is named in time, and whoever waits can be interrupted."""
+"""Patience with remote calls: a silent process is named in time, and a wait can be interrupted."""
 
 import socket
 import threading
@@ -48,7 +48,7 @@ def test_a_call_to_a_silent_server_ends(asked_often):
 
 
 def test_who_answers_again_in_time_is_forgiven(asked_often, monkeypatch):
-    """By a clock that goes on 0.1 s each time somebody asks: silent for 0.3 s, then heard for a whole one."""
+    """By a clock that goes on 0.1 s each time it is asked: silent for 0.3 s, then heard for a whole one."""
     asked, done = iter(range(1, 1000)), threading.Event()
 
     class Recovers(Listed):
@@ -67,8 +67,8 @@ def test_who_answers_again_in_time_is_forgiven(asked_often, monkeypatch):
     assert next(asked) > 13
 
 
-def test_a_dead_worker_holds_nobody_up_and_a_dead_server_does():
-    Watch(Listed({"worker 1": "127.0.0.1:1"}), 0.0).greet()  # nobody listens there: TensorFlow knows at once
+def test_a_dead_worker_holds_nothing_up_and_a_dead_server_does():
+    Watch(Listed({"worker 1": "127.0.0.1:1"}), 0.0).greet()  # nothing listens there: TensorFlow knows at once
     with pytest.raises(Silence, match="ps 0"):
         Watch(Listed({"ps 0": "127.0.0.1:1"}), 0.0).greet()
 
@@ -77,7 +77,7 @@ def test_a_server_that_is_gone_is_lost_before_patience_ends(asked_often, monkeyp
     monkeypatch.setattr("tfdp_rec.distribute.connection._GONE", 0.2)
     watch, forever, began = Watch(Listed({"ps 0": "127.0.0.1:1"}), 60.0), threading.Event(), time.monotonic()
     for waits in (watch.greet, lambda: watch.during(forever.wait)):
-        with pytest.raises(ServerLost, match=r"Nobody is at ps 0\)"):
+        with pytest.raises(ServerLost, match=r"Nothing listens at ps 0\)"):
             waits()
     assert 0.4 <= time.monotonic() - began < 60
     forever.set()

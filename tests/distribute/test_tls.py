@@ -1,4 +1,4 @@
-"""A cluster behind mutual TLS trains; whoever has no certificate of it connects to nothing, reads and changes nothing.
+"""A cluster behind mutual TLS trains; without its certificate one connects to nothing, reads and changes nothing.
 
 Three hosts, as network namespaces on a bridge: `near` (chief and worker), `far` (parameter server) and `stranger`.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tfdp_rec.distribute import Cluster
+from tfdp_rec.distribute.cluster import SILENT, STRANGER
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -44,7 +45,7 @@ def cluster_tls():
     return module
 
 
-def test_each_process_has_a_key_of_its_own_and_nobody_the_authoritys(tmp_path):
+def test_each_process_has_a_key_of_its_own_and_none_the_authoritys(tmp_path):
     pytest.importorskip("cryptography")
     given = Cluster({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
     folders = cluster_tls().write(given, tmp_path / "keys")
@@ -55,7 +56,7 @@ def test_each_process_has_a_key_of_its_own_and_nobody_the_authoritys(tmp_path):
     assert len({text for file, text in texts.items() if file.name == "authority.pem"}) == 1
     assert {oct(file.stat().st_mode)[-3:] for file in texts if file.name != "enter"} == {"600"}
     assert {oct(folder.stat().st_mode)[-3:] for folder in folders} == {"700"}
-    described = Cluster.from_file(folders[1] / "cluster.json")
+    described = Cluster.read(folders[1] / "cluster.json")
     assert described.task == ("worker", 1) and len({*described.workers, *described.servers}) == 3
     assert all(address.startswith("127.0.0.1:") for address in (*described.workers, *described.servers))
     outer = texts[folders[1] / "outer.cfg"]
@@ -114,7 +115,7 @@ COMMAND = (*PYTHON, "-m", "tfdp_rec.cli")
 
 
 def tried(namespace, *addresses, keys=None):
-    """What somebody there hears from each address."""
+    """What is heard there from each address."""
     given = ("--keys", keys, *addresses) if keys else addresses
     with running(namespace, *PYTHON, HERE / "stranger.py", *given) as process:
         out, err = process.communicate(timeout=120)
@@ -172,7 +173,7 @@ def check_training(found):
 
 
 @pytest.mark.slow
-def test_nobody_without_a_certificate_gets_in_and_the_cluster_trains(hosts, tmp_path, capsys):
+def test_without_a_certificate_nothing_gets_in_and_the_cluster_trains(hosts, tmp_path, capsys):
     (tmp_path / "plain").mkdir()
     with plain(tmp_path / "plain", hosts) as finished:
         open_ = tried(hosts["stranger"], WORKER, SERVER)
@@ -181,18 +182,18 @@ def test_nobody_without_a_certificate_gets_in_and_the_cluster_trains(hosts, tmp_
     check_training(without)
 
     with behind_proxies(tmp_path, hosts) as finished:
-        assert (listening(hosts["near"]), listening(hosts["far"])) == ([WORKER], [SERVER]), "the proxies, nobody else"
+        assert (listening(hosts["near"]), listening(hosts["far"])) == ([WORKER], [SERVER]), "the proxies alone"
         inside = [address.rpartition(":")[0] + port for address in (WORKER, SERVER) for port in (":10001", ":10002")]
         for where in ("stranger", "near", "far"):  # also from the hosts themselves
             own = ["127.0.0.1:10001", "127.0.0.1:10002"]
             found = tried(hosts[where], *own, *inside)
-            assert all("Refused" in how["plain"]["why"] and how["status"] == "nobody" for how in found.values()), found
+            assert all("Refused" in how["plain"]["why"] and how["status"] == SILENT for how in found.values()), found
         cluster_tls().write(Cluster({"worker": [WORKER], "ps": [SERVER]}), tmp_path / "forged")
         for keys in (None, tmp_path / "forged" / "worker-0", tmp_path / "forged" / "chief"):
             found = tried(hosts["stranger"], WORKER, SERVER, keys=keys)
             heard = [how[kind]["bytes"] for how in found.values() for kind in ("plain", "secured")]
             assert all(each == "" or each.startswith("15") for each in heard), f"more than a TLS alert: {found}"
-            assert {how["status"] for how in found.values()} <= {"nobody", "another service"}, found
+            assert {how["status"] for how in found.values()} <= {SILENT, STRANGER}, found
         let_in = tried(hosts["stranger"], WORKER, SERVER, keys=tmp_path / "keys" / "chief")
         assert all(how["secured"]["bytes"].startswith("0000") for how in let_in.values()), "these tries can succeed"
         within = finished()

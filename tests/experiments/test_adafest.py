@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 
-from experiments.adafest import command, problems, settings, speed, trainings
+from experiments.adafest import command, criteo_files, problems, settings, speed, trainings
 from experiments.adafest.__main__ import main
 from experiments.adafest.report import best_reductions, merged, report
+from experiments.adafest.sentences import SyntheticText
 from experiments.study import Study
-from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
-from tfdp_rec.datasets.text.generated import SyntheticText
+from tfdp_rec.datasets.criteo.generated import CriteoExamples, SyntheticCriteo
 from tfdp_rec.optimizers.sparse import draws
 
 TINY = settings.Sizes(
@@ -96,7 +96,7 @@ def test_truth_on_rows_lies_between_the_numbers_alone_and_the_truth(study):
 
 def test_file_logs_split_train_validation_and_test(tmp_path):
     for day in range(2):
-        LOGS.write(tmp_path / f"day_{day}", 30, day)
+        criteo_files.write(LOGS, tmp_path / f"day_{day}", 30, day)
     logs = problems.FileLogs(str(tmp_path), LOGS.buckets)
     parts = [logs.examples(10, 1, part) for part in ("train", "validation", "test")]
     whole = LOGS.examples(30, 1)
@@ -179,3 +179,30 @@ def test_an_epsilon_and_its_gaussian_are_each_others_inverse(noise_multiplier):
     epsilon = trainings.gumbel_epsilon(noise_multiplier, num_survivors=50)
     assert draws.gumbel_noise_multiplier(epsilon, num_survivors=50) == pytest.approx(noise_multiplier, rel=1e-6)
     assert round(draws.gumbel_noise_multiplier(0.01, num_survivors=100), 2) == 15.96
+
+
+def test_days_come_in_the_order_of_their_numbers(tmp_path):
+    for name in ("day_2", "day_10.gz", *(f"day_{d}.tsv" for d in range(3, 10)), "notes.txt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in criteo_files.day_files(tmp_path)][::4] == ["day_2", "day_6.tsv", "day_10.gz"]
+
+
+def test_missing_and_doubled_days_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="day_0"):
+        criteo_files.day_files(tmp_path)
+    for name in ("day_0", "day_2"):
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match="no file for day 1"):
+        criteo_files.day_files(tmp_path)
+    (tmp_path / "day_0.gz").touch()
+    with pytest.raises(ValueError, match="day 0 has two files"):
+        criteo_files.day_files(tmp_path)
+
+
+def test_frequencies_count_every_bucket():
+    categorical = np.stack([np.full(26, bucket) for bucket in (7, 7, 0)])
+    examples = CriteoExamples(np.zeros(3), np.zeros([3, 13]), categorical)
+    counts = problems.bucket_frequencies(examples, [50] * 26)
+    assert len(counts) == 26 and all(
+        len(c) == 50 and c.sum() == 3 and c[0] == 1 and c.max() == 2 for c in counts
+    )

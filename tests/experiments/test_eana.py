@@ -72,11 +72,11 @@ def test_kg_measures_speed_and_exposure(tiny, tmp_path):
 
 
 def test_kg_reads_files_with_public_vocabularies(tiny, tmp_path):
-    from tfdp_rec.datasets.kg.files import FEATURES, write_timelines
-    from tfdp_rec.datasets.kg.generated import SyntheticKG
+    from experiments.eana.timelines import named_timelines, write_timelines
+    from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
 
     made = SyntheticKG(300, 100, num_topics=5)
-    data = write_timelines(made.timelines(), tmp_path / "people.jsonl")
+    data = write_timelines(named_timelines(made), tmp_path / "people.jsonl")
     for feature in FEATURES:
         (tmp_path / f"{feature}.txt").write_text("\n".join(f"{feature[0]}{n}" for n in range(1, 101)))
     task = kg.make_task(ENTITIES, str(data), str(tmp_path))

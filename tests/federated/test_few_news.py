@@ -33,16 +33,6 @@ def model(world):
     return world.model()
 
 
-@pytest.fixture
-def eagerly():
-    """Operations one by one: nothing to trace, for those who look at values alone."""
-    import tensorflow as tf
-
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
-
-
 def made(model, features, name="private"):
     kind, settings = KINDS[name]
     mechanism = AttentionMechanism(3, 5.0, 1e-5, activation="relu")
@@ -129,7 +119,7 @@ def test_the_history_reaches_the_update_through_the_released_attention_alone(mod
 
 @pytest.mark.parametrize("wrong", [24, -25])
 def test_ids_that_the_model_cannot_read_are_refused_before_anybody_clicks_them(model, features, wrong):
-    """Else an answer would fail for those alone who clicked that news."""
+    """Else an answer would fail for the clients alone that clicked that news."""
     titles = features["title"].copy()
     titles[17, 2] = wrong
     with pytest.raises(ValueError, match="no row for"):

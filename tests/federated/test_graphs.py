@@ -129,7 +129,7 @@ def test_a_plain_graph_runs_and_hints_to_tensorflow_are_dropped():
 def test_an_answer_is_a_function_of_its_window_alone():
     """Whatever was asked before: the same bits."""
     encoder = news.user_encoder("nrms", 8, 2, 4)
-    attention = news.attention.PrivateAttention(B, 1.0, 0.2)
+    attention = news.layers.PrivateAttention(B, 1.0, 0.2)
     encoder.build((1, H, D))
     attention.build((1, 8))
 
@@ -239,6 +239,35 @@ def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, tm
         graphs.lite_encoder(content, H, D, B)
     same = changed(lite_of(plain, tmp_path), lambda model: None)
     np.testing.assert_allclose(graphs.lite_encoder(same, H, D, B)(*ONES), [[0.5, 0.5]])
+
+
+def outer_product(model, length, claimed):
+    """An operation more: a column plus a row, of which the file says that it has another size."""
+    graph = model.subgraphs[0]
+    like = graph.tensors[graph.outputs[0]]
+    for shape in ((length, 1), (1, length), claimed):
+        graph.tensors.append(copy.deepcopy(like))
+        graph.tensors[-1].shape, graph.tensors[-1].shapeSignature, graph.tensors[-1].buffer = list(shape), None, 0
+        if shape is not claimed:
+            model.buffers.append(schema.BufferT())
+            model.buffers[-1].data = np.zeros(length, np.float32).view(np.uint8)
+            graph.tensors[-1].buffer = len(model.buffers) - 1
+    sum_of(model, [len(graph.tensors) - 3, len(graph.tensors) - 2], len(graph.tensors) - 1)
+
+
+def test_the_sizes_of_a_lite_file_are_bounded_whatever_it_says_of_them(tmp_path, monkeypatch):
+    """Once a delegate left the size that the file claimed, and 160 GB were granted."""
+    content = lite_of(plain, tmp_path)
+    large = changed(content, lambda model: outer_product(model, 11_000, (1, 1)))
+    with pytest.raises(ValueError, match="more than 100,000,000 numbers together"):
+        graphs.lite_encoder(large, H, D, B)
+    small = changed(content, lambda model: outer_product(model, 10, (1, 1)))
+    np.testing.assert_allclose(graphs.lite_encoder(small, H, D, B)(*ONES), [[0.5, 0.5]])
+    monkeypatch.setattr(tf.lite, "Interpreter", None)  # what the file itself says is refused before it is allocated
+    for claimed, complaint in (((11_000, 11_000), "more than 100,000,000"), ((-1, 10), "unknown size")):
+        said = changed(content, lambda model, claimed=claimed: outer_product(model, 10, claimed))
+        with pytest.raises(ValueError, match=complaint):
+            graphs.lite_encoder(said, H, D, B)
 
 
 def test_a_lite_file_that_is_none_is_refused(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from experiments.news.published import PublishedGaussian
-from tfdp_rec.federated import AttentionMechanism, PureLaplace, calibration, mechanism
+from tfdp_rec.federated import AttentionMechanism, PureLaplace, mechanism
+from tfdp_rec.federated.mechanism import l1_sensitivity, l2_sensitivity
 from tfdp_rec.noise import words
 
 
@@ -40,7 +41,7 @@ def test_attention_of_another_width_is_refused():
 
 
 def test_attention_that_is_no_probability_vector_counts_as_uniform():
-    """A refusal would tell whose clicks made it so."""
+    """A refusal would tell that some clicks made it so."""
     bad = [[0.5, np.nan, 0.5], [0.5, -0.1, 0.6], [np.inf, 0.0, 0.0]]
     np.testing.assert_allclose(mechanism.clip([*bad, [0.2, 0.3, 0.5]], 1.0), [[1 / 3] * 3] * 3 + [[0.2, 0.3, 0.5]])
     assert np.isfinite(AttentionMechanism(3, 1.0).release(bad)).all()
@@ -53,8 +54,8 @@ def test_whatever_a_model_gives_is_brought_inside_the_set_the_sensitivity_is_for
     clipped = mechanism.clip(wild, theta)
     assert clipped.sum(-1).max() <= 1 + 1e-12
     gaps = clipped[:, None] - clipped[None]
-    assert np.linalg.norm(gaps, axis=-1).max() <= calibration.l2_sensitivity(theta)
-    assert np.abs(gaps).sum(-1).max() <= calibration.l1_sensitivity(4, theta)
+    assert np.linalg.norm(gaps, axis=-1).max() <= l2_sensitivity(theta)
+    assert np.abs(gaps).sum(-1).max() <= l1_sensitivity(4, theta)
     np.testing.assert_allclose(mechanism.clip(clipped, theta), clipped)
 
 

@@ -128,7 +128,7 @@ def seen_by(phone, monkeypatch):
 
 
 def test_a_click_is_in_as_many_answers_as_its_budget_holds_and_then_left_out(served, tmp_path, monkeypatch):
-    """The policy: there is always an answer, with the same noise; who has spent all counts as the anonymous news."""
+    """The policy: there is always an answer, with the same noise; a spent click counts as the anonymous news."""
     budget = 4.0
     fits = answers_that_fit(budget)
     assert 2 <= fits <= 4

@@ -12,11 +12,11 @@ from alone import assert_clipped_alone, gradients_alone
 from helpers import double_precision
 from zoo import ZOO, built
 
+from experiments.adafest.text_classifier import TextClassifier
 from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
 from tfdp_rec.datasets.kg.generated import SyntheticKG
 from tfdp_rec.models import DLRM, PCTR, KGEntity, TwoTower
 from tfdp_rec.models.canary_table import CanaryTable
-from tfdp_rec.models.text_classifier import TextClassifier
 
 VECTORISED = ("mlp", "dlrm")
 IN_A_LOOP = ("two_tower", "gru")  # gathers from a table by shared ids; lists of a loop: neither converts

@@ -229,7 +229,7 @@ def test_numbers_that_32_bits_do_not_hold_are_forgotten():
 
 
 def test_a_rule_that_does_not_say_so_keeps_no_numbers(monkeypatch):
-    monkeypatch.setitem(reading._RULES, "Invert", lambda at: at.values[0])
+    monkeypatch.setitem(reading._RULES, "Invert", reading._Registered(lambda at: at.values[0]))
     values, _, _ = claims(lambda x: tf.bitwise.invert(tf.constant([1, 2])), TURNS)
     assert values == [Shared()]
 

@@ -27,7 +27,7 @@ from tfdp_rec.cli import main
 from tfdp_rec.job import checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.recommenders import private_sums
-from tfdp_rec.job.sources import own_files
+from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
@@ -70,7 +70,7 @@ def small(tmp_path, monkeypatch):
             file.write("a model")
 
     monkeypatch.setattr(pipeline, "export", export)
-    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.private.write_text("report.md", "a report"))
+    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.private.write("report.md", "a report"))
     asked = ["--user", "user_id", "--item", "sku", "--time", "ts", "--titles", tmp_path / "titles.csv", "--quiet"]
     asked += ["--items", tmp_path / "items.txt", "--data", tmp_path / "logs" / "ann@example.org.csv"]
     return [*asked, "--out", tmp_path / "run"]
@@ -100,9 +100,9 @@ def gone_on_with(run, expected=SUMS):
 # Each fault at each place that writes.
 
 PLACES = [
-    (pipeline.Interactions, "read"), (own_files.titles, "check"), (Ledger, "pay"), (SpectralRecommender, "fit"),
+    (pipeline.Interactions, "read"), (OwnFiles, "titles"), (Ledger, "pay"), (SpectralRecommender, "fit"),
     (SpectralRecommender, "write"), (SpectralRecommender, "load"), (pipeline, "same_for_all"),
-    (UserSubset, "exact_counts"), (own_files.titles, "read"), (private_sums, "statement"), (pipeline, "export"),
+    (UserSubset, "exact_counts"), (pipeline, "titles_of"), (private_sums, "statement"), (pipeline, "export"),
     (report, "write"), (WarmStart, "save"),
 ]  # fmt: skip
 
@@ -332,6 +332,20 @@ def test_a_run_that_was_cut_off_near_its_end_says_how_to_go_on_if_it_is_begun_ag
     assert train(*small) == 2
     assert f"go on with it, tfdp-rec train --out {tmp_path / 'run'} --resume; or" in capsys.readouterr().err
     gone_on_with(tmp_path / "run")
+
+
+@pytest.mark.parametrize("left", [["items.parquet", "recommender.npz"], ["recommender.npz"]], ids=["all", "sums"])
+def test_releases_of_another_run_are_not_taken_for_paid(small, tmp_path, capsys, left):
+    assert train(*small, "--checkpoint", tmp_path / "kept") == 0
+    for path in (tmp_path / "kept").iterdir():  # run.json among them
+        if path.is_file() and path.name not in left:
+            path.unlink()
+    capsys.readouterr()
+    other = [tmp_path / "other" if each == tmp_path / "run" else each for each in small]
+    assert train(*other, "--checkpoint", tmp_path / "kept") == 2
+    said = capsys.readouterr().err
+    assert "recommender.npz is of another run" in said and "has not paid for it" in said
+    assert not labels(tmp_path / "other") and not (tmp_path / "other" / "release" / "statement.txt").exists()
 
 
 # What may be handed on.

@@ -6,9 +6,9 @@ import pytest
 from tfdp_rec.data import Interactions, NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.job.evaluation import Evaluation, same_for_all
-from tfdp_rec.job.recommenders.popularity import noisy_popularity
 from tfdp_rec.job.run import Users
 from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.user_subset import UserSubset
 
 MOVIES = 200_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
@@ -20,17 +20,18 @@ def test_movies_that_nobody_watched_show_the_noise(error, accepted):
     catalogue = np.arange(1, MOVIES + 1)
     nobody = Interactions.read({"u": [1], "i": [MOVIES + 1]}, user="u", item="i", items=catalogue.tolist())
     sigma = 3.0
-    released, event = noisy_popularity(nobody, np.array([0]), sigma)
+    users = UserSubset(nobody, np.array([0]))
+    released, event = users.noisy_popularity(nobody.catalogue, sigma)
     above = (released - 0.25 * sigma - 0.1) / (error * sigma)
     assert above.min() >= -1e-9
     assert (abs(np.mean(above**2) - 0.5) < UNLIKELY * np.sqrt(1.25 / MOVIES)) == accepted
     assert event.noise_multiplier == sigma
-    assert not np.array_equal(released, noisy_popularity(nobody, np.array([0]), sigma).values)
+    assert not np.array_equal(released, users.noisy_popularity(nobody.catalogue, sigma).values)
 
 
 def test_what_many_watched_stays_visible():
     watched = Interactions.read({"u": range(500), "i": [8] * 500}, user="u", item="i", items=[7, 8])
-    released = noisy_popularity(watched, np.arange(500), 1.0).values
+    released = UserSubset(watched, np.arange(500)).noisy_popularity(watched.catalogue, 1.0).values
     assert abs(released[1] - 500.35) < 8 and 0 < released[0] < 8
 
 
@@ -56,7 +57,7 @@ def test_what_one_user_watched_has_no_say_in_who_the_others_are(left):
 def split(timelines, settings):
     """The users' sides, and how many are tested; a user without known items has a row of another item."""
     users = np.repeat(timelines.user_ids, timelines.lengths)
-    rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.movies.tolist()}
+    rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.numbers.tolist()}
     log = Interactions.read(rows, user="u", item="i")
     found = Users.of(log, settings)
     known = log.with_items(range(1, 41))

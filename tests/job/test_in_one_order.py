@@ -8,9 +8,9 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.cli import main
 from tfdp_rec.data import Interactions
-from tfdp_rec.job.budget import Budget
+from tfdp_rec.job.budget import Budget, prior_noise
 from tfdp_rec.job.recommenders import two_towers
-from tfdp_rec.job.run import Users, prior_noise, spent_before_training
+from tfdp_rec.job.run import Users
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
@@ -55,7 +55,7 @@ def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     both = ("lazydpftrl", "lazydpsgd")
     settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
     order = FixedOrder(810, 30, unit="user")
-    spent = spent_before_training(Budget.of(8.0, DELTA, public=True))
+    spent = Budget.of(8.0, DELTA, public=True).before_training
     noises = two_towers.noises_for(settings, order, DELTA, spent)
     planned = two_towers.correlation_for("lazydpftrl", settings, order)
     left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])

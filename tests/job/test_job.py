@@ -14,11 +14,11 @@ from dp_accounting import GaussianDpEvent
 from job.conftest import COLUMNS, table, train
 from pages import fits, self_contained
 
-from tfdp_rec.cli import main
+from tfdp_rec.cli import main, recommend
 from tfdp_rec.data import Interactions
-from tfdp_rec.datasets.histories import Histories
+from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
-from tfdp_rec.job import answers, pipeline, report
+from tfdp_rec.job import pipeline, report
 from tfdp_rec.job.budget import Budget, Lifetime
 from tfdp_rec.job.checkpoint import sweep
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
@@ -169,10 +169,10 @@ def test_a_log_as_logs_are(tmp_path, capsys):
 
 @pytest.mark.parametrize("wrong", ["sku-1", "1.5", str(2**63)])
 def test_ids_that_are_no_whole_numbers_are_refused_where_ids_are(wrong):
-    assert answers.ids_of(["7", "-3"], tf.int64, "--history") == [7, -3]
-    assert answers.ids_of([wrong], tf.string, "--history") == [wrong]
+    assert recommend.ids_of(["7", "-3"], tf.int64, "--history") == [7, -3]
+    assert recommend.ids_of([wrong], tf.string, "--history") == [wrong]
     with pytest.raises(ValueError, match="--among: the ids of this run are whole numbers of 64 bits"):
-        answers.ids_of([wrong], tf.int64, "--among")
+        recommend.ids_of([wrong], tf.int64, "--among")
 
 
 # Nothing is spent twice.
@@ -321,7 +321,7 @@ GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" 
 @pytest.mark.parametrize(
     "options, says",
     [
-        (["--item", "product"], "--item: {data} has no column 'product'; it has 'user_id', 'sku', 'ts'."),
+        (["--item", "product"], "{data} has no column 'product'; it has 'user_id', 'sku', 'ts'."),
         (["--user", ""], "--user is missing: say which column of the log holds the users' ids."),
         (["--data", "nowhere.csv"], "--data: there is nothing at nowhere.csv."),
         (["--time", "user_id"], "user_id, sku, user_id names one twice."),
@@ -439,7 +439,7 @@ def test_chosen_users_count_as_their_rows_alone_would():
     read = []
     chosen = UserSubset(log, users, read.append)
     alone = [log[user] for user in users]
-    oracle = Histories(np.concatenate(alone), np.cumsum([0, *map(len, alone)]))
+    oracle = Log(np.concatenate(alone), np.cumsum([0, *map(len, alone)]))
     for events in (50, 10**6):
         (whole,) = oracle.parts(log.catalogue)
         parts = list(chosen.parts(log.catalogue, events))

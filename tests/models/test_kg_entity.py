@@ -38,6 +38,8 @@ def test_padding_changes_nothing():
     before = model(batch).numpy()
     wider = {f: np.pad(batch[f], ((0, 0), (0, 0), (0, 2))) for f in SIZES}
     np.testing.assert_allclose(model(wider), before, atol=1e-6)
+    long = {f: batch[f].astype("int64") for f in SIZES}
+    np.testing.assert_allclose(model(long), before, atol=1e-6)
     for layer in model.tables.values():
         layer.embeddings.assign(tf.tensor_scatter_nd_update(layer.embeddings.value, [[0]], [[9.0] * 8]))
     np.testing.assert_allclose(model(batch), before, atol=1e-6)
@@ -87,7 +89,7 @@ def test_top_k_is_the_best_of_the_whole_catalogue():
 
 
 def test_clipping_agrees_with_one_example_at_a_time():
-    model, batch = make_model(), tensors(make_batch(range(5)))
+    model, batch = make_model(), tensors(make_batch(range(3)))
     fast = tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=0.3, training=False)
     slow = clipped_sum_by("per_example", model, batch, l2_norm_clip=0.3)
     np.testing.assert_allclose(fast.norms, slow.norms, rtol=1e-4)

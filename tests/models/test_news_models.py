@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp_rec.federated import mechanism
-from tfdp_rec.models.news.attention import PrivateAttention
+from tfdp_rec.models.news.layers import PrivateAttention
 from tfdp_rec.models import news
 
 VOCABULARY, TITLE, DIM = 40, 6, 8
@@ -83,8 +83,7 @@ def test_user_embedding_ignores_empty_positions(kind):
     assert np.isfinite(empty).all()
 
 
-@pytest.mark.parametrize("kind", ("nrms", "naml", "plm"))
-@pytest.mark.parametrize("decomposed", (True, False))
+@pytest.mark.parametrize("kind, decomposed", [("nrms", True), ("nrms", False), ("naml", True), ("plm", True)])
 def test_scores_survive_saving(kind, decomposed, tmp_path):
     model, given = recommender(kind, decomposed), batch()
     scores = model(given)

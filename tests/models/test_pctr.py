@@ -1,4 +1,4 @@
-"""The click model and the text classifier: shapes, exact clipping, learning, saving."""
+"""The click model: shapes, exact clipping, learning, saving."""
 
 import keras
 import numpy as np
@@ -7,10 +7,8 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench.baselines import clipped_sum_by
-from tfdp_rec.datasets.criteo import files as criteo
-from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
+from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, SyntheticCriteo, auc
 from tfdp_rec.models.pctr import PCTR
-from tfdp_rec.models.text_classifier import TextClassifier
 from tfdp_rec.noise import KeyedNoise
 
 SMALL = (300, 200, 50) + (10,) * 23
@@ -30,14 +28,16 @@ def test_widths_follow_the_formula_and_the_study_model_has_its_size():
     model = PCTR()
     assert model.embedding_widths[:5] == [12, 9, 33, 23, 8]
     assert [d.units for d in model.mlp] == [598] * 4
-    tables = sum(size * width for size, width in zip(criteo.KAGGLE_BUCKETS, model.embedding_widths))
+    tables = sum(size * width for size, width in zip(KAGGLE_BUCKETS, model.embedding_widths))
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables if "table" in v.path) == tables
     assert len(set(model.table_paths)) == 26
 
 
 def test_private_steps_clip_exactly():
-    model = small_model(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=16))
-    batch = SyntheticCriteo(SMALL, seed=1).examples(16).fetch(slice(None))
+    model, rng = PCTR(buckets=[30, 20, 10], hidden=[8, 8], num_numeric=5), np.random.default_rng(1)
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=6), loss=clicks())
+    features = {"numeric": rng.normal(size=[6, 5]).astype("float32"), "categorical": rng.integers(0, 10, [6, 3])}
+    batch = features, rng.integers(0, 2, 6).astype("float32")
     fast, slow = (
         clipped_sum_by(s, model, batch, l2_norm_clip=0.5)
         for s in ("bookkeeping", "per_example")
@@ -80,71 +80,16 @@ def test_table_ids_name_the_rows_that_are_read():
     assert list(ids) == model.table_paths and ids[model.table_paths[3]].tolist() == [3, 29]
 
 
-def test_models_save_and_load(tmp_path):
+def test_the_model_saves_and_loads(tmp_path):
     features, _ = SyntheticCriteo(SMALL, seed=1).examples(8).fetch(slice(None))
-    for model, inputs in (
-        (small_model("sgd"), features),
-        (TextClassifier(30, max_length=6, width=8, heads=2, blocks=1), np.arange(12).reshape(2, 6)),
-    ):
-        expected = model(inputs)
-        model.save(tmp_path / "model.keras")
-        again = keras.models.load_model(tmp_path / "model.keras")
-        np.testing.assert_allclose(again(inputs), expected, rtol=1e-6)
-        assert again.get_config() == model.get_config()
+    model = small_model("sgd")
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(features), model(features), rtol=1e-6)
+    assert again.get_config() == model.get_config()
 
 
 @pytest.mark.parametrize("wrong", [{"buckets": []}, {"buckets": [5, 0]}, {"hidden": [8, 0]}])
 def test_impossible_models_are_refused(wrong):
     with pytest.raises(ValueError, match="positive"):
         PCTR(**wrong)
-
-
-# The text classifier
-
-
-def test_padding_changes_nothing():
-    model = TextClassifier(50, max_length=10, width=16, heads=4, blocks=2)
-    sentence = np.array([[7, 9, 3]])
-    padded = np.pad(sentence, [(0, 0), (0, 5)])
-    np.testing.assert_allclose(model(sentence), model(padded), atol=1e-5)
-    assert np.isfinite(model(np.zeros([1, 4], int))).all()
-
-
-def test_the_token_table_is_the_only_table_and_is_clipped_exactly():
-    model = TextClassifier(50, max_length=6, width=8, heads=2, blocks=1)
-    model.compile(
-        tfdp_rec.AdaFEST(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, contribution_clip=1.0, contribution_noise_multiplier=1.0, threshold=5.0, expected_batch_size=8),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    ids = np.random.default_rng(0).integers(0, 50, [8, 6])
-    batch = (ids, ids[:, 0] % 2)
-    fast, slow = (
-        clipped_sum_by(s, model, batch, l2_norm_clip=0.5)
-        for s in ("bookkeeping", "per_example")
-    )
-    np.testing.assert_allclose(fast.norms, slow.norms, rtol=1e-4)
-    model.train_on_batch(*batch)
-    assert list(model.optimizer.tables) == [model.tokens.embeddings.path]
-
-
-@pytest.mark.slow
-def test_adafest_learns_a_planted_word():
-    rng = np.random.default_rng(1)
-    ids = rng.integers(3, 200, [4000, 12])
-    labels = rng.integers(0, 2, 4000)
-    ids[np.arange(4000), rng.integers(0, 12, 4000)] = 1 + labels
-    model = TextClassifier(200, max_length=12, width=16, heads=2, blocks=1)
-    optimizer = tfdp_rec.AdaFEST(
-        1.0, l2_norm_clip=1.0, noise_multiplier=0.3, contribution_clip=1.0, contribution_noise_multiplier=1.0, threshold=10.0,
-        expected_batch_size=400, dense_optimizer=keras.optimizers.Adam(3e-3), noise=KeyedNoise(4),
-    )  # fmt: skip
-    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    sampling = tfdp_rec.data.PoissonSampling(4000, 400)
-    model.fit(sampling.batches(lambda i: (ids[i], labels[i]), seed=0), steps_per_epoch=80, verbose=0)
-    accuracy = (np.argmax(model.predict(ids, verbose=0), axis=1) == labels).mean()
-    assert accuracy > 0.8
-
-
-def test_a_width_that_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="multiple of heads"):
-        TextClassifier(10, width=10, heads=4)

@@ -11,7 +11,7 @@ import pytest
 from bert_files import CONFIG, HEADS, LAYERS, LENGTH, PLACES, VOCABULARY, WIDTH, save, tensors, written
 
 from tfdp_rec.models import news
-from tfdp_rec.models.news.checkpoints import Tensors
+from tfdp_rec.models.news.bert import Tensors
 
 pytest.importorskip("safetensors")
 

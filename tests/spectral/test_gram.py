@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.datasets.histories import Catalogue, histories_of
+from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.spectral import gram
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.sums.fixed_point import ONE
@@ -19,7 +19,7 @@ HISTORY = st.lists(st.sampled_from([10, 20, 30, 40, 50, 60, 99]), max_size=12)
 
 
 def exact(histories, catalogue=CATALOGUE, head=HEAD):
-    return grid_gram(histories_of(histories), catalogue, head)
+    return grid_gram(log_of(histories), catalogue, head)
 
 
 def slow(histories):

@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.datasets.histories import Catalogue, histories_of
+from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import private_counts
 from tfdp_rec.sums.counts import grid_counts
@@ -19,7 +19,7 @@ HISTORY = st.lists(st.sampled_from([3, 1, 4, 15, 9, 2, 6, 77]), max_size=12)
 
 
 def exact(histories, typical=None, catalogue=CATALOGUE):
-    parts = histories_of(histories).parts(catalogue)
+    parts = log_of(histories).parts(catalogue)
     return sum((grid_counts(part, len(catalogue), typical) for part in parts), np.zeros(len(catalogue), np.int64))
 
 
@@ -54,7 +54,7 @@ def test_weights_are_those_of_the_definition():
 def test_with_a_typical_user_long_histories_give_less():
     catalogue = Catalogue(np.arange(1, 1001))
     for length in (1, 5, 19, 20, 21, 144, 1000):
-        (part,) = histories_of([catalogue.ids[:length]]).parts(catalogue)
+        (part,) = log_of([catalogue.ids[:length]]).parts(catalogue)
         norm = np.linalg.norm(grid_counts(part, 1000, typical=20) / ONE)
         assert norm == pytest.approx(min(1, (20 / length) ** 0.5), rel=2e-3)
 

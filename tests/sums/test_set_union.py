@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tfdp_rec.data import Interactions, PoissonSampling
-from tfdp_rec.datasets.histories import Histories
+from tfdp_rec.datasets.log import Log
 from tfdp_rec.noise.words import os_entropy, seeded
 from tfdp_rec.pricing.events import FailingDpEvent, from_json, in_words, is_private, to_json
 from tfdp_rec.privacy import Accountant, epsilon_of, private_counts, private_items, private_terms
@@ -82,7 +82,7 @@ def test_weights_get_noise_of_the_right_size():
 def given_by(people, max_terms=100, known=(), seed=1):
     """Each term's weight in units of 1."""
     terms = sorted({term for held in people for term in held})
-    histories = Histories([terms.index(t) + 1 for held in people for t in held], np.cumsum([0, *map(len, people)]))
+    histories = Log([terms.index(t) + 1 for held in people for t in held], np.cumsum([0, *map(len, people)]))
     total = weights(histories, np.array([term in known for term in terms]), max_terms, seeded(seed))
     return dict(zip(terms, total / ONE))
 

@@ -120,16 +120,6 @@ class Canaries:
         """Training units that hold canaries: the sum of all repeat counts."""
         return int(self.repeats.sum())
 
-    def units(self, positions: ArrayLike | None = None) -> Features:
-        """The canary units in planting order: each canary `repeats` times, side by side.
-
-        Args:
-            positions: Positions among the `num_units` units; all of them if left out.
-        """
-        owners = np.repeat(np.arange(self.repeats.size), self.repeats)
-        chosen = owners if positions is None else owners[np.asarray(positions)]
-        return {name: values[chosen] for name, values in self.features.items()}
-
     def insert(self, fetch: Fetch, num_units: int) -> tuple[Fetch, int]:
         """Append the canary units to a random-access source of training units.
 

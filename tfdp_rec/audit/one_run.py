@@ -15,7 +15,7 @@ so good; it never proves that it is as good.
 - One canary is one privacy unit.
 
 Reference:
-    Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, Theorem 5.2.
+    Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, Algorithm 1 and Theorem 5.2.
 """
 
 from __future__ import annotations
@@ -107,9 +107,6 @@ def one_run_audit(
         ValueError: lengths differ, a score is not finite, the coins are not fair, or a number is out of
             range.
 
-    Reference:
-        Steinke, Nasr and Jagielski 2023, Algorithm 1.
-
     Example:
         >>> coins = flip_coins(1000, seed=0)
         >>> told_everything = one_run_audit(coins.astype(float), coins, num_guesses=400, delta=1e-6)
@@ -152,9 +149,6 @@ def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsi
     Raises:
         ValueError: the counts are not 0 ≤ v ≤ r ≤ m with m ≥ 1, or ε < 0, or δ outside [0, 1].
 
-    Reference:
-        Steinke, Nasr and Jagielski 2023, Theorem 5.2.
-
     Example:
         >>> audit_p_value(num_canaries=10, num_guesses=10, num_correct=10, epsilon=0.0, delta=0.0) == 0.5**10
         True
@@ -185,9 +179,6 @@ def epsilon_lower_bound(
 
     Raises:
         ValueError: as `audit_p_value`, or `confidence` outside (0, 1).
-
-    Reference:
-        Steinke, Nasr and Jagielski 2023, Theorem 5.2.
 
     Example:
         >>> round(epsilon_lower_bound(num_canaries=1000, num_guesses=100, num_correct=100, delta=0.0), 2)

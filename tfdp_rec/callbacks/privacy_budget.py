@@ -19,7 +19,7 @@ import keras
 
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.spending.entries import Changes
+from tfdp_rec.spending.entries import Changes, id_of_use
 from tfdp_rec.spending.meter import Meter, void_of
 
 _MADE = operator.attrgetter("made")
@@ -72,6 +72,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise TypeError(
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
+        self.accountant.begin_fit(self.model)
         self.accountant.follow(self.model)
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
@@ -104,7 +105,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Later steps are for a later budget."""
         self.accountant.restarts_ahead = 0
-        self.accountant.give_back_unused()
+        self.accountant.end_fit()
         self.model.optimizer.privacy_history.allow(None)
         if self.model.optimizer.plan is not None:
             self.model.optimizer.plan.limit_steps()
@@ -137,7 +138,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Counts what the optimizer's own choices, such as a pre-selection of rows, cost before the first step."""
         for event, label in getattr(self.model.optimizer, "events_before_training", list)():
             if (event, label) not in self.accountant.spent_besides:
-                self.accountant.spend(event, label)
+                self.accountant.spend(event, label, id_of_use(event, label))
 
     def _left(self) -> int:
         """Steps that still fit: one read, unless something else than a step was done since everything was priced."""

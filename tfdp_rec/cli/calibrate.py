@@ -13,7 +13,8 @@ from tfdp_rec.spending.calibration import calibrate_noise
 from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
-  tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6
+  tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 \\
+      --steps 2000 --delta 1e-6
 """
 
 

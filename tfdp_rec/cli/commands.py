@@ -24,7 +24,13 @@ from tfdp_rec import interruption
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: its name, its module, which is imported when the command is used, and what it does in a line."""
+    """A command of a program.
+
+    Attributes:
+        name: Word that asks for it.
+        module: Module of the command, imported when it is used.
+        headline: What it does, in a line.
+    """
 
     name: str
     module: str
@@ -39,16 +45,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(
-    program: str,
-    description: str,
-    commands: Sequence[Command],
-    argv: Sequence[str] | None = None,
-    version: str = "",
+    program: str, description: str, commands: Sequence[Command], argv: Sequence[str] | None = None, version: str = ""
 ) -> int:
-    """Runs the command that the arguments name; returns the exit code."""
+    """Runs the command that the arguments name; returns the exit code.
+
+    Args:
+        program: Name of the program.
+        description: Text of its help.
+        commands: Its commands.
+        argv: Arguments; those of the process if left out.
+        version: Version of the program; empty for none.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
-    words = fitted(description, _width())
-    parser = Parser(prog=program, description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=program)
+    _describe(parser, description)
     if version:
         parser.add_argument("--version", action="version", version=f"{program} {version}")
     members = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
@@ -68,41 +78,17 @@ def run_one(program: str, command: Command, argv: Sequence[str] | None = None) -
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     module = importlib.import_module(command.module)
-    parser.description = fitted(f"{command.headline}\n\n{module.HELP}", _width())
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _describe(parser, f"{command.headline}\n\n{module.HELP}")
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
 
 
-def _width() -> int:
-    return shutil.get_terminal_size().columns - 2  # as in argparse
-
-
-def fitted(text: str, width: int) -> str:
-    """A help text in lines of at most `width` letters: paragraphs filled, examples (indented) broken by backslashes."""
-    return "\n\n".join(_paragraph(each, width) for each in text.strip("\n").split("\n\n")) + "\n"
-
-
-def _paragraph(text: str, width: int) -> str:
-    if text.startswith(" "):
-        return "\n".join(_example(line, width) for line in text.split("\n"))
-    return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
-
-
-def _example(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    command, _, words = re.sub(r"(?<=\S)  +", "\n", line, count=1).partition("\n")
-    lines = textwrap.wrap(
-        command.strip(),
-        width - 2,
-        initial_indent="  ",
-        subsequent_indent="      ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    below = textwrap.wrap(words.strip(), width, initial_indent="      ", subsequent_indent="      ")
-    return "\n".join([" \\\n".join(lines), *below]).lstrip("\n")
+def _describe(parser: argparse.ArgumentParser, text: str) -> None:
+    """Paragraphs in lines of the terminal's width; what is indented, such as examples, as it stands."""
+    width = shutil.get_terminal_size().columns - 2  # as in argparse
+    parts = [part if part.startswith(" ") else textwrap.fill(part, width) for part in text.strip("\n").split("\n\n")]
+    parser.description = "\n\n".join(parts) + "\n"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 # Names of the library's arguments whose options have another name.
@@ -124,21 +110,17 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
     args.given = given
     with interruption.answered() as asked:
-        return _run(parser.prog, args, asked)
-
-
-def _run(program: str, args: argparse.Namespace, asked: interruption.Asked) -> int:
-    if os.environ.get("TFDP_REC_DEBUG"):
-        return args.run(args)
-    try:
-        return args.run(args)
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return asked.code
-    except (ValueError, OSError) as problem:
-        message = _in_options(" ".join(_said(problem).split()), args) or type(problem).__name__
-        print(f"{program}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
-        return 2
+        try:
+            return args.run(args)
+        except (KeyboardInterrupt, ValueError, OSError) as problem:
+            if os.environ.get("TFDP_REC_DEBUG"):
+                raise
+            if isinstance(problem, KeyboardInterrupt):
+                print(f"{parser.prog}: interrupted", file=sys.stderr)
+                return asked.code
+            message = _in_options(" ".join(_said(problem).split()), args) or type(problem).__name__
+            print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
+            return 2
 
 
 def _said(problem: Exception) -> str:

@@ -18,9 +18,9 @@ from tfdp_rec.spending import ledger
 from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
-  tfdp-rec federate --simulate 8 --data FOLDER     all clients in Flower's simulation engine
-  tfdp-rec federate --processes 2 --data FOLDER    a SuperLink and SuperNodes, real processes on loopback
-  tfdp-rec federate --write-app APP --data FOLDER  a Flower app, to be run as docs/federated.md says
+  tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
+  tfdp-rec federate --processes 2 --data FOLDER    real processes on loopback
+  tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
 
 FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, every client
 keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts
@@ -139,7 +139,6 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
     from flwr.simulation import run_simulation
 
     from tfdp_rec.federated import build, flower
-    from tfdp_rec.federated.app import server_app
 
     settings = build.with_initial(settings)
     Path(nodes.ledgers).mkdir(parents=True, exist_ok=True)
@@ -148,7 +147,7 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
         return build.participant(settings, nodes.config(settings, int(context.node_config["partition-id"])))
 
     client = flower.client_app(join, lambda context: settings.secure)
-    server = flower.server_app(lambda context: server_app.training_of(settings))
+    server = flower.server_app(lambda context: settings)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     start = {"init_args": {"num_cpus": min(2, os.cpu_count() or 1), "include_dashboard": False}}
     try:

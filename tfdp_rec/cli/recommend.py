@@ -1,19 +1,23 @@
-"""`tfdp-rec recommend`."""
+"""`tfdp-rec recommend`: the answer of a run's SavedModel to one history."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import sys
+from typing import Any
+
+import numpy as np
 
 from tfdp_rec import quiet
 from tfdp_rec.job.run_folder import servable_in
 from tfdp_rec.settings import whole
 
 HELP = """\
-  tfdp-rec recommend --history 318 296 593                             of the newest run in runs/
-  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5      of a log of your own
-  tfdp-rec recommend runs/spring                                       nothing had yet: the most popular
+  tfdp-rec recommend --history 318 296 593        of the newest run in runs/
+  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5
+  tfdp-rec recommend runs/spring                  for an empty history
 
 RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
 that the model does not know are named and ignored; the answer leaves out what the history holds.
@@ -33,15 +37,54 @@ def run(args: argparse.Namespace) -> int:
     """Prints the recommendations."""
     if args.top_k is not None and args.top_k < 1:
         raise ValueError(f"--top-k must be positive, got {args.top_k}.")
-    if args.folder is None:
-        args.folder = _newest()
-    servable = servable_in(args.folder)
+    folder = _newest() if args.folder is None else args.folder
+    servable = servable_in(folder)
     if not (servable / "saved_model.pb").is_file():
-        raise FileNotFoundError(f"{args.folder} holds no exported model (expected {servable}).")
+        raise FileNotFoundError(f"{folder} holds no exported model (expected {servable}).")
     quiet.import_tensorflow()
-    from tfdp_rec.job import answers
+    import tensorflow as tf
 
-    return answers.run(args)
+    signatures = tf.saved_model.load(str(servable)).signatures
+    if "top_k" not in signatures:
+        raise ValueError(
+            f"{folder} was written by an older version, or not by tfdp-rec: write its servable anew with tfdp-rec "
+            "export, from the model.keras or recommender.npz beside it."
+        )
+    usual = signatures["serving_default"]
+    kind = usual.structured_input_signature[1]["history"].dtype
+    history = ids_of(args.history, kind, "--history")
+    asked: dict[str, Any] = {"history": tf.constant([history], kind, [1, len(history)])}
+    name = "serving_default"
+    if args.top_k is not None or args.among:
+        name, asked["k"] = "top_k", tf.constant(args.top_k or usual(history=asked["history"])["ids"].shape[1], tf.int32)
+    if args.among:
+        name, asked["allowed"] = "among", tf.constant(ids_of(args.among, kind, "--among"), kind)
+    answer = signatures[name](**asked)
+    rows = zip(*(answer[name][0].numpy().tolist() for name in ("ids", "titles", "scores")))
+    found = [{"id": _plain(i), "title": t.decode(), "score": s} for i, t, s in rows if s > tf.float32.min]
+    unknown = [item for item in history if not bool(usual(history=tf.constant([[item]], kind))["known"][0])]
+    if args.json:
+        print(json.dumps({"unknown": unknown, "recommendations": found}, ensure_ascii=False))
+        return 0
+    for item in history:
+        print(f"{'had':>8}  {item}{'  (unknown: ignored)' if item in unknown else ''}")
+    for each in found:
+        print(f"{each['score']:8.3f}  {each['id']}{'  ' if each['title'] else ''}{each['title']}")
+    return 0
+
+
+def ids_of(given: list[str], kind: Any, option: str) -> list[Any]:
+    """Ids as a model of TensorFlow's dtype `kind` takes them."""
+    if kind.name == "string":
+        return given
+    try:
+        return [int(np.int64(int(item))) for item in given]
+    except (ValueError, OverflowError) as problem:
+        raise ValueError(f"{option}: the ids of this run are whole numbers of 64 bits ({problem}).") from None
+
+
+def _plain(item: Any) -> Any:
+    return item.decode("utf-8", "replace") if isinstance(item, bytes) else item
 
 
 def _newest() -> str:

@@ -10,8 +10,9 @@ import sys
 from tfdp_rec import interruption
 
 HELP = """\
-  tfdp-rec server --cluster cluster.json --job ps --index 0 --open-to-the-network
-  tfdp-rec server --open-to-the-network                        job and index from TF_CONFIG
+  tfdp-rec server --cluster cluster.json --job ps --index 0 \\
+      --open-to-the-network
+  tfdp-rec server --open-to-the-network       job and index from TF_CONFIG
 
 cluster.json is TF_CONFIG's JSON: {"cluster": {"worker": ["host:2222"], "ps": ["host:2223"]}}. The server waits for the
 coordinator (tfdp-rec train --cluster ...) and ends on SIGTERM or Ctrl-C. It listens on all interfaces, for any address

@@ -189,7 +189,11 @@ class Factor(abc.ABC):
 
 
 class PerExample(Factor):
-    """Formed gradients, `[batch, *variable.shape]`."""
+    """Formed gradients.
+
+    Args:
+        values: Gradients, `[batch, *variable.shape]`.
+    """
 
     def __init__(self, values: tf.Tensor):
         self.values = wide(values)
@@ -274,7 +278,11 @@ class Outer(Factor):
 
 
 class Rows(Factor):
-    """Gradients of the rows that each example looked up: `ids` `[batch, T]` and `g` `[batch, T, width]`."""
+    """Gradients of the rows that each example looked up: `ids` `[batch, T]` and `g` `[batch, T, width]`.
+
+    Args:
+        shape: Shape of the table.
+    """
 
     sparse = True
 
@@ -312,7 +320,11 @@ class Rows(Factor):
 
 
 class Scores(Factor):
-    """Gradients of shared candidates' rows: `ids` `[S]`, `d` `[batch, S]` of the logits, `q` `[batch, width]`."""
+    """Gradients of shared candidates' rows: `ids` `[S]`, `d` `[batch, S]` of the logits, `q` `[batch, width]`.
+
+    Args:
+        shape: Shape of the table.
+    """
 
     sparse, mergeable = True, False  # several have several queries an example: see `cross_terms.py`
 

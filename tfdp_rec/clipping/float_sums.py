@@ -45,14 +45,10 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """The number of additions that a term may go through.
+    """The number of additions that a term may go through."""
 
-    `whole` if an example contributes one term to a number, of a norm of at most the clip; `parts` if it contributes
-    several, whose norms may add up to more than that of their sum.
-    """
-
-    whole: tf.Tensor
-    parts: tf.Tensor
+    whole: tf.Tensor  # if an example contributes one term to a number, of a norm of at most the clip
+    parts: tf.Tensor  # if it contributes several, whose norms may add up to more than that of their sum
 
     @classmethod
     def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:

@@ -173,7 +173,7 @@ class StepReading:
         value, reading = self._seen.value(tensor), self._seen.reading
         if isinstance(value, Mixed):
             raise reading.refuse(value.operation, value.reason, value.detail, subject)
-        fits = isinstance(value, ByExample) and not value.axis and value.outer == ONE
+        fits = isinstance(value, ByExample) and not value.axis
         if not isinstance(value, ByExample) or not fits or (rows is not None and value.inner != rows):
             raise reading.refuse(tensor.op, _misplaced(value), subject=subject)
         return value

@@ -1,7 +1,5 @@
 """What a training loop needs of its data, in one room: sampling schemes, the look-ahead stage, data sets."""
 
-from tfdp_rec.datasets.criteo import files as criteo
-from tfdp_rec.datasets.kg import files as kg_timelines
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.datasets.mind import files as mind
@@ -16,5 +14,5 @@ from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [
     "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "Sampling",
-    "ShuffledEpochs", "Timelines", "criteo", "kg_timelines", "lookahead", "mind", "movielens", "synthetic",
+    "ShuffledEpochs", "Timelines", "lookahead", "mind", "movielens", "synthetic",
 ]  # fmt: skip

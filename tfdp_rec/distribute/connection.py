@@ -1,7 +1,7 @@
 """This process' connection to a cluster, the loss of a server, and patience with one that says nothing.
 
-TensorFlow waits for a remote call as long as it takes, deaf to Ctrl-C. So what waits is a thread, and who watches it
-asks the servers meanwhile whether they are still there.
+TensorFlow waits for a remote call as long as it takes, deaf to Ctrl-C. So a thread waits, and this
+process asks the servers meanwhile whether they are still there.
 """
 
 from __future__ import annotations
@@ -22,25 +22,18 @@ _ASK_EVERY = 5.0  # seconds
 _GONE = 5.0  # seconds that nothing is at a server's address: what it held is lost, and no patience brings it back
 
 
-class ServerLost(RuntimeError):
-    """A parameter server died, and with it what it held.
-
-    Args:
-        fact: The event: which server, and since when.
-        way_out: Advice for the program.
-    """
-
+class _Absence(Exception):
     def __init__(self, fact: str, way_out: str):
         super().__init__(f"{fact} {way_out}")
         self.fact = fact
 
 
-class Silence(TimeoutError):
-    """A process of the cluster has been silent for too long: the fact, and what a program can do."""
+class ServerLost(_Absence, RuntimeError):
+    """A parameter server died, and with it what it held; `fact` is which, and how it showed."""
 
-    def __init__(self, fact: str, way_out: str):
-        super().__init__(f"{fact} {way_out}")
-        self.fact = fact
+
+class Silence(_Absence, TimeoutError):
+    """A process of the cluster has been silent for too long; `fact` is which, and for how long."""
 
 
 @contextlib.contextmanager
@@ -104,11 +97,11 @@ class Watch:
             raise self._silence(holding)
         gone = {name: at for name, at in holding.items() if seconds >= _GONE and not listens(at)}
         if gone:
-            how = f"Nobody is at {self._cluster.in_words(gone)}"
+            how = f"Nothing listens at {self._cluster.in_words(gone)}"
             raise lost(how)
 
     def _holding(self) -> dict[str, str]:
-        """Who holds others up: a server that does not answer, and a worker that is there and does not."""
+        """Processes that hold others up: silent servers, and workers that listen and are silent."""
         silent = self._cluster.silent()
         return {name: at for name, at in silent.items() if name.startswith("ps") or listens(at)}
 

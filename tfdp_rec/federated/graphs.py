@@ -58,22 +58,24 @@ def encoder(content: bytes, length: int, width: int, num_basis: int) -> Encoder:
 def lite_encoder(content: bytes, length: int, width: int, num_basis: int) -> Encoder:
     """The same of a TensorFlow Lite file."""
     import tensorflow as tf
-    from tensorflow.lite.python import schema_py_generated as schema
 
-    names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
+    from tfdp_rec.keras_internals import lite_model
+
     try:
-        model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
-        # TensorFlow Lite runs the larger of the two codes.
-        used = {names[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in model.operatorCodes}
+        model, used = lite_model(content)
         _refuse_operations(used, LITE_OPERATIONS)  # none of them calls another subgraph
         _refuse_unwritten(model)
-        interpreter = tf.lite.Interpreter(model_content=content)
+        tensors = model.subgraphs[0].tensors
+        _refuse_sizes([tuple(s) for t in tensors for s in (t.shape, t.shapeSignature) if s is not None])
+        # Without delegates, which would leave the sizes that the file claims where others are computed.
+        kernels = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        interpreter = tf.lite.Interpreter(model_content=content, experimental_op_resolver_type=kernels)
         interpreter.allocate_tensors()
     except _Refused:
         raise
     except Exception as problem:
         raise ValueError("The bundle's TensorFlow Lite file cannot be read: export the bundle anew.") from problem
-    _refuse_sizes([tuple(tensor["shape_signature"]) for tensor in interpreter.get_tensor_details()])
+    _refuse_sizes([tuple(tensor["shape"]) for tensor in interpreter.get_tensor_details()])
     ends = [*interpreter.get_input_details(), *interpreter.get_output_details()]
     types = [end["dtype"] for end in ends] == [np.float32, np.bool_, np.float32]
     _refuse_other([tuple(end["shape"]) for end in ends], types, length, width, num_basis)

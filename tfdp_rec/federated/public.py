@@ -1,7 +1,7 @@
 """Public training data for the user encoder: pseudo-readers made from the catalogue alone.
 
 A pseudo-reader likes one or two categories. Its history is news of those; its training clicks are one such news
-among candidates of the whole catalogue. Nobody's clicks are used, so training on pseudo-readers costs no privacy
+among candidates of the whole catalogue. No clicks are used, so training on pseudo-readers costs no privacy
 and needs no consent. They teach the encoders and the basis vectors what the categories are; what readers want of
 them is learned from private clicks afterwards.
 """

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -35,18 +35,36 @@ from tfdp_rec.independence.values import (
     Shared,
     Sized,
     Value,
+    numbered,
     without_numbers,
 )
 from tfdp_rec.keras_internals import lengths_of_handle
 from tfdp_rec.refused import NotPrivate
 
 Rule = Callable[["At"], Any]
-_RULES: dict[str, Rule] = {}
-_TAKES: dict[str, set[str]] = {"sizes": set(), "mixed": set(), "numbers": set(), "apart": set()}
+
+
+class _Registered(NamedTuple):
+    """A rule, with what it takes."""
+
+    function: Rule
+    sizes: bool = False
+    mixed: bool = False
+    numbers: bool = False
+    apart: bool = False
+    arguments: tuple[int, ...] = ()
+
+
+_RULES: dict[str, _Registered] = {}
 
 
 def rule(
-    *types: str, sizes: bool = False, mixed: bool = False, numbers: bool = False, apart: bool = False
+    *types: str,
+    sizes: bool = False,
+    mixed: bool = False,
+    numbers: bool = False,
+    apart: bool = False,
+    arguments: tuple[int, ...] = (),
 ) -> Callable[[Rule], Rule]:
     """Registers how operations of these types treat the examples of a batch.
 
@@ -57,6 +75,8 @@ def rule(
         numbers: Whether outputs may have known whole numbers; otherwise these are forgotten.
         apart: Whether an output may depend on some of the inputs alone, or on their lengths alone; otherwise a value
             made of examples is never taken for shared.
+        arguments: Places of the inputs that say what the operation does: axes, lengths, an order. The outputs are mixed
+            if these are made of data.
 
     Returns:
         A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
@@ -69,13 +89,18 @@ def rule(
     """
 
     def register(function: Rule) -> Rule:
-        for kind in types:
-            _RULES[kind] = function
-            for name, takes in (("sizes", sizes), ("mixed", mixed), ("numbers", numbers), ("apart", apart)):
-                (_TAKES[name].add if takes else _TAKES[name].discard)(kind)
+        _RULES.update(dict.fromkeys(types, _Registered(function, sizes, mixed, numbers, apart, arguments)))
         return function
 
     return register
+
+
+class Settled(Exception):
+    """Ends a rule: the value of all outputs is settled."""
+
+    def __init__(self, value: Value):
+        super().__init__()
+        self.value = value
 
 
 def known_operations() -> frozenset[str]:
@@ -186,10 +211,12 @@ class Walk:
         """Lengths of a tensor's axes; None if their number is unknown."""
         return self._sizes.get(id(tensor))
 
-    def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...]:
+    def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...] | None:
         """Lengths, with a new letter for each unknown one."""
+        if isinstance(value, Sized) and None in sizes:
+            return None  # a letter does not depend on the number of examples; this length may
         if isinstance(value, ByExample) and value.axis < len(sizes):
-            sizes = [*sizes[: value.axis], value.outer * BATCH * value.inner, *sizes[value.axis + 1 :]]
+            sizes = [*sizes[: value.axis], BATCH * value.inner, *sizes[value.axis + 1 :]]
         names = (letter(f"{self.name}/{tensor.name}[{axis}]") for axis in range(len(sizes)))
         return tuple(name if found is None else found for name, found in zip(names, sizes))
 
@@ -230,7 +257,13 @@ class Walk:
 
 
 class At:
-    """One operation in a walk: the argument of a rule."""
+    """One operation in a walk: the argument of a rule.
+
+    Args:
+        walk: Reading of the graph that the operation is part of.
+        operation: Operation of TensorFlow, `op` from then on.
+        before: Whether it was made before the reading began.
+    """
 
     def __init__(self, walk: Walk, operation: Any, before: bool = False):
         self.walk, self.op, self.before = walk, operation, before
@@ -266,6 +299,39 @@ class At:
         plain = None if found is None else found.plain
         return None if plain is None else [int(n) for n in plain.flat]
 
+    def by_example(self, number: int = 0) -> tuple[ByExample, tuple[Size, ...]]:
+        """An input by example, and the lengths of its axes; settles the outputs for any other input."""
+        value, sizes = self.values[number], self.sizes(number)
+        if isinstance(value, ByExample) and sizes is not None:
+            return value, sizes
+        raise Settled(Shared() if all(isinstance(v, Shared) for v in self.values) else self.mixed("unknown"))
+
+    def axes(self, number: int, rank: int) -> list[int]:
+        """The axes that an argument names, from 0; settles the outputs if they are unknown."""
+        found = self.plain(number)
+        if found is None:
+            raise Settled(self.mixed("unknown"))
+        return [axis % rank for axis in found]
+
+    def followed(self, function: Callable[..., Any]) -> Any:
+        """The outputs for inputs without examples: `function` gives the numbers, if those of all inputs are known.
+
+        Its parameters are the inputs' arrays of `Size`, or of integers for the rule's `arguments`.
+        """
+        if not all(isinstance(v, (Shared, Sized)) for v in self.values):
+            return self.mixed("size" if any(isinstance(v, Sized) for v in self.values) else "unknown")
+        count = len(self.values)
+        plain = {number % count for number in _RULES[self.op.type].arguments}
+        several = [self.numbers(n) for n in range(count)]
+        arrays = [n and (n.plain if place in plain else n.array) for place, n in enumerate(several)]
+        try:
+            found = None if any(array is None for array in arrays) else function(*arrays)
+        except (ValueError, IndexError):  # it cannot run
+            found = None
+        if found is None:
+            return Sized() if any(isinstance(v, Sized) for v in self.values) else Shared()
+        return [_numbered(one) for one in found] if isinstance(found, list) else _numbered(found)
+
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
         """`value`, for an output with axes of these lengths, None for an unknown one."""
         if sizes is not None:
@@ -287,6 +353,11 @@ class At:
         return Mixed(self.op, reason, detail)
 
 
+def _numbered(array: Any) -> Value:
+    plain = isinstance(array, np.ndarray) and array.dtype != object
+    return numbered(SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object)))
+
+
 def _as_tuple(nested: Any) -> Any:
     return tuple(map(_as_tuple, nested)) if isinstance(nested, list) else nested
 
@@ -294,28 +365,33 @@ def _as_tuple(nested: Any) -> Any:
 def _apply(at: At) -> list[Value]:
     # The default is the refusal: state is refused at once, mixed stays mixed, an operation without a rule mixes.
     operation, kind = at.op, at.op.type
-    count = len(operation.outputs)
+    count, known = len(operation.outputs), _RULES.get(kind)
     mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
-    if _is_stateful(operation) and (kind not in _RULES or at.before):
+    if _is_stateful(operation) and (known is None or at.before):
         if at.before:
             return [Mixed(operation, "outside")] * count
         raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
-    if mixed is not None and kind not in _TAKES["mixed"]:
+    if mixed is not None and not (known and known.mixed):
         return [mixed] * count
-    function = _RULES.get(kind)
-    if function is None:
+    if known is None:
         shared = all(isinstance(v, Shared) for v in at.values)
         at.reading.without_rule.update([] if shared else [kind])
         return [Shared() if shared else at.mixed(refusals.WITHOUT_RULE.get(kind, "unknown"))] * count
-    if kind not in _TAKES["sizes"] and any(isinstance(v, Sized) for v in at.values):
+    if not known.sizes and any(isinstance(v, Sized) for v in at.values):
         return [at.mixed("size")] * count
-    found = function(at)
+    for argument in (at.values[number] for number in known.arguments):
+        if not isinstance(argument, (Shared, Sized)):
+            return [argument if isinstance(argument, Mixed) else at.mixed("length")] * count
+    try:
+        found = known.function(at)
+    except Settled as settled:
+        found = settled.value
     values = list(found) if isinstance(found, (list, tuple)) else [found] * count
-    if kind not in _TAKES["apart"] and any(isinstance(v, ByExample) for v in at.values):
-        # A rule looks at the inputs that it expects by example; here another one (an order, an axis) is made of data.
+    if not known.apart and any(isinstance(v, ByExample) for v in at.values):
+        # A rule looks at the inputs that it expects by example; here another one is made of data.
         values = [at.mixed("length") if isinstance(v, (Shared, Sized)) else v for v in values]
     # Numbers are forgotten unless the rule keeps them; types of fewer bits may hold other numbers.
-    keeps = [kind in _TAKES["numbers"] and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
+    keeps = [known.numbers and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
     return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]
 
 

@@ -34,7 +34,7 @@ REASONS = {
         "Keep the batch as the first axis: reshape [B, T, n] to [B * T, n] or [B, T * n], not to [T, B, n]",
     ),
     "length": (
-        "makes a tensor whose shape depends on the contents of the batch",
+        "is told by the contents of the batch which shape, order or place its result has",
         "Use fixed lengths: pad in the data pipeline, and mask with tf.where or a product",
     ),
     "branches": (
@@ -60,10 +60,6 @@ REASONS = {
     "seed": (
         "draws random numbers for the examples from a seed that is not drawn anew",
         "Use a layer of keras.layers, or give the operation a keras.random.SeedGenerator that belongs to the layer",
-    ),
-    "seed known": (
-        "draws random numbers for the examples from a seed that was set, so that they can be drawn again",
-        "Leave out tf.random.set_seed and keras.utils.set_random_seed, or give the layer a keras.random.SeedGenerator",
     ),
     "seed twice": (
         "draws random numbers from a seed that another operation has drawn from, so that examples share their noise",
@@ -95,6 +91,7 @@ REASONS = {
 WITHOUT_RULE = {
     **dict.fromkeys(("Where", "Unique", "UniqueV2", "UniqueWithCounts", "DynamicPartition"), "length"),
     **dict.fromkeys(("L2Loss", "Bincount", "DenseBincount", "Roll"), "mixes"),
+    **dict.fromkeys(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"), "seed"),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), "branch"),
 }  # fmt: skip
 """Reasons for operations without a rule that are known to be unfit."""

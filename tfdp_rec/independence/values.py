@@ -3,11 +3,11 @@
 ===========  ========================================================================================================
 `Shared`     independent of the batch, even of its number of examples: weights, constants, shared inputs
 `Sized`      a function of shared tensors and the number of examples: shapes, and arithmetic with them
-`ByExample`  an axis of length outer · B · inner on which the entry (o · B + i) · inner + j is a function of example i,
-             shared tensors, and noise of example i's own; the other axes have shared lengths
+`ByExample`  an axis of length B · inner on which the entry i · inner + j is a function of example i, shared tensors,
+             and noise of example i's own; the other axes have shared lengths
 `Seed`       the state of a random layer: independent of the batch, secret, and different at every draw
 `Handle`     a variable or lookup table
-`ListOf`     a list of tensors in a loop, all of one value and of the same lengths
+`ListOf`     a list of tensors in a loop: what was written into it is of one value and of the same lengths
 `Nothing`    no value yet: an entry of a list that was never written
 `Mixed`      none of the above: entries may depend on several examples
 ===========  ========================================================================================================
@@ -47,25 +47,19 @@ class Sized(Value):
 
 @dataclasses.dataclass(frozen=True)
 class ByExample(Value):
-    """Entry (o · B + i) · inner + j along `axis` is example i's."""
+    """Entry i · inner + j along `axis` is example i's; tensors meet entry by entry only if they agree in `inner`."""
 
     axis: int
-    outer: Size = ONE
     inner: Size = ONE
-
-    @property
-    def layout(self) -> tuple[Size, Size]:
-        """(outer, inner): tensors meet entry by entry only if they agree in it."""
-        return self.outer, self.inner
 
     @property
     def is_plain(self) -> bool:
         """Whether the axis has exactly one entry an example."""
-        return self.outer == ONE and self.inner == ONE
+        return self.inner == ONE
 
     def at(self, axis: int) -> ByExample:
         """The same on another axis."""
-        return ByExample(axis, *self.layout)
+        return ByExample(axis, self.inner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +79,12 @@ class Handle(Value):
 
 @dataclasses.dataclass(frozen=True)
 class ListOf(Value):
-    """A list of tensors; `written` if it has no entries but written ones: entries that it was made with are zeros."""
+    """A list of tensors: the value and lengths of what was written into it."""
 
     element: Value
     lengths: Lengths | None = None
-    written: bool = False
+    written: bool = False  # whether it has no entries but written ones: those that it was made with are zeros
+    shape: SizeArray | None = None  # that of the zeros, as the list was made, -1 for any length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +123,8 @@ def join(one: Value, other: Value, operation: Any) -> Value:
     if isinstance(one, ListOf) and isinstance(other, ListOf):
         known = [each.lengths for each in (one, other) if not isinstance(each.element, Nothing)]
         lengths = known[0] if len(known) == 1 else join_lengths(one.lengths, other.lengths)
-        return ListOf(join(one.element, other.element, operation), lengths, one.written and other.written)
+        shape = one.shape if one.shape == other.shape else None
+        return ListOf(join(one.element, other.element, operation), lengths, one.written and other.written, shape)
     # The choice is shared, so two shared values give a shared one, whose numbers are unknown. In other pairs that
     # differ, one example's entries may be at the place of another's.
     kinds = {type(one), type(other)}

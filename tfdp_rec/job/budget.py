@@ -30,11 +30,19 @@ from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Chain, Payment
 from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.sums import set_union
 
 LABEL = "budget of all days"
+ITEMS, PRIOR, SUMS = "items.parquet", "prior.npy", "recommender.npz"  # files of what is released before any training
+LABELS = {ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums"}
 _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ
 _GRID = 1e-4  # of ε: what a further distribution may be rounded up by
+
+
+def prior_noise(epsilon: float, delta: float) -> float:
+    """σ of the popularity counts: at most a twenty-fifth of a two-tower's budget, in σ⁻², and never less than 4."""
+    return max(4.0, 5.0 * noise_of_one_release(epsilon, delta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +89,24 @@ class Budget:
                 return budget
             aimed -= max(over, _GRID)
 
+    def releases(self, *files: str) -> dict[str, DpEvent]:
+        """Events of one day's releases by the files that keep them: of found items, and of the files that are named."""
+        found: dict[str, DpEvent] = {}
+        if self.items is not None:
+            gaussian, failing = GaussianDpEvent(_noise_of(self.items)), FailingDpEvent(self.items[1] / 2)
+            found[ITEMS] = ComposedDpEvent([gaussian, failing])
+        prior = prior_noise(self.epsilon, self.delta) * self.days**0.5
+        return found | {file: GaussianDpEvent({PRIOR: prior, SUMS: self.sums}[file]) for file in files}
+
     @property
-    def finding(self) -> list[DpEvent]:
-        """The event of finding items on one day; empty where they are public."""
-        if self.items is None:
-            return []
-        return [ComposedDpEvent([GaussianDpEvent(_noise_of(self.items)), FailingDpEvent(self.items[1] / 2)])]
+    def before_training(self) -> list[tuple[DpEvent, str]]:
+        """What a two-tower costs on one day beside its steps, with labels: finding items, and its popularity prior."""
+        return [(event, LABELS[file]) for file, event in self.releases(PRIOR).items()]
 
     @property
     def events(self) -> list[DpEvent]:
         """Events of one day with private sums, in their order."""
-        return [*self.finding, GaussianDpEvent(self.sums)]
+        return list(self.releases(SUMS).values())
 
     @property
     def event(self) -> DpEvent:

@@ -33,44 +33,24 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dp_accounting import DpEvent
 
 from tfdp_rec import interruption
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.files import Path, hold, let_go, remove, replacing, unheld, writing
-from tfdp_rec.job.run_folder import (
-    LEDGER,
-    LEDGERS,
-    PRIVATE,
-    RELEASE,
-    RESUME,
-    SERVABLE,
-    STATEMENT,
-    RunFolder,
-    find,
-    refuse_another,
-)
+from tfdp_rec.job.budget import LABELS
+from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, RunFolder, find
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.job.warm_start import RELEASED, WarmStart, mark_of
+from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import Ledger, read
 from tfdp_rec.spending.ledger_lines import Mark, Snapshot
-from tfdp_rec.sums import set_union
 
 LOG, RUN = "log", "run.json"
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts
-ITEMS, PRIOR, SUMS = "items.parquet", "prior.npy", "recommender.npz"
-LABELS = {ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums"}
 NOTHING, RESUMABLE, LOST = "nothing was paid", "all that was paid for is kept", "what was paid for was not kept"
 Loaded = TypeVar("Loaded")
-
-
-class Writable(Protocol):
-    """A release that can be written into an open file."""
-
-    def write(self, file: Any) -> None:
-        """Writes it."""
 
 
 class ReleasePayment:
@@ -88,8 +68,10 @@ class ReleasePayment:
 
     def give_back(self) -> None:
         """Takes back all of it."""
-        for ledger, number in self.numbers:
-            ledger.give_back(number, 1)
+        with interruption.deferred():
+            for ledger, number in self.numbers:
+                ledger.give_back(number, 1)
+            self._paid()
 
 
 class RunCheckpoint:
@@ -102,17 +84,17 @@ class RunCheckpoint:
         seen: Whether a day before had data of the same public count and shape.
     """
 
+    earlier: WarmStart | None = None
+    seen = False
+
     def __init__(self, directory: Path, settings: JobSettings, out: Path, every: int, continues: Mark | None = None):
         self.directory, self.settings, self.out = pathlib.Path(directory).absolute(), settings, os.path.abspath(out)
-        self.every, self.earlier, self.seen = every, None, False
+        self.every, self.continues, self._data = every, continues, ""
         self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
-        self.continues, self._data = continues, ""
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
         self.folder = RunFolder(self.out)
         hold(self.directory)
         _adopt(self.directory, self.out)
-
-    earlier: WarmStart | None
 
     @classmethod
     def fresh(
@@ -131,8 +113,7 @@ class RunCheckpoint:
                     f"or, to give that up, remove {place}."
                 )
         if continues is None:
-            refuse_another(pathlib.Path(out))
-            _refuse_paid(out)
+            _refuse_another(out)
         found = cls(place, settings, out, every, continues)
         if continues is None:
             _remove_unpaid(out)
@@ -146,8 +127,8 @@ class RunCheckpoint:
         """Of a run that goes on; `given` is a function from its settings to those that it is asked for now."""
         try:
             run = run_of(directory)
-            before, data = JobSettings.from_config(run["asked"]), run["data"]
-            marks, noises, since = run["ledgers"], run["noises"], run["since"]
+            before = JobSettings.from_config(run["asked"])
+            kept = {"_data": run["data"], "_marks": run["ledgers"], "_since": run["since"], "noises": run["noises"]}
             continues = Mark(**run["continues"]) if run["continues"] else None
         except FileNotFoundError:
             raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
@@ -159,7 +140,7 @@ class RunCheckpoint:
         if out and os.path.abspath(out) != run["out"]:
             raise ValueError(f"The run in {directory} writes to {run['out']}: leave --out out to go on with it.")
         found = cls(directory, now, run["out"], every, continues)
-        found._data, found._marks, found._since, found.noises = data, marks, since, noises
+        vars(found).update(kept)
         return found
 
     @property
@@ -176,8 +157,8 @@ class RunCheckpoint:
                 "another run in another --checkpoint."
             )
         self._data, data, goes_on = found, Snapshot(len(log), "user, item, time"), bool(self.continues or self._marks)
-        self._paths = {n: f"{RELEASE}/{LEDGER}" if n == released else f"{PRIVATE}/{LEDGERS}/{n}.jsonl"
-                       for n in adjacencies}  # fmt: skip
+        beside = {name: f"{PRIVATE}/{LEDGERS}/{name}.jsonl" for name in adjacencies}
+        self._paths = beside | {released: f"{RELEASE}/{LEDGER}"}
         try:
             for name, adjacency in adjacencies.items():
                 path = self.folder.path / self._paths[name]
@@ -199,21 +180,19 @@ class RunCheckpoint:
         if mark:
             ledger.refuse_behind(0, Mark(**mark))
         self._since.setdefault(path, 0)
+        gone_on = False
         if self.continues:
             self.earlier = WarmStart.load(self.out)
             ledger.refuse_behind(0, self.earlier.mark)
-            if self.earlier.mark != self.continues:
-                raise self._gone_on()
+            gone_on = self.earlier.mark != self.continues
             self._since[path] = self._since[path] or ledger.mark.lines
         elif mark and any(paid.number >= mark["lines"] and paid.label in LABELS.values() for paid in ledger.paid):
-            if not _lost(ledger.paid, 0, self.directory):
-                raise self._gone_on()
-
-    def _gone_on(self) -> ValueError:
-        return ValueError(
-            f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: add "
-            f"a day to it with --continue {self.out}, and another --checkpoint."
-        )
+            gone_on = not _lost(ledger.paid, 0, self.directory)
+        if gone_on:
+            raise ValueError(
+                f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: "
+                f"add a day to it with --continue {self.out}, and another --checkpoint."
+            )
 
     def close(self) -> None:
         """Lets another process own the ledgers."""
@@ -222,30 +201,36 @@ class RunCheckpoint:
 
     # Releases.
 
-    def left_to_pay(self, events: Mapping[str, DpEvent]) -> list[DpEvent]:
-        """Of releases by file name, the events of those that are not in their files."""
-        left = [event for name, event in events.items() if not (self.directory / name).exists()]
-        if left:
+    def left_to_pay(self, recommender: str, events: Mapping[str, DpEvent]) -> list[DpEvent]:
+        """Of a recommender's releases by file name, the events of those that are not in their files."""
+        ledger, since = self.ledgers[recommender], self._since[self._paths[recommender]]
+        paid = {each.label for each in ledger.paid if each.number >= since}
+        there = [name for name in events if (self.directory / name).exists()]
+        # Without run.json, which a person or a killed process removed, the files of another run look like this one's.
+        unpaid = [name for name in there if LABELS[name] not in paid]
+        if unpaid:
+            raise ValueError(
+                f"{self.directory / unpaid[0]} is of another run: {ledger.path} has not paid for it. Remove "
+                f"{self.directory}, or give another --checkpoint."
+            )
+        if len(there) < len(events):
             self._refuse_lost()
-        return left
+        return [event for name, event in events.items() if name not in there]
 
     def release(
-        self, name: str, ledgers: Iterable[str], most: int, make: Callable[[ReleasePayment], Writable],
+        self, name: str, payers: Iterable[str], most: int, make: Callable[[ReleasePayment, Any], None],
         load: Callable[[pathlib.Path], Loaded],
     ) -> Loaded:  # fmt: skip
-        """A release: read from its file, or paid for by the named recommenders and made now."""
-        path = self.directory / name
-        payment = ReleasePayment([self.ledgers[each] for each in ledgers], self._marked)
+        """A release: read from its file, or paid for by the named recommenders and made now, into the open file."""
+        path, payment = self.directory / name, ReleasePayment([self.ledgers[each] for each in payers], self._marked)
         if not path.exists():
             self._refuse_lost()
             try:
                 with writing(path, "wb", private=True, reserve=most) as file:
-                    make(payment).write(file)
+                    make(payment, file)
             except (KeyboardInterrupt, OSError):
                 if not path.exists():  # else it was kept, and is paid for
-                    with interruption.deferred():
-                        payment.give_back()
-                        self._marked()
+                    payment.give_back()
                 raise
         return load(path)
 
@@ -290,7 +275,7 @@ class RunCheckpoint:
     def _write(self) -> None:
         continues = dataclasses.asdict(self.continues) if self.continues else None
         out = None if self.in_run_folder else self.out  # a run folder may be moved
-        run = {"job": "log", "asked": self.settings.as_config(), "out": out, "continues": continues,
+        run = {"job": "log", "asked": dataclasses.asdict(self.settings), "out": out, "continues": continues,
                "since": self._since, "data": self._data, "ledgers": self._marks, "noises": self.noises}  # fmt: skip
         with writing(self.directory / RUN, private=True) as file:
             json.dump(run, file, indent=1)
@@ -301,6 +286,11 @@ class RunCheckpoint:
     def in_run_folder(self) -> bool:
         """Whether no --checkpoint was asked for."""
         return self.directory == resume_folder(self.out)
+
+    @property
+    def how(self) -> str:
+        """The command that goes on with this run."""
+        return how(None if self.in_run_folder else self.directory, self.out)
 
     def ended(self, done: bool) -> str:
         """Closes the ledgers, removes what is needed no longer, and returns NOTHING, RESUMABLE or LOST."""
@@ -328,28 +318,23 @@ def how(checkpoint: Path | None, out: Path) -> str:
     return f"tfdp-rec train {f'--checkpoint {checkpoint}' if checkpoint else f'--out {out}'} --resume"
 
 
-def state(directory: Path) -> str:
+def state(directory: pathlib.Path) -> str:
     """NOTHING, RESUMABLE or LOST: what became of a run's payments. A folder that was changed counts as RESUMABLE."""
-    try:
-        return _state(pathlib.Path(directory), run_of(directory))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError):
-        return RESUMABLE
-
-
-def _state(directory: pathlib.Path, run: dict[str, Any]) -> str:
-    released = find(run["out"], RELEASED)
-    if run["continues"] and (not released.exists() or mark_of(released) != Mark(**run["continues"])):
-        return NOTHING  # that day is done, or another was added since
-    if not run["continues"] and released.exists():
-        return NOTHING
     found = NOTHING
-    for path in run["ledgers"]:
-        since = run["since"].get(path, 0)
-        paid = [each for each in read(_ledger_at(run["out"], path)).paid if each.number >= since]
-        if _lost(paid, since, directory):
-            return LOST
-        found = RESUMABLE if paid else found
-    return found
+    # A file that cannot be read may stand for a payment.
+    with contextlib.suppress(AttributeError, KeyError, OSError, TypeError, ValueError):
+        run = run_of(directory)
+        released, continues = find(run["out"], RELEASED), run["continues"]
+        if released.exists() != bool(continues) or continues and WarmStart.load(run["out"]).mark != Mark(**continues):
+            return NOTHING  # it is done, or another day was added since
+        for path in run["ledgers"]:
+            since = run["since"].get(path, 0)
+            paid = [each for each in read(_ledger_at(run["out"], path)).paid if each.number >= since]
+            if _lost(paid, since, directory):
+                return LOST
+            found = RESUMABLE if paid else found
+        return found
+    return RESUMABLE
 
 
 def clear(directory: pathlib.Path) -> str:
@@ -401,10 +386,11 @@ def _lost(paid: Sequence[Any], since: int, directory: pathlib.Path) -> list[str]
     return [each.label for each in paid if each.number >= since and each.label in lost]
 
 
-def _refuse_paid(out: Path) -> None:
-    """Raises if a run folder holds a ledger that has paid, or one that may have."""
-    written = any(find(out, name).exists() for name in (RELEASED, SERVABLE, STATEMENT))
-    if written or any(map(_may_have_paid, _ledgers_in(out))):
+def _refuse_another(out: Path) -> None:
+    """Raises if a folder holds a run, or what one has released: its ledger may be elsewhere, or gone."""
+    if any(find(out, name).exists() for name in FINAL):
+        raise FileExistsError(f"{out} holds another run; give another --out.")
+    if any(map(_may_have_paid, _ledgers_in(out))):
         raise FileExistsError(
             f"{out} holds the ledger of a run that was cut off after it had paid: give another --out."
         )

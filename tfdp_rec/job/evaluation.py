@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.metrics import Mean
+from tfdp_rec.metrics import Mean, ranks
 
 KS, HISTORY = (1, 5, 10, 20), 20
 _AT_ONCE = 500  # users, times the catalogue: about 50 MB
@@ -58,7 +58,7 @@ class NewItemExamples:
 
     def _asked(self, user: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
         """Context and label of one user; label −1 for a user without an example."""
-        items = np.asarray(self.rows.items[self.rows.offsets[user] : self.rows.offsets[user + 1]])
+        items = np.asarray(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
         if not self.ordered:
             items = rng.permutation(items)
         first = np.sort(np.unique(items, return_index=True)[1])
@@ -85,9 +85,9 @@ class Evaluation:
         """recall@k and nDCG@10, each a mean over the users; empty if there are none."""
         if not len(self):
             return {}
-        ranks = self.ranks(scores)
-        found = {f"recall@{k}": ranks < k for k in KS}
-        return {name: Mean.of(each) for name, each in {**found, "nDCG@10": _gains(ranks, 10)}.items()}
+        places = self.ranks(scores)
+        found = {f"recall@{k}": places < k for k in KS}
+        return {name: Mean.of(each) for name, each in {**found, "nDCG@10": _gains(places, 10)}.items()}
 
     def ranks(self, scores: Scores) -> NDArray[np.int64]:
         """The rank, from 0, of each user's label."""
@@ -112,15 +112,10 @@ def same_for_all(scores: NDArray[Any]) -> Scores:
 
 
 def _ranks(scores: NDArray[np.float32], context: NDArray[np.int32], label: NDArray[np.int32]) -> NDArray[np.int64]:
-    rows = np.arange(len(label))
     users, columns = np.nonzero(context)
-    scores[np.isnan(scores)] = -np.inf
     scores[users, context[users, columns] - 1] = -np.inf
-    own = scores[rows, label - 1][:, None]
-    earlier = np.arange(scores.shape[1]) < label[:, None] - 1
-    ranks = np.sum((scores > own) | ((scores == own) & earlier), axis=1)
-    return np.asarray(np.where(label > 0, ranks, scores.shape[1]), np.int64)
+    return ranks(scores, label)
 
 
-def _gains(ranks: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    return np.where(ranks < k, 1 / np.log2(ranks + 2.0), 0.0)
+def _gains(places: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+    return np.where(places < k, 1 / np.log2(places + 2.0), 0.0)

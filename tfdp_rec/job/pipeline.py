@@ -13,34 +13,34 @@ before. Users stay on their side of the split on all days.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import functools
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.files import replacing, rows_at_a_time
+from tfdp_rec.files import replacing
 from tfdp_rec.job import report
-from tfdp_rec.job.budget import Lifetime
-from tfdp_rec.job.checkpoint import ITEMS, LABELS, PRIOR, SUMS, ReleasePayment, RunCheckpoint
-from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, measured_record, same_for_all
+from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Lifetime
+from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
+from tfdp_rec.job.evaluation import measured_record, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
-from tfdp_rec.job.recommenders.popularity import Prior, noisy_popularity
-from tfdp_rec.job.run import MadeRecommender, Run, Users, spent_before_training
+from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
-from tfdp_rec.job.sources import LogSource
+from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
@@ -52,372 +52,324 @@ from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums.set_union import private_items
 
-_RECENCY = 0.25  # where rows have times; see docs/spectral.md
-_SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
 _UNPROVEN = "training without a guarantee"
-_SEEN = (
-    "A day before had {users:,} users, too: if these are the same data, end this by Ctrl-C, or they are paid for again "
-    "and count twice."
-)
-Train = Callable[[str, Run], MadeRecommender]
-
-
-class Progress:
-    """Prints what is being done, i of n, and for how long; verbose 0 prints nothing, 1 counts within a step, too."""
-
-    def __init__(self, steps: int, verbose: int):
-        self.steps, self.verbose, self.step, self.start = steps, verbose, 0, time.monotonic()
-
-    def begin(self, what: str) -> None:
-        """The next step."""
-        self.step += 1
-        self.note(f"[{self.step}/{self.steps}] {what} ...")
-
-    def note(self, what: str) -> None:
-        """Something about the step."""
-        if self.verbose:
-            print(f"{time.monotonic() - self.start:6.0f} s  {what}", flush=True)
-
-    def counter(self, words: str, most: int) -> Callable[[int], None]:
-        """A function that shows how many of how many, on a terminal."""
-
-        def show(count: int) -> None:
-            if self.verbose == 1:
-                print(f"\r{'':10}{count:,} of {most:,} {words}", end="\n" if count >= most else "", flush=True)
-
-        return show
 
 
 def run(source: LogSource, kept: RunCheckpoint, verbose: int = 1, train: Train | None = None) -> RunFolder:
-    """Does all of a job, or what is not done yet, and writes the run folder."""
+    """Does all of a job, or what is not done yet, and writes the run folder; `train` stands for `train_one`."""
     made = kept.settings.mechanism
-    steps = 3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made)
-    show = Progress(steps, verbose)
+    show = Progress(3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made), verbose)
     show.begin("reading the log, and grouping it by user")
     log = source.read(kept.log)
     show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
     try:
-        return _Job(source, kept, show, log, train).whole()
+        run = _begun(source, kept, show, log)
+        run.log = log.with_items(_items(run))
+        sums = _sums(run) if names.spectral.name in made else None
+        run.prior = _prior(run) if any(map(is_two_tower, made)) else run.prior
+        results, statements = _popularity(run, sums), dict[str, Mapping[str, str]]()
+        for name in made:
+            done = kept.finished(name)
+            if done is None or name == run.released:
+                show.begin(f"{names.named(name).label}: making and testing on {len(run.evaluation):,} users")
+                recommender = _made(run, name, sums, train)
+                done = done or _tested(run, name, recommender)
+                kept.finish(name, done)
+                if name == run.released:  # at once: what goes wrong with the others does not lose it
+                    released = recommender
+                    titles = _release(run, released)
+            results.append(done["record"])
+            if done["statement"]:
+                statements[name] = done["statement"]
+        _conclude(run, released, titles, results, statements)
+        return kept.folder
     finally:
         kept.close()
 
 
-class _Job:
-    """One run, its log read."""
+# What is decided and checked before anything is paid.
 
-    def __init__(self, source: LogSource, kept: RunCheckpoint, show: Progress, log: Interactions, train: Train | None):
-        self.source, self.kept, self.show, self.everything, self._train = source, kept, show, log, train
-        self.settings = kept.settings
-        self.released = names.released(self.settings.mechanism, self.settings.export)
-        self.public = source.public_items()
-        self.users = Users.of(log, self.settings)
-        self.two_towers = list(filter(is_two_tower, self.settings.mechanism))
-        in_order = self.settings.sampling == SHUFFLED
-        self.paid = [name for name in self.settings.mechanism if names.is_paid(name, in_order)]
-        self._refuse_unfit(log)
-        own = dict.fromkeys([*self.paid, self.released])
-        kept.open(log, {name: self.users.adjacency(name) for name in own}, self.released)
-        self.ledger, self.before = kept.ledgers[self.released], kept.earlier
-        wanted = Lifetime.of(self.ledger.chain) if self.before else self._wanted(log)
-        self.delta = wanted.delta
-        self._refuse_large_delta()
-        for ledger in kept.ledgers.values():
-            wanted.decided(ledger)
-        decided = Lifetime.of(self.ledger.chain)
-        self.budget = decided.budget
-        for name, ledger in kept.ledgers.items():
-            decided.refuse_beyond(ledger, kept.left_to_pay(self._releases(name)))
-        if self.before:
-            self._check_kinds(log, self.before.items)
-        self.title_bytes = source.title_bytes(log.found()[1].type)
-        self._refuse_full()
-        if kept.seen:
-            print(_SEEN.format(users=len(log)), file=sys.stderr)
-        if self.two_towers and not kept.noises:
-            from tfdp_rec.job.recommenders import two_towers
 
-            assert self.users.sampling is not None
-            past = [] if self.before is None else [
-                (SelfComposedDpEvent(paid.event, paid.attempts), "earlier days") for paid in self.ledger.paid
-            ]  # fmt: skip
-            left = max(1, self.budget.days - sum(paid.label == LABELS[PRIOR] for paid in self.ledger.paid))
-            spent = past + left * self._spent
-            kept.keep_noises(two_towers.noises_for(self.settings, self.users.sampling, self.delta, spent, left))
-
-    # What is checked before anything is paid.
-
-    def _wanted(self, log: Interactions) -> Lifetime:
-        asked = self.settings
-        delta = min(1e-6, 1.0 / len(log)) if asked.delta is None else asked.delta
-        return Lifetime(asked.epsilon, delta, asked.days, self.public is not None, asked.items_epsilon)
-
-    def _releases(self, name: str) -> dict[str, DpEvent]:
-        """What a recommender costs beside training steps, by the files of what is released."""
-        found = dict(zip([ITEMS], self.budget.finding))
-        if is_two_tower(name):
-            found[PRIOR] = self._spent[-1][0]
-        elif name == names.spectral.name:
-            found[SUMS] = GaussianDpEvent(self.budget.sums)
-        return found
-
-    @property
-    def _spent(self) -> list[tuple[DpEvent, str]]:
-        return spent_before_training(self.budget)
-
-    def _refuse_unfit(self, log: Interactions) -> None:
-        """Raises for settings that do not fit each other, or the data's public sizes."""
-        asked, most = self.settings, len(self.public) if self.public else None
-        for name in ("top_k", "negatives"):
-            value = getattr(asked, name)
-            if most is not None and value != getattr(JobSettings, name) and value > most:  # a default gives way
-                raise ValueError(f"{flag(name)} must be at most the {most} items, got {value}.")
-        if self.two_towers and asked.servers and not log.ordered:
-            raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
-
-    def _refuse_large_delta(self) -> None:
-        if self.delta > 1 / len(self.users.train):
-            raise ValueError(
-                f"--delta {self.delta:g} is above 1 / {len(self.users.train)} users: a mechanism that publishes one "
-                "user's rows would still meet it. Choose a smaller one, on the first day."
-            )
-
-    def _check_kinds(self, log: Interactions, known: Items) -> None:
-        kinds = [pa.types.is_integer(kind) for kind in (known.ids.type, log.found()[1].type)]
-        if kinds[0] != kinds[1]:
-            words = ["whole numbers" if number else "text" for number in kinds]
-            raise ValueError(
-                f"--item: the ids of items were {words[0]} on the days before, and are {words[1]} here: write them as "
-                "they were."
-            )
-
-    def _refuse_full(self) -> None:
-        """Raises unless there is room for all that is going to be written, which is paid for before it is."""
-        asked, log = self.settings, self.everything
-        known = self.before.items.ids if self.before else pa.array([], pa.string())
-        new = log.found()[1] if self.public is None else self.public.ids
-        most, ids = len(new) + len(known), new.nbytes + known.nbytes
-        kept = self._item_bytes() + 12 * log.num_rows + 8 * len(log)
-        model = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 4 * ids + 2 * self.title_bytes + 2**22
-        released = model + 2 * self.title_bytes + 2 * ids
-        if names.spectral.name in asked.mechanism:
-            kept, released = kept + private_sums.file_bytes(most), released + private_sums.file_bytes(most)
-        if self.two_towers:
-            tables = 8 * (most + 1) * (asked.width + 2)
-            # Two checkpoints of each, of weights and as many values of the mechanism; the model, and its servable.
-            kept, released = kept + 8 * most + 4 * tables * len(self.two_towers), released + 3 * tables
-        needed = {
-            self.kept.directory: kept, self.kept.folder.release.path: released, Path(tempfile.gettempdir()): 2 * ids
-        }  # fmt: skip
-        disks: dict[int, int] = {}
-        for folder, size in needed.items():
-            disk = folder.stat().st_dev
-            disks[disk] = disks.get(disk, 0) + size
-            free = shutil.disk_usage(folder).free
-            if free < disks[disk]:
-                raise OSError(
-                    f"The disk of {folder} has {free / 2**20:.0f} MB left, and what is about to be paid for may take "
-                    f"{disks[disk] / 2**20:.0f} MB: free some space, or give another --out or --checkpoint."
-                )
-
-    def _item_bytes(self) -> int:
-        """What a file of the items takes at most."""
-        known = self.before.items.ids.nbytes if self.before else 0
-        new = self.everything.found()[1] if self.public is None else self.public.ids
-        return 2 * (new.nbytes + known) + 2**16
-
-    # The job.
-
-    def whole(self) -> RunFolder:
-        """From the items on."""
-        self.run = self._run(self.everything.with_items(self._items()))
-        self.sums = self._sums() if names.spectral.name in self.settings.mechanism else None
-        if self.two_towers:
-            self.run.prior = self._prior()
-        results, statements = self._popularity(), dict[str, Mapping[str, str]]()
-        for name in self.settings.mechanism:
-            done = self.kept.finished(name)
-            if done is None or name == self.released:
-                self.show.begin(f"{names.named(name).label}: making and testing on {len(self.run.evaluation):,} users")
-                made = self._make(name)
-                done = done or self._tested(name, made)
-                self.kept.finish(name, done)
-                if name == self.released:  # at once: what goes wrong with the others does not lose it
-                    released = made
-                    self._release(made)
-            results.append(done["record"])
-            if done["statement"]:
-                statements[name] = done["statement"]
-        self._conclude(released, results, statements)
-        return self.kept.folder
-
-    def _run(self, log: Interactions) -> Run:
-        asked, at_once = self.settings, min(500, rows_at_a_time([1, log.num_items], _SCORES))
-        recency = _RECENCY * log.ordered if asked.recency is None else asked.recency
-        examples = NewItemExamples(log, self.users.test[: asked.test_users])
-        return Run(
-            asked, log, self.users, self.budget, self.delta, recency, Evaluation(examples, asked.seed, at_once),
-            self.kept.folder, self.kept, self.show.verbose,
+def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interactions) -> Run:
+    """A run whose ledgers are open, and whose noise is decided."""
+    asked, users, public = kept.settings, Users.of(log, kept.settings), source.public_items()
+    _refuse_unfit(asked, log, public)
+    released, in_order = names.released(asked.mechanism, asked.export), asked.sampling == SHUFFLED
+    own = dict.fromkeys([*(name for name in asked.mechanism if names.is_paid(name, in_order)), released])
+    kept.open(log, {name: users.adjacency(name) for name in own}, released)
+    chain = kept.ledgers[released].chain
+    delta = min(1e-6, 1.0 / len(log)) if asked.delta is None else asked.delta
+    wanted = Lifetime(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
+    wanted = Lifetime.of(chain) if kept.earlier else wanted
+    if wanted.delta > 1 / len(users.train):
+        raise ValueError(
+            f"--delta {wanted.delta:g} is above 1 / {len(users.train)} users: a mechanism that publishes one user's "
+            "rows would still meet it. Choose a smaller one, on the first day."
+        )
+    for ledger in kept.ledgers.values():
+        wanted.decided(ledger)
+    decided = Lifetime.of(chain)
+    titles = source.titles((log.found()[1] if public is None else public.ids).type)
+    run = Run(source, kept, show, log, users, public, titles, decided.budget)
+    for name, ledger in kept.ledgers.items():
+        decided.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
+    if kept.earlier:
+        _refuse_other_kind(log, kept.earlier.items)
+    _refuse_full(run)
+    if kept.seen:
+        print(
+            f"A day before had {len(log):,} users, too: if these are the same data, end this by Ctrl-C, or they are "
+            "paid for again and count twice.", file=sys.stderr,
         )  # fmt: skip
+    if users.sampling is not None and not kept.noises:
+        _decide_noises(run)
+    return run
 
-    def _items(self) -> Items:
-        how = "finding items privately" if self.budget.items else "taking the items of the public list"
-        self.show.begin(how)
-        make = self._found if self.public is None else lambda payment: self._joined(self.public)
-        payers = self.kept.ledgers if self.public is None else ()
-        items = self.kept.release(ITEMS, payers, self._item_bytes(), make, Items.read)
-        new = f", {len(items) - len(self.before.items):,} of them new" if self.before else ""
-        self.show.note(f"{len(items):,} items{new}")
-        return items
 
-    def _joined(self, joining: Items | None) -> Items:
-        """Known items keep their numbers; the others follow, but for those that no vocabulary can hold."""
-        assert joining is not None
-        broken = line_breaks(joining)
-        if pc.sum(broken).as_py():
-            self.show.note(f"{pc.sum(broken).as_py():,} items left out: a line break in the id")
-            joining = Items(joining.ids.filter(pc.invert(broken)))
-        if not self.before:
-            return joining
-        known = self.before.items.ids
-        there = as_kind(known.type, joining.ids)
-        if there.null_count:
-            raise ValueError("--items: the items of the days before are whole numbers, and some of these are not.")
-        return Items(pa.concat_arrays([known, there.filter(pc.invert(pc.is_in(there, value_set=known)))]))
+def _decide_noises(run: Run) -> None:
+    """Keeps the noise of two-towers that comes to the budget, with the days before and those that are left."""
+    from tfdp_rec.job.recommenders import two_towers
 
-    def _found(self, payment: ReleasePayment) -> Items:
-        assert self.budget.items is not None
-        epsilon, delta = self.budget.items
-        accountant = cast(Accountant, payment)  # pays as one does, and follows no training
-        known = self.before.items.ids.to_pylist() if self.before else []
-        found = private_items(self.everything, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
-        paid = [ledger.chain.payments[number].event for ledger, number in payment.numbers]
-        if paid != [found.event] * len(self.kept.ledgers) or [found.event] != self.budget.finding:
-            raise RuntimeError(f"Finding items cost {found.event}, and {self.budget.finding} was planned for.")
-        if self.before:
-            return self._joined(Items(list(found.terms))) if found.terms else self.before.items
-        if not found.terms:
-            raise ValueError(
-                f"No item has so many users that it can be found privately at epsilon {epsilon:g} with "
-                f"{len(self.users.train)} users: give a public list (--items), more users, or a larger --epsilon; what "
-                "was spent stays spent."
+    kept, paid = run.checkpoint, run.ledger(run.released).paid
+    past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in paid] if kept.earlier else []
+    left = max(1, run.budget.days - run.days(PRIOR))
+    spent = past + left * run.budget.before_training
+    kept.keep_noises(two_towers.noises_for(run.settings, run.sampling, run.delta, spent, left))
+
+
+def _releases(run: Run, name: str) -> dict[str, DpEvent]:
+    """What a recommender costs beside training steps, by the files of what is released."""
+    sums = [SUMS] if name == names.spectral.name else []
+    return run.budget.releases(*([PRIOR] if is_two_tower(name) else sums))
+
+
+def _refuse_unfit(asked: JobSettings, log: Interactions, public: Items | None) -> None:
+    """Raises for settings that do not fit the data's public sizes."""
+    for name in ("top_k", "negatives"):
+        value = getattr(asked, name)
+        if public and value != getattr(JobSettings, name) and value > len(public):  # a default gives way
+            raise ValueError(f"{flag(name)} must be at most the {len(public)} items, got {value}.")
+    if asked.servers and any(map(is_two_tower, asked.mechanism)) and not log.ordered:
+        raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
+
+
+def _refuse_other_kind(log: Interactions, known: Items) -> None:
+    kinds = [pa.types.is_integer(kind) for kind in (known.ids.type, log.found()[1].type)]
+    if kinds[0] != kinds[1]:
+        words = ["whole numbers" if number else "text" for number in kinds]
+        raise ValueError(
+            f"--item: the ids of items were {words[0]} on the days before, and are {words[1]} here: write them as "
+            "they were."
+        )
+
+
+def _candidates(run: Run) -> tuple[int, int]:
+    """Number of items that there may be at most, and the bytes of their ids."""
+    known = run.checkpoint.earlier.items.ids if run.checkpoint.earlier else pa.array([], pa.string())
+    new = run.log.found()[1] if run.public is None else run.public.ids
+    return len(new) + len(known), new.nbytes + known.nbytes
+
+
+def _item_bytes(run: Run) -> int:
+    """What a file of the items takes at most."""
+    return 2 * _candidates(run)[1] + 2**16
+
+
+def _refuse_full(run: Run) -> None:
+    """Raises unless there is room for all that is going to be written, which is paid for before it is."""
+    made, (most, ids) = run.settings.mechanism, _candidates(run)
+    kept = _item_bytes(run) + 12 * run.log.num_rows + 8 * len(run.log)
+    released = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 6 * ids + 4 * run.titles.nbytes + 2**22
+    if names.spectral.name in made:
+        kept, released = kept + private_sums.file_bytes(most), released + private_sums.file_bytes(most)
+    towers = sum(map(is_two_tower, made))
+    if towers:
+        tables = 8 * (most + 1) * (run.settings.width + 2)
+        # Two checkpoints of each, of weights and as many values of the mechanism; the model, and its servable.
+        kept, released = kept + 8 * most + 4 * tables * towers, released + 3 * tables
+    needed = [(run.checkpoint.directory, kept), (run.folder.release.path, released)]
+    disks: dict[int, int] = {}
+    for folder, size in [*needed, (Path(tempfile.gettempdir()), 2 * ids)]:
+        disk = folder.stat().st_dev
+        disks[disk] = disks.get(disk, 0) + size
+        free = shutil.disk_usage(folder).free
+        if free < disks[disk]:
+            raise OSError(
+                f"The disk of {folder} has {free / 2**20:.0f} MB left, and what is about to be paid for may take "
+                f"{disks[disk] / 2**20:.0f} MB: free some space, or give another --out or --checkpoint."
             )
-        return self._joined(Items(list(found.terms)))
 
-    def _sums(self) -> SpectralRecommender:
-        users = f"{len(self.users.train):,} users"
-        self.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
-        made = private_sums.released(self.run, self.show.counter("users read", 2 * len(self.everything)))
-        self.show.note(f"pairs of {len(made.released.head):,} items were counted")
-        return made
 
-    def _prior(self) -> np.ndarray:
-        self.show.begin("counting popularity, where two-towers start")
-        run, (event, label) = self.run, self._spent[-1]
-        assert isinstance(event, GaussianDpEvent)
-        sigma = event.noise_multiplier
+# What is released once: items, sums, the prior.
 
-        def count(payment: ReleasePayment) -> Prior:
-            payment.spend(event, label)
-            return Prior(noisy_popularity(run.log, run.users.train, sigma).values)
 
-        payers = [name for name in self.kept.ledgers if is_two_tower(name)]
-        return self.kept.release(PRIOR, payers, 8 * run.log.num_items + 2**16, count, np.load)
+def _items(run: Run) -> Items:
+    kept, before = run.checkpoint, run.checkpoint.earlier
+    run.show.begin("finding items privately" if run.public is None else "taking the items of the public list")
 
-    def _popularity(self) -> list[dict[str, Any]]:
-        """Results of the most popular items for everyone: counted exactly, and as they were released."""
-        run = self.run
-        exact = UserSubset(run.log, run.users.train).exact_counts(run.log.catalogue)
-        shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
-        if self.two_towers:
-            cost = epsilon_of(ComposedDpEvent([event for event, _ in self._spent]), self.delta)
-            shown.append((names.dp_popularity.name, run.prior, cost))
-        elif self.sums is not None:
-            spent = self.kept.ledgers[names.spectral.name].epsilon(self.delta)
-            cost = private_sums.counts_epsilon(run, self.sums, spent)
-            shown.append((names.dp_popularity.name, self.sums.released.counts, cost))
-        return [
-            {"recommender": name, **measured_record(run.evaluation.measured(same_for_all(counts))),
-             "steps": None, "steps_per_second": None, "epsilon": epsilon, "noise_multiplier": None}
-            for name, counts, epsilon in shown
-        ]  # fmt: skip
+    def make(payment: ReleasePayment, file: Any) -> None:
+        (_found(run, payment) if run.public is None else _joined(run, run.public)).write(file)
 
-    def _make(self, name: str) -> MadeRecommender:
-        if name == self.released and name not in self.paid and not self._has_paid(_UNPROVEN):
-            self.ledger.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})
-        if name == names.exact.name:
-            return private_sums.without_noise(self.run)
-        if name == names.spectral.name:
-            assert self.sums is not None
-            return private_sums.made(self.run, self.sums)
-        if self._train is None:
-            from tfdp_rec.job.recommenders.two_towers import train_one
+    payers = kept.ledgers if run.public is None else ()
+    items = kept.release(ITEMS, payers, _item_bytes(run), make, Items.read)
+    run.show.note(f"{len(items):,} items" + (f", {len(items) - len(before.items):,} of them new" if before else ""))
+    return items
 
-            self._train = train_one
-        return self._train(name, self.run)
 
-    def _has_paid(self, label: str) -> bool:
-        return any(paid.label == label for paid in self.ledger.paid)
+def _joined(run: Run, joining: Items) -> Items:
+    """Known items keep their numbers; the others follow, but for those that no vocabulary can hold."""
+    broken = line_breaks(joining)
+    if pc.sum(broken).as_py():
+        run.show.note(f"{pc.sum(broken).as_py():,} items left out: a line break in the id")
+        joining = Items(joining.ids.filter(pc.invert(broken)))
+    if not run.checkpoint.earlier:
+        return joining
+    known = run.checkpoint.earlier.items.ids
+    there = as_kind(known.type, joining.ids)
+    if there.null_count:
+        raise ValueError("--items: the items of the days before are whole numbers, and some of these are not.")
+    return Items(pa.concat_arrays([known, there.filter(pc.invert(pc.is_in(there, value_set=known)))]))
 
-    def _tested(self, name: str, made: MadeRecommender) -> dict[str, Any]:
-        means = made.means if made.means is not None else self.run.evaluation.measured(made.scores)
-        record = {"recommender": name, **measured_record(dict(means)), **made.costs()}
-        return {"record": record, "statement": dict(made.statement.fields) if made.statement else None}
 
-    def _release(self, made: MadeRecommender) -> None:
-        """Writes the one recommender that leaves the run, with its statement beside it."""
-        part, items = self.kept.folder.release, self.run.log.items
-        assert items is not None
-        self.named = self.source.titles(items)
-        part.write_text(STATEMENT, made.statement or report.NO_GUARANTEE)
-        if is_two_tower(self.released):
-            made.model.save(str(part / "model.keras"))
-        with replacing(part / SERVABLE) as temporary, writing_a_model(part / SERVABLE):
-            export(temporary, made.model, items, self.named, min(self.settings.top_k, len(items)))
+def _found(run: Run, payment: ReleasePayment) -> Items:
+    assert run.budget.items is not None
+    (epsilon, delta), before = run.budget.items, run.checkpoint.earlier
+    accountant = cast(Accountant, payment)  # pays as one does, and follows no training
+    known = before.items.ids.to_pylist() if before else []
+    found = private_items(run.log, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
+    planned = run.budget.releases()[ITEMS]
+    if [ledger.chain.payments[number].event for ledger, number in payment.numbers] != [planned] * len(payment.ledgers):
+        raise RuntimeError(f"Finding items cost {found.event}, and {planned} was planned for.")
+    if found.terms:
+        return _joined(run, Items(list(found.terms)))
+    if before:
+        return before.items
+    raise ValueError(
+        f"No item has so many users that it can be found privately at epsilon {epsilon:g} with {len(run.users.train)} "
+        "users: give a public list (--items), more users, or a larger --epsilon; what was spent stays spent."
+    )
 
-    def _conclude(
-        self, made: MadeRecommender, results: list[dict[str, Any]], statements: dict[str, Mapping[str, str]]
-    ) -> None:
-        """The report; last what a further day starts from."""
-        self.show.begin("writing the report")
-        folder, log, asked = self.kept.folder, self.run.log, self.settings
-        assert log.items is not None
-        config = {
-            **asked.as_config(), "when": datetime.datetime.now().isoformat(timespec="minutes"),
-            "num_users": len(log), "train_users": len(self.users.train), "num_items": log.num_items,
-            "day": made.model.released.fits if self.released == names.spectral.name else max(1, self.run.day),
-            "released": self.released,
-            "public": self.public is not None, "ordered": log.ordered, "delta": self.delta,
-            "recency": self.run.recency, "noise_multipliers": self.kept.noises, "negatives": self.run.negatives,
-        }  # fmt: skip
-        folder.private.write_json("results.json", results)
-        answers = self._first_answers(made)
-        written = report.RunReport(folder, self.source, config, results, statements, made.statement, answers)
-        report.write(written)
-        if asked.step_at:  # after the page is there: large tables may take more memory than there is
-            from tfdp_rec.job.step_times import step_times
 
-            seconds = step_times(asked, log.num_items, self.show.verbose)
-            folder.private.write_json("step_times.json", seconds)
-            report.write(written, seconds)
-        folder.private.write_json(CONFIG, config)  # where it is, a run can be continued
-        # Last: where it is, it is whole.
-        WarmStart(log.items, self.ledger.mark, None, self.named).save(folder.path, made.model)
-        if self.show.verbose:
-            self._say(folder.path, results, log.num_items)
+def _sums(run: Run) -> SpectralRecommender:
+    users = f"{len(run.users.train):,} users"
+    run.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
+    counter = functools.partial(run.show.count, "users read", 2 * len(run.log))
+    made = private_sums.released(run, UserSubset(run.log, run.users.train, counter))
+    run.show.note(f"pairs of {len(made.released.head):,} items were counted")
+    return made
 
-    def _first_answers(self, made: MadeRecommender) -> list[tuple[Any, str]]:
-        """Ids and titles of the first items that are recommended for an empty history."""
-        scores = np.asarray(made.scores(np.zeros([1, self.settings.history], np.int32)))[0]
-        best = np.argsort(-scores, kind="stable")[:5] + 1
-        assert self.run.log.items is not None
-        return [(item, self.named.get(item, "")) for item in self.run.log.items.of(best)]
 
-    def _say(self, path: Path, results: list[dict[str, Any]], items: int) -> None:
-        if self.settings.titles:
-            self.show.note(f"{len(self.named):,} of {items:,} items have a title")
-        self.show.note("done")
-        if len(self.run.evaluation):
-            print(f"\nHeld-out users, without noise, for you alone:\n{report.text(results)}")
-        spent = self.ledger.epsilon(self.delta) if names.named(self.released).claims_epsilon else float("inf")
-        cost = f"epsilon = {rounded_up(spent):g} at delta = {self.delta:g}"
-        print(f"\n{path / PRIVATE}/report.html   {path / RELEASE / SERVABLE}   {cost}")
+def _prior(run: Run) -> np.ndarray:
+    run.show.begin("counting popularity, where two-towers start")
+    event: Any = run.budget.releases(PRIOR)[PRIOR]
+
+    def count(payment: ReleasePayment, file: Any) -> None:
+        payment.spend(event, LABELS[PRIOR])
+        users = UserSubset(run.log, run.users.train)
+        np.save(file, users.noisy_popularity(run.log.catalogue, event.noise_multiplier).values)
+
+    payers = [name for name in run.checkpoint.ledgers if is_two_tower(name)]
+    return run.checkpoint.release(PRIOR, payers, 8 * run.log.num_items + 2**16, count, np.load)
+
+
+# The recommenders.
+
+
+def _popularity(run: Run, sums: SpectralRecommender | None) -> list[dict[str, Any]]:
+    """Results of the most popular items for everyone: counted exactly, and as they were released."""
+    exact = UserSubset(run.log, run.users.train).exact_counts(run.log.catalogue)
+    shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
+    if len(run.prior):
+        cost = epsilon_of(ComposedDpEvent([event for event, _ in run.budget.before_training]), run.delta)
+        shown.append((names.dp_popularity.name, run.prior, cost))
+    elif sums is not None:
+        shown.append((names.dp_popularity.name, sums.released.counts, private_sums.counts_epsilon(run, sums)))
+    return [
+        _record(run, name, MadeRecommender(None, same_for_all(counts))) | {"epsilon": epsilon}
+        for name, counts, epsilon in shown
+    ]
+
+
+def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | None) -> MadeRecommender:
+    if name == run.released and not names.is_paid(name, run.settings.sampling == SHUFFLED):
+        ledger = run.ledger(name)
+        if _UNPROVEN not in [paid.label for paid in ledger.paid]:
+            ledger.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})
+    if name == names.exact.name:
+        return private_sums.without_noise(run)
+    if name == names.spectral.name:
+        assert sums is not None
+        return private_sums.made(run, sums)
+    if train is not None:
+        return train(name, run)
+    from tfdp_rec.job.recommenders.two_towers import train_one
+
+    return train_one(name, run)
+
+
+def _tested(run: Run, name: str, made: MadeRecommender) -> dict[str, Any]:
+    statement = dict(made.statement.fields) if made.statement else None
+    return {"record": _record(run, name, made), "statement": statement}
+
+
+def _record(run: Run, name: str, made: MadeRecommender) -> dict[str, Any]:
+    """What results.json says of a recommender."""
+    means = run.evaluation.measured(made.scores) if made.means is None else made.means
+    costs = {each: getattr(made, each) for each in ("steps", "steps_per_second", "epsilon", "noise_multiplier")}
+    return {"recommender": name, **measured_record(dict(means)), **costs}
+
+
+def _release(run: Run, made: MadeRecommender) -> Mapping[Any, str]:
+    """Writes the one recommender that leaves the run, with its statement beside it; returns the titles of its items."""
+    part, items = run.folder.release, run.log.items
+    assert items is not None
+    titles = titles_of(items, run.titles)
+    part.write(STATEMENT, made.statement or report.NO_GUARANTEE)
+    if is_two_tower(run.released):
+        made.model.save(str(part / "model.keras"))
+    with replacing(part / SERVABLE) as temporary, writing_a_model(part / SERVABLE):
+        export(temporary, made.model, items, titles, min(run.settings.top_k, len(items)))
+    return titles
+
+
+def _conclude(
+    run: Run, made: MadeRecommender, titles: Mapping[Any, str], results: list[dict[str, Any]],
+    statements: Mapping[str, Mapping[str, str]],
+) -> None:  # fmt: skip
+    """The report; last what a further day starts from."""
+    run.show.begin("writing the report")
+    folder, log, asked = run.folder, run.log, run.settings
+    assert log.items is not None
+    config = {
+        **dataclasses.asdict(asked), "when": datetime.datetime.now().isoformat(timespec="minutes"),
+        "num_users": len(log), "train_users": len(run.users.train), "num_items": log.num_items,
+        "day": made.model.released.fits if run.released == names.spectral.name else max(1, run.days(PRIOR)),
+        "released": run.released, "public": run.public is not None, "ordered": log.ordered, "delta": run.delta,
+        "recency": run.recency, "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives,
+    }  # fmt: skip
+    folder.private.write_json("results.json", results)
+    scores = np.asarray(made.scores(np.zeros([1, asked.history], np.int32)))[0]
+    first = log.items.of(np.argsort(-scores, kind="stable")[:5] + 1)  # for an empty history
+    answers = [(item, titles.get(item, "")) for item in first]
+    written = report.RunReport(folder, run.source, config, results, statements, made.statement, answers)
+    report.write(written)
+    if asked.step_at:  # after the page is there: large tables may take more memory than there is
+        from tfdp_rec.job.step_times import step_times
+
+        seconds = step_times(asked, log.num_items, run.show.verbose)
+        folder.private.write_json("step_times.json", seconds)
+        report.write(written, seconds)
+    folder.private.write_json(CONFIG, config)  # where it is, a run can be continued
+    ledger = run.ledger(run.released)
+    # Last: where it is, it is whole.
+    WarmStart(log.items, ledger.mark, None, titles).save(folder.path, made.model)
+    if not run.show.verbose:
+        return
+    if asked.titles:
+        run.show.note(f"{len(titles):,} of {log.num_items:,} items have a title")
+    run.show.note("done")
+    if len(run.evaluation):
+        print(f"\nHeld-out users, without noise, for you alone:\n{report.text(results)}")
+    spent = ledger.epsilon(run.delta) if names.named(run.released).claims_epsilon else float("inf")
+    cost = f"epsilon = {rounded_up(spent):g} at delta = {run.delta:g}"
+    print(f"\n{folder.path / PRIVATE}/report.html   {folder.path / RELEASE / SERVABLE}   {cost}")

@@ -1,7 +1,7 @@
 """What a run says of itself: the report, for those who may see the log; and the model card, which may be handed on.
 
-What was tested is computed from users' data without noise. The report says so, and no ε covers it. What is said of the
-guarantee is read from the statement's fields, so that neither can promise something else.
+Results of tests are computed from users' data without noise. The report says so, and no ε covers it. What is said of
+the guarantee is read from the statement's fields, so that neither can promise something else.
 """
 
 from __future__ import annotations
@@ -14,27 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tfdp_rec
-from tfdp_rec.job import plots
-from tfdp_rec.job.page import (
-    Block,
-    BulletList,
-    Code,
-    FactList,
-    Figures,
-    Given,
-    Page,
-    PageTable,
-    Paragraph,
-    Picture,
-    Pictures,
-    Section,
-    Strong,
-    Verbatim,
-    Words,
-)  # fmt: skip
+from tfdp_rec.job import page, plots
 from tfdp_rec.job.recommenders.names import is_two_tower, named, popularity, spectral
 from tfdp_rec.job.run_folder import PRIVATE, RELEASE, RunFolder
-from tfdp_rec.job.sources.source import LogSource
+from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
 from tfdp_rec.spending.statement import Statement, rounded_up
 
@@ -42,11 +25,11 @@ SHOWN = ("recall@10", "recall@20", "nDCG@10")
 NO_GUARANTEE = Statement({"Guarantee": "none: this is not private, and no epsilon holds for it"})
 _ON_THE_CARD = ("Guarantee", "Days", "Protected unit", "Adjacency", "Public", "Covers", "Does not cover")
 _WARNING = (
-    Strong("Not private."), " Losses, recalls and nDCG below were computed from users' data without noise. They are "
-    "for those who may see the log; the ε of the table covers what is released, not this page.",
-)  # fmt: skip
+    "> **Not private.** Losses, recalls and nDCG below were computed from users' data without noise. They are for "
+    "those who may see the log; the ε of the table covers what is released, not this page."
+)
 _HISTORIES = "A question holds a history, and no ε covers that: keep it between the user and you."
-_LIMITS: tuple[Words, ...] = (
+_LIMITS = (
     "It knows the items of its list alone: others are ignored in a history, and never recommended.",
     "Tested once, offline, on other users of the same data: later performance, other places, and differences between "
     "groups of users were not measured.",
@@ -54,11 +37,18 @@ _LIMITS: tuple[Words, ...] = (
     _HISTORIES,
 )
 _GENERATED = "The timelines were generated: the results compare methods, and say nothing of real users."
-_PRIVATE: tuple[tuple[Words, Words], ...] = (
-    ((Code("report.html"), ", ", Code("report.md"), ", pictures, ", Code("results.json")), "results of tests"),
-    (Code("config.json"), "settings, with the names of the log's files"),
-    ((Code("metrics.jsonl"), ", ", Code("tensorboard/")), "losses and tests during training, if any"),
-    (Code("ledgers/"), "what recommenders that were only compared have cost, if any"),
+_OF_THE_TESTS = (
+    "For each of {users:,} held-out users the recommender sees up to {history} rows and ranks all other items; the "
+    "label is an item that was new to the user, and items that are not in the catalogue count as not found. Brackets "
+    "hold 95% intervals of the mean over such users: 1.96 standard errors on either side. All lines have the same "
+    "users, so that differences are surer than these. Exact popularity has no privacy; DP popularity is the released "
+    "counts alone."
+)
+_PRIVATE_FILES = (
+    ("`report.html`, `report.md`, pictures, `results.json`", "results of tests"),
+    ("`config.json`", "settings, with the names of the log's files"),
+    ("`metrics.jsonl`, `tensorboard/`", "losses and tests during training, if any"),
+    ("`ledgers/`", "what recommenders that were only compared have cost, if any"),
 )
 
 
@@ -95,17 +85,14 @@ class RunReport:
         return self.config["released"]
 
 
-def label(name: str) -> str:
-    """A recommender's name in tables and plots."""
-    return f"two-tower, {named(name).label}" if is_two_tower(name) else named(name).label
-
-
 def table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Rows of the table of results, the heading first."""
     rows = [["recommender", *SHOWN, "ε (user-level)", "steps"]]
     for result in results:
-        means = [_with_interval(result, metric) for metric in SHOWN]
-        rows.append([label(result["recommender"]), *means, _epsilon(result["epsilon"]), str(result["steps"] or "–")])
+        label = named(result["recommender"]).label
+        label = f"two-tower, {label}" if is_two_tower(result["recommender"]) else label
+        means = [f"{_mean(result, metric).value:.4f} {_interval(result, metric, 4)}" for metric in SHOWN]
+        rows.append([label, *means, _epsilon(result["epsilon"]), str(result["steps"] or "–")])
     return rows
 
 
@@ -122,77 +109,64 @@ def text(results: Sequence[dict[str, Any]]) -> str:
 
 def write(report: RunReport, seconds: Mapping[str, Mapping[str, float]] | None = None) -> None:
     """Writes the report, as `report.html` and `report.md`, and the model card."""
-    config, private = report.config, named(report.released).claims_epsilon
-    report.folder.release.write_text("card.md", card(report).markdown())
+    config, private = report.config, report.folder.private
+    report.folder.release.write("card.md", card(report))
     day = f", day {config['day']} of at most {config['days']}" if config["days"] > 1 else ""
-    report.folder.private.write_page(
-        Page(
-            f"Run of {config['when'].replace('T', ', ')}{day}",
-            _WARNING,
-            [_figures(report), *_tests(report), Paragraph(_made_of(config)), Pictures(_pictures(report))],
-            [
-                Section("Model card", [Paragraph(_released(report)), FactList(_facts(report, True))]),
-                _files(report, "yes" if private else "no"),
-                _questions(report, report.folder.path.resolve().name),
-                _limits(report),
-                *_growth(config, seconds or {}),
-                Section("What is promised", [], [_promise(report, name) for name in report.statements]),
-            ],
-        )
-    )
+    title = f"Run of {config['when'].replace('T', ', ')}{day}"
+    pictures = _pictures(report)
+    promises = [f"### {named(name).label}\n\n{_promise(report, name)}" for name in report.statements]
+    blocks = [
+        f"# {title}", _WARNING, *_tests(report), _made_of(config),
+        "\n".join(f"![{picture.about}]({picture.file})" for picture in pictures),
+        page.section("Model card", _released(report), page.facts(_facts(report, True))),
+        _files(report, "yes" if named(report.released).claims_epsilon else "no"),
+        _questions(report, report.folder.path.resolve().name), _limits(report), *_growth(config, seconds or {}),
+        page.section("What is promised", *promises),
+    ]  # fmt: skip
+    markdown = "\n\n".join(blocks) + "\n"
+    for picture in pictures:
+        private.write(picture.file, picture.png)
+    private.write("report.md", markdown)
+    private.write("report.html", page.as_html(title, markdown, {picture.file: picture.png for picture in pictures}))
 
 
-def card(report: RunReport) -> Page:
+def card(report: RunReport) -> str:
     """The part of the report that may be handed on: no results of tests, and no name of a file or folder."""
-    covered = "What this folder holds is covered by the ε below, all of it. " if report.said else "**Not private.** "
-    return Page(
-        "A private recommender" if report.said else "A recommender",
-        (covered, _HISTORIES),
-        [FactList(_facts(report, False)), Paragraph(_made_of(report.config))],
-        [
-            _files(report), _questions(report, RELEASE), _limits(report),
-            Section("What is promised", [Verbatim(report.said or NO_GUARANTEE)]),
-        ],
+    covered = "What this folder holds is covered by the ε below, all of it." if report.said else "**Not private.**"
+    blocks = (
+        "# A private recommender" if report.said else "# A recommender", f"> {covered} {_HISTORIES}",
+        page.facts(_facts(report, False)), _made_of(report.config), _files(report), _questions(report, RELEASE),
+        _limits(report), page.section("What is promised", page.verbatim(report.said or NO_GUARANTEE)),
     )  # fmt: skip
+    return "\n\n".join(blocks) + "\n"
 
 
 # Sections.
 
 
-def _figures(report: RunReport) -> Block:
-    """The few figures that one looks for first."""
+def _tests(report: RunReport) -> list[str]:
+    """The few figures that one looks for first, and the table of all."""
     config, result = report.config, report.by_name[report.released]
-    private = named(report.released).claims_epsilon
-    cost = (_epsilon(result["epsilon"]), f"at δ = {config['delta']:g}, of what is released")
-    shown = [("ε, user-level", *(cost if private else ("∞", "not private")))]
-    others = "trained on"
-    if result["test_users"]:
-        low, high = _mean(result, "recall@10").interval()
-        popular = report.by_name[popularity.name]["recalls"]["recall@10"]
-        found = f"95%: {max(low, 0.0):.3f} to {min(high, 1.0):.3f}; exact popularity {popular:.3f}"
-        shown.append(("recall@10 of what is released", f"{result['recalls']['recall@10']:.3f}", found))
-        others = f"trained on; {result['test_users']:,} others tested on"
-    return Figures([*shown, ("users", f"{config['train_users']:,}", others)])
-
-
-def _tests(report: RunReport) -> list[Block]:
-    users = report.by_name[report.released]["test_users"]
+    users, cost = result["test_users"], "- ε, user-level: **∞** (not private)"
+    if named(report.released).claims_epsilon:
+        cost = f"- ε, user-level: **{_epsilon(result['epsilon'])}** (at δ = {config['delta']:g}, of what is released)"
+    trained = f"- users: **{config['train_users']:,}** (trained on"
     if not users:
-        return [Paragraph("No held-out user has two different items: nothing was tested.")]
+        return [f"{cost}\n{trained})", "No held-out user has two different items: nothing was tested."]
+    popular = report.by_name[popularity.name]["recalls"]["recall@10"]
+    found = (
+        f"- recall@10 of what is released: **{result['recalls']['recall@10']:.3f}** (95% interval "
+        f"{_interval(result, 'recall@10', 3)}; exact popularity {popular:.3f})"
+    )
     heading, *rows = table(report.results)
     return [
-        PageTable("Results", heading, rows, list(report.by_name).index(report.released), figures=True),
-        Paragraph(
-            f"For each of {users:,} held-out users the recommender sees up to {report.config['history']} rows and "
-            "ranks all other items; the label is an item that was new to the user, and items that are not in the "
-            "catalogue count as not found. Brackets hold 95% intervals of the mean over such users: 1.96 standard "
-            "errors on either side. All lines have the same users, so that differences are surer than these. Exact "
-            "popularity has no privacy; DP popularity is the released counts alone."
-        ),
+        f"{cost}\n{found}\n{trained}; {users:,} others tested on)",
+        page.table(heading, rows, list(report.by_name).index(report.released)),
+        _OF_THE_TESTS.format(users=users, history=config["history"]),
     ]
 
 
-def _pictures(report: RunReport) -> list[Picture]:
+def _pictures(report: RunReport) -> list[plots.Picture]:
     lines = report.folder.metrics()
     trained = {line["recommender"] for line in lines}
     tested = {name: result for name, result in report.by_name.items() if result["test_users"]}
@@ -218,7 +192,7 @@ def _made_of(config: Mapping[str, Any]) -> str:
     return said
 
 
-def _facts(report: RunReport, private: bool) -> list[tuple[str, Words]]:
+def _facts(report: RunReport, private: bool) -> list[tuple[str, str]]:
     kind = "counts of items and of pairs of them, summed over users with noise; nothing is trained"
     if is_two_tower(report.released):
         kind = "a two-tower, trained by this mechanism"
@@ -227,56 +201,54 @@ def _facts(report: RunReport, private: bool) -> list[tuple[str, Words]]:
     items = "a public list" if report.config["public"] else "those that many users have, found privately"
     fields = (report.said or NO_GUARANTEE).fields
     return [
-        ("Recommender", (Strong(named(report.released).label), f": {kind}")),
+        ("Recommender", f"**{named(report.released).label}**: {kind}"),
         ("Made from", report.source.words(private)),
-        ("BulletList", f"{report.config['num_items']:,}, {items}"),
+        ("Items", f"{report.config['num_items']:,}, {items}"),
         *((name, fields[name]) for name in _ON_THE_CARD if name in fields),
         ("Made by", f"tfdp_rec {tfdp_rec.__version__}"),
     ]
 
 
-def _released(report: RunReport) -> Words:
+def _released(report: RunReport) -> str:
     """Which recommender the folder holds, and what the release of another would cost."""
-    there = (Strong(named(report.released).label), " is in ", Code("release/servable/"))
+    there = f"**{named(report.released).label}** is in `release/servable/`"
     if not named(report.released).claims_epsilon:
-        return (*there, ". It is not private: no ε holds for it.")
-    private = [name for name in report.statements if named(name).claims_epsilon]
-    alone = (*there, ", and it alone; it was chosen by its name before training, so that the choice costs no privacy.")
+        return f"{there}. It is not private: no ε holds for it."
+    private = [named(name).label for name in report.statements if named(name).claims_epsilon]
+    alone = f"{there}, and it alone; it was chosen by its name before training, so that the choice costs no privacy."
     if len(private) < 2:
         return alone
-    several = ", ".join(named(name).label for name in private)
     return (
-        *alone,
-        f" ε is stated per recommender, and {several} were made from the same users: a release of several of them, or "
-        "of one more from another run on these users, costs the sum of their ε, at the sum of their δ.",
+        f"{alone} ε is stated per recommender, and {', '.join(private)} were made from the same users: a release of "
+        "several of them, or of one more from another run on these users, costs the sum of their ε, at the sum of "
+        "their δ."
     )
 
 
-def _files(report: RunReport, covered: str = "") -> Section:
+def _files(report: RunReport, covered: str = "") -> str:
     """The run folder's files and what the guarantee covers; or, without that, those of its released part."""
-    released: list[tuple[str, Words]] = [
+    released = [
         ("servable/", "the SavedModel, which takes and gives the ids of the log"),
         ("statement.txt", "what is promised, as below"),
         ("card.md", "the model card: what this is, and what is promised"),
-        ("ledger.jsonl", ("what was paid: ", Code("tfdp-rec ledger show"), "; public numbers alone")),
-        ("released.npz", "items and titles, and the sums as they were released, for days that follow"),
+        ("ledger.jsonl", "what was paid: `tfdp-rec ledger show`; public numbers alone"),
     ]
     if is_two_tower(report.released):
-        released[-1:] = [("model.keras", "the model, by number of item, to load in Python or to export anew"),
-                         ("released.npz", "items and titles, by number")]  # fmt: skip
+        released.append(("model.keras", "the model, by number of item, to load in Python or to export anew"))
+        released.append(("released.npz", "items and titles, by number"))
+    else:
+        released.append(("released.npz", "items and titles, and the sums as they were released, for days that follow"))
+    title = "What is in this folder"
     if not covered:
-        rows = [(Code(name), what) for name, what in released]
-        return Section("What is in this folder", [PageTable("Files", ("file", "what it is"), rows)])
-    several: list[tuple[Words, Words, str]] = [(Code(f"{RELEASE}/{name}"), what, covered) for name, what in released]
-    for words, what in _PRIVATE:
-        pieces = words if isinstance(words, tuple) else (words,)
-        several.append(((Code(f"{PRIVATE}/"), ": ", *pieces), what, "no"))
-    shown = PageTable("Files of the run", ("file", "what it is", "covered by ε"), several)
-    parts: Words = ("Hand on ", Code(f"{RELEASE}/"), " alone. No ε covers what is in ", Code(f"{PRIVATE}/"), ".")
-    return Section("What is in this folder", [Paragraph(parts), shown])
+        rows = [(page.code(name), what) for name, what in released]
+        return page.section(title, page.table(("file", "what it is"), rows))
+    several = [(page.code(f"{RELEASE}/{name}"), what, covered) for name, what in released]
+    several += [(f"`{PRIVATE}/`: {name}", what, "no") for name, what in _PRIVATE_FILES]
+    parts = f"Hand on `{RELEASE}/` alone. No ε covers what is in `{PRIVATE}/`."
+    return page.section(title, parts, page.table(("file", "what it is", "covered by ε"), several))
 
 
-def _questions(report: RunReport, folder: str) -> Section:
+def _questions(report: RunReport, folder: str) -> str:
     """How to ask the recommender, and what it recommends for an empty history."""
     ids = [item for item, _ in report.answers if not str(item).startswith("-")][:2]
     name, typed = shlex.quote(folder), " ".join(shlex.quote(str(item)) for item in ids) or "ID ID"
@@ -286,44 +258,44 @@ def _questions(report: RunReport, folder: str) -> Section:
         f"tfdp-rec serve {name}\n"
         f"curl -d {asked} http://127.0.0.1:8501/v1/models/recommender:predict"
     )
-    shown = [(Given(str(item)), Given(title)) for item, title in report.answers]
-    return Section("How to ask it", [
-        Paragraph("From the folder that this run's folder is in, here and over HTTP:"), Verbatim(commands),
-        Paragraph("Recommendations for an empty history:"), PageTable("First answers", ("id", "title"), shown),
-    ])  # fmt: skip
+    shown = [(page.given(item), page.given(title)) for item, title in report.answers]
+    return page.section(
+        "How to ask it", "From the folder that this run's folder is in, here and over HTTP:", page.verbatim(commands),
+        "Recommendations for an empty history:", page.table(("id", "title"), shown),
+    )  # fmt: skip
 
 
-def _limits(report: RunReport) -> Section:
-    return Section("Limits", [BulletList([*([_GENERATED] if report.source.generated else []), *_LIMITS])])
+def _limits(report: RunReport) -> str:
+    return page.section("Limits", page.bullets([*([_GENERATED] if report.source.generated else []), *_LIMITS]))
 
 
-def _growth(config: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[Section]:
+def _growth(config: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
     if not seconds:
         return []
     names = list(next(iter(seconds.values())))
     rows = [[f"{int(items):,}", *(f"{of[name]:.2f} s" for name in names)] for items, of in seconds.items()]
+    heading = ["items", *(f"a step of {named(name).label}" for name in names)]
     said = (
         f"The two-tower of this run, {config['batch_size']} users a step, on ids drawn at random. Mechanisms took "
         "turns, and a time is the median of three. DP-SGD draws noise for every item at every step, a lazy step for "
         "those that are about to be read."
     )
-    heading = ["items", *(f"a step of {named(name).label}" for name in names)]
-    return [Section("A step, as the catalogue grows", [PageTable("Seconds a step", heading, rows), Paragraph(said)])]
+    return [page.section("A step, as the catalogue grows", page.table(heading, rows), said)]
 
 
-def _promise(report: RunReport, name: str) -> Section:
-    said = report.said if name == report.released and report.said else Statement(report.statements[name])
-    return Section(named(name).label, [Verbatim(said)])
+def _promise(report: RunReport, name: str) -> str:
+    return page.verbatim(
+        report.said if name == report.released and report.said else Statement(report.statements[name])
+    )
 
 
 def _epsilon(value: float | None) -> str:
     return "∞" if value is None or math.isinf(value) else f"{rounded_up(value):g}"
 
 
-def _with_interval(result: Mapping[str, Any], metric: str) -> str:
-    mean = _mean(result, metric)
-    low, high = mean.interval()
-    return f"{mean.value:.4f} [{max(low, 0.0):.4f}, {min(high, 1.0):.4f}]"
+def _interval(result: Mapping[str, Any], metric: str, digits: int) -> str:
+    low, high = _mean(result, metric).interval()
+    return f"[{max(low, 0.0):.{digits}f}, {min(high, 1.0):.{digits}f}]"
 
 
 def _mean(result: Mapping[str, Any], metric: str) -> Mean:

@@ -7,31 +7,58 @@ user's items would have a say in which others train.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tfdp_rec import mechanisms
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.job.budget import Budget
-from tfdp_rec.job.checkpoint import LABELS, PRIOR, RunCheckpoint
-from tfdp_rec.job.evaluation import Evaluation
+from tfdp_rec.datasets.logs.items import Items
+from tfdp_rec.files import rows_at_a_time
+from tfdp_rec.job.budget import LABELS, Budget
+from tfdp_rec.job.checkpoint import RunCheckpoint
+from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.names import IN_ORDER, is_two_tower
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
+from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.spending.ledger import ZERO_OUT
 from tfdp_rec.spending.statement import Statement, rounded_up
-from tfdp_rec.sums import set_union
 
 _TRAIN, _NEGATIVES = 0.8, 4000  # of the users; where there are so many items
+_RECENCY = 0.25  # where rows have times; see docs/spectral.md
+_SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
+
+
+class Progress:
+    """Prints what is being done, i of n, and for how long; verbose 0 prints nothing, 1 counts within a step, too."""
+
+    def __init__(self, steps: int, verbose: int):
+        self.steps, self.verbose, self.step, self.start = steps, verbose, 0, time.monotonic()
+
+    def begin(self, what: str) -> None:
+        """The next step."""
+        self.step += 1
+        self.note(f"[{self.step}/{self.steps}] {what} ...")
+
+    def note(self, what: str) -> None:
+        """Something about the step."""
+        if self.verbose:
+            print(f"{time.monotonic() - self.start:6.0f} s  {what}", flush=True)
+
+    def count(self, words: str, most: int, count: int) -> None:
+        """How many of how many, on a terminal."""
+        if self.verbose == 1:
+            print(f"\r{'':10}{count:,} of {most:,} {words}", end="\n" if count >= most else "", flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,31 +101,57 @@ def _sampling_of(users: int, settings: JobSettings) -> PoissonSampling | FixedOr
     return PoissonSampling(users, settings.batch_size, unit="user")
 
 
-def prior_noise(epsilon: float, delta: float) -> float:
-    """σ of the popularity counts: at most a twenty-fifth of a two-tower's budget, in σ⁻², and never less than 4."""
-    return max(4.0, 5.0 * noise_of_one_release(epsilon, delta))
-
-
 @dataclasses.dataclass
 class Run:
-    """What the making of any of a job's recommenders needs.
+    """A job whose log was read: what any of its recommenders is made from.
 
     Attributes:
+        log: Log, with its items once these are chosen.
+        public: Public list of items; None where they are found.
+        titles: Public titles, in columns `item` and `title`.
+        budget: Shares of one day.
         prior: Popularity of each item, released before two-towers are trained; empty until then.
-        recency: Exponent of private sums.
     """
 
-    settings: JobSettings
+    source: LogSource
+    checkpoint: RunCheckpoint
+    show: Progress
     log: Interactions
     users: Users
+    public: Items | None
+    titles: pa.Table
     budget: Budget
-    delta: float
-    recency: float
-    evaluation: Evaluation
-    folder: RunFolder
-    checkpoint: RunCheckpoint
-    verbose: int
     prior: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def settings(self) -> JobSettings:
+        """What was asked for."""
+        return self.checkpoint.settings
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where results go."""
+        return self.checkpoint.folder
+
+    @property
+    def released(self) -> str:
+        """Name of the recommender that leaves the run."""
+        return names.released(self.settings.mechanism, self.settings.export)
+
+    @property
+    def delta(self) -> float:
+        """δ of all days together."""
+        return self.budget.delta
+
+    def ledger(self, name: str) -> Any:
+        """A recommender's ledger; None if nothing is paid for it."""
+        return self.checkpoint.ledgers.get(name)
+
+    @property
+    def recency(self) -> float:
+        """Exponent of private sums."""
+        usual = _RECENCY if self.log.ordered else 0.0
+        return usual if self.settings.recency is None else self.settings.recency
 
     @property
     def sampling(self) -> Sampling:
@@ -111,31 +164,23 @@ class Run:
         """Number of negatives that a batch shares."""
         return min(self.settings.negatives or _NEGATIVES, self.log.num_items)
 
-    @property
-    def day(self) -> int:
-        """Number of days so far on which a two-tower was trained."""
-        released = self.ledger(names.released(self.settings.mechanism, self.settings.export))
-        return sum(paid.label == LABELS[PRIOR] for paid in released.paid)
+    @functools.cached_property
+    def evaluation(self) -> Evaluation:
+        """Tests on the held-out users."""
+        examples = NewItemExamples(self.log, self.users.test[: self.settings.test_users])
+        return Evaluation(examples, self.settings.seed, min(500, rows_at_a_time([1, self.log.num_items], _SCORES)))
 
-    def ledger(self, name: str) -> Any:
-        """A recommender's ledger; None if nothing is paid for it."""
-        return self.checkpoint.ledgers.get(name)
+    def days(self, file: str) -> int:
+        """Number of days so far that have paid for the release in a file."""
+        return sum(paid.label == LABELS[file] for paid in self.ledger(self.released).paid)
 
-
-def spent_before_training(budget: Budget) -> list[tuple[DpEvent, str]]:
-    """What a two-tower costs on one day beside its steps: finding items, and its popularity prior."""
-    prior = GaussianDpEvent(prior_noise(budget.epsilon, budget.delta) * budget.days**0.5)
-    return [*((event, set_union.LABEL) for event in budget.finding), (prior, LABELS[PRIOR])]
-
-
-def days_field(budget: Budget, day: int) -> dict[str, str]:
-    """The entry of a statement that is about days; empty for a single one."""
-    if budget.days == 1:
-        return {}
-    return {
-        "Days": f"{day} so far, of at most {budget.days}, added up as if each user were in all of them; never above "
-        f"epsilon = {rounded_up(budget.epsilon):g}, as the first day decided. What follows is of the last of them"
-    }  # fmt: skip
+    def days_field(self, day: int) -> dict[str, str]:
+        """The entry of a statement that is about days; empty for a single one."""
+        most, epsilon = self.budget.days, self.budget.epsilon
+        return {} if most == 1 else {
+            "Days": f"{day} so far, of at most {most}, added up as if each user were in all of them; never above "
+            f"epsilon = {rounded_up(epsilon):g}, as the first day decided. What follows is of the last of them"
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +207,5 @@ class MadeRecommender:
     steps_per_second: float | None = None
     means: Mapping[str, Mean] | None = None
 
-    def costs(self) -> dict[str, Any]:
-        """What results.json says of it beside tests."""
-        names = ("steps", "steps_per_second", "epsilon", "noise_multiplier")
-        return {name: getattr(self, name) for name in names}
+
+Train = Callable[[str, Run], MadeRecommender]

@@ -10,7 +10,6 @@ Runs of older versions have all of it in RUN itself. They are read as they are, 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import os
 import pathlib
@@ -18,14 +17,14 @@ import uuid
 from typing import Any
 
 from tfdp_rec.files import Path, only_for_owner, sync_entry, writing
-from tfdp_rec.job.page import Page
 
 RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
-CONFIG, LEDGER, SERVABLE, STATEMENT = "config.json", "ledger.jsonl", "servable", "statement.txt"
-# What older versions wrote into RUN itself, and where it belongs.
-_RELEASED = (
-    SERVABLE, STATEMENT, LEDGER, "released.npz", "model.keras", "recommender.npz", "titles.json", "servable.txt",
+CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED = (
+    "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz"
 )  # fmt: skip
+FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
+# What older versions wrote into RUN itself, and where it belongs.
+_RELEASED = (SERVABLE, STATEMENT, LEDGER, RELEASED, "model.keras", "recommender.npz", "titles.json", "servable.txt")
 _NOT_RELEASED = (
     "report.html", "report.md", "recall_at_k.png", "loss.png", "recall.png", "epsilon.png", "results.json",
     "step_times.json", "metrics.jsonl", "tensorboard", CONFIG,
@@ -42,23 +41,14 @@ class FolderPart:
     def __truediv__(self, name: str) -> pathlib.Path:
         return self.path / name
 
+    def write(self, name: str, content: str | bytes) -> None:
+        """Writes a file whole."""
+        with writing(self / name, "w" if isinstance(content, str) else "wb", self.private) as file:
+            file.write(content)
+
     def write_json(self, name: str, value: Any) -> None:
         """Writes a JSON file whole."""
-        with writing(self / name, private=self.private) as file:
-            json.dump(value, file, indent=1)
-
-    def write_text(self, name: str, text: str) -> None:
-        """Writes a text file whole."""
-        with writing(self / name, private=self.private) as file:
-            file.write(text)
-
-    def write_page(self, page: Page) -> None:
-        """Writes the report: `report.html`, and `report.md` with its pictures beside it; each whole."""
-        for picture in page.pictures:
-            with writing(self / picture.file, "wb", self.private) as file:
-                file.write(picture.light)
-        self.write_text("report.md", page.markdown())
-        self.write_text("report.html", page.html())
+        self.write(name, json.dumps(value, indent=1))
 
 
 class RunFolder:
@@ -75,11 +65,6 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = pathlib.Path(path)
         self.release, self.private = FolderPart(self.path / RELEASE, False), FolderPart(self.path / PRIVATE, True)
-        self._make()
-        _put_in_order(self.path)
-
-    def _make(self) -> None:
-        """Both parts are there, and can be written to."""
         try:
             for part in (self.release, self.private):
                 part.path.mkdir(parents=True, exist_ok=True)
@@ -91,6 +76,7 @@ class RunFolder:
             raise OSError(
                 problem.errno, f"--out: nothing can be written to {self.path} ({problem.strerror}). Give another --out."
             ) from problem
+        _put_in_order(self.path)
 
     def remove_if_empty(self) -> None:
         """Removes what of it holds nothing."""
@@ -109,17 +95,6 @@ class RunFolder:
         path = self.private / "metrics.jsonl"
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
         return list({(line.get("recommender"), line["step"]): line for line in lines}.values())
-
-
-def default() -> pathlib.Path:
-    """A run folder's name where none was given."""
-    return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-
-
-def refuse_another(path: Path) -> None:
-    """Raises if a folder holds a run, or what one has released: its ledger may be elsewhere, or gone."""
-    if any(find(path, name).exists() for name in (CONFIG, SERVABLE, STATEMENT)):
-        raise FileExistsError(f"{path} holds another run; give another --out.")
 
 
 def find(run: Path, name: str) -> pathlib.Path:

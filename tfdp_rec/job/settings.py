@@ -124,26 +124,19 @@ class JobSettings:
         for name, value in dataclasses.asdict(base).items():
             now = getattr(self, name)
             # A checkpoint is of so many servers; how many workers there are, and where they are, may change.
-            moved = name in ("local", "cluster") and bool(now) == bool(value)
-            same = now == value or moved and (name == "cluster" or now[1:] == value[1:])
-            if not same:
+            moved = now and value and (name == "cluster" or name == "local" and now[1:] == value[1:])
+            if now != value and not moved:
                 raise ValueError(
                     f"The run in {directory} has {flag(name)} {_words(value)}, and is asked to go on with "
                     f"{_words(now)}: leave {flag(name)} out, or begin another run in another --checkpoint."
                 )
 
-    def as_config(self) -> dict[str, Any]:
-        """All settings, by name."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> JobSettings:
-        """The inverse of `as_config`, through JSON; other entries are left out."""
-        known: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            if field.name in config:
-                value = config[field.name]
-                known[field.name] = tuple(value) if isinstance(value, list) else value
+        """Settings from their fields as JSON keeps them; other entries are left out."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {name: value for name, value in config.items() if name in names}
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known)
 
 

@@ -1,4 +1,4 @@
-"""Some users of a log as histories, read from the mapped files a part at a time.
+"""Some users of a log: as histories, read from the mapped files a part at a time, and the popularity of items in them.
 
 Users outside the subset are left out of every part: no copy of the log is made, and memory does not grow with it.
 """
@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.datasets.histories import PART, Catalogue, Part
+from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.sums.counts import Counted, private_counts
+
+_TYPICAL = 20  # items of a user: what noisy counts expect
 
 
 class UserSubset:
@@ -25,16 +28,12 @@ class UserSubset:
     """
 
     def __init__(self, log: Interactions, users: NDArray[np.int64], show: Callable[[int], None] = lambda read: None):
-        self._all, self._show, self._read = log.histories(), show, 0
+        self._all, self._show, self._read = log, show, 0
         self._inside = np.zeros(len(log), bool)
         self._inside[users] = True
 
     def __len__(self) -> int:
         return int(self._inside.sum())
-
-    def histories(self) -> UserSubset:
-        """Itself: how `histories_of` knows it."""
-        return self
 
     def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
         """The users in order, in parts of about so many events."""
@@ -53,3 +52,9 @@ class UserSubset:
         for part in self.parts(catalogue):
             total += np.bincount(part.places, minlength=len(total))
         return total
+
+    def noisy_popularity(self, catalogue: Catalogue, noise_multiplier: float) -> Counted:
+        """Popularity of each item, up to scale, under DP, all of it positive; and what that cost."""
+        counts, event = private_counts(self, catalogue, noise_multiplier=noise_multiplier, typical=_TYPICAL)
+        # Items that the noise hides share what is left of the noise above zero, about 0.4 of its standard deviation.
+        return Counted(np.maximum(counts, 0.0) + 0.25 * noise_multiplier + 0.1, event)

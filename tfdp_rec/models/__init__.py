@@ -8,7 +8,6 @@ HOMES = {
     "DLRM": "dlrm",
     "KGEntity": "kg_entity",
     "PCTR": "pctr",
-    "TextClassifier": "text_classifier",
     "TwoTower": "two_tower",
     "news": "news",
 }

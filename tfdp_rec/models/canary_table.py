@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.training.model import PrivateTraining
@@ -62,7 +63,7 @@ class AuditPlan:
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class CanaryTable(PrivateTraining, keras.Model):
+class CanaryTable(SavedByArguments, PrivateTraining, keras.Model):
     """One row for each canary, and a loss whose gradient is the same vector, of norm G, for all of them."""
 
     def __init__(self, num_canaries: int, width: int = 2, gradient_norm: float = 4.0, **kwargs: Any):
@@ -80,14 +81,6 @@ class CanaryTable(PrivateTraining, keras.Model):
         """How far each row has moved along u, from the weights as released."""
         (table,) = self.get_weights()
         return np.sum(table.astype(np.float64), axis=1) * self.width**-0.5
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_canaries": self.num_canaries,
-            "width": self.width,
-            "gradient_norm": self.gradient_norm,
-        }
 
 
 def audit_runs(

@@ -7,12 +7,11 @@ rows that its bag of P ids names. With T tables the interaction is every inner p
 
 and the top tower turns x into a logit. The interaction has no weights.
 
-`DLRM(table_sizes)` is MLPerf's configuration at whatever table sizes fit; `DLRM.rmc1`, `rmc2`, `rmc3` are the
-three data-centre shapes that differ in tables, bag sizes and where the dense work lies.
+`DLRM(table_sizes)` is MLPerf's configuration at whatever table sizes fit.
 
 Reference:
     Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019;
-    MLPerf Training 2.1; Gupta et al., "DeepRecSys", ISCA 2020 (RMC1 to RMC3).
+    MLPerf Training 2.1.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.training.model import PrivateTraining
-
-RMC_WIDTH = 32
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -123,31 +120,6 @@ class DLRM(DLRMLayers, PrivateTraining, keras.Model):
         >>> model({"dense": tf.ones([2, 3]), "ids": tf.constant([[1, 2], [9, 19]])}).shape
         TensorShape([2, 1])
     """
-
-    @classmethod
-    def rmc1(cls, rows: int, tables: int = 10, pooling: int = 80) -> DLRM:
-        """A small top tower over long bags: 10 tables of `rows` rows."""
-        return cls([rows] * tables, **rmc_arguments(1), pooling=pooling)
-
-    @classmethod
-    def rmc2(cls, rows: int, tables: int = 40, pooling: int = 80) -> DLRM:
-        """Long bags and many tables: 40 tables of `rows` rows."""
-        return cls([rows] * tables, **rmc_arguments(2), pooling=pooling)
-
-    @classmethod
-    def rmc3(cls, rows: int, tables: int = 10, pooling: int = 20) -> DLRM:
-        """A large bottom tower over short bags: 10 tables of `rows` rows."""
-        return cls([rows] * tables, **rmc_arguments(3), pooling=pooling)
-
-
-def rmc_arguments(number: int) -> dict[str, Any]:
-    """The towers of RMC1, RMC2 or RMC3."""
-    towers: dict[int, dict[str, Any]] = {
-        1: {"bottom": (256, 128), "top": (256, 64)},
-        2: {"bottom": (256, 128), "top": (512, 128)},
-        3: {"bottom": (2560, 512), "top": (512, 128)},
-    }
-    return {**towers[number], "width": RMC_WIDTH}
 
 
 def _dense(name: str, inputs: int, units: int, activation: str) -> keras.layers.Dense:

@@ -24,12 +24,13 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.datasets.kg.files import FEATURES
+from tfdp_rec.datasets.kg.generated import FEATURES
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class EncoderBlock(keras.layers.Layer):
+class EncoderBlock(SavedByArguments, keras.layers.Layer):
     """One pre-normalised transformer block: attention among the present activities, then a hidden layer."""
 
     def __init__(self, width: int, num_heads: int, hidden: int, **kwargs: Any):
@@ -54,21 +55,13 @@ class EncoderBlock(keras.layers.Layer):
         x = x + self.attention(normal, normal, attention_mask=present[:, None, :])
         return x + self.contract(self.expand(self.before_hidden(x)))
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "width": self.width,
-            "num_heads": self.num_heads,
-            "hidden": self.hidden,
-        }
-
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class KGEntity(PrivateTraining, tfrs.Model):
+class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
     """Context tower of three features and a transformer; label tower a lookup.
 
     A batch is a dict of `entities`, `unigrams`, `bigrams` `[batch, T, V]`, `label` `[batch]` and `negatives`
-    `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.data.SyntheticKG` and `TimelineStore`.
+    `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.datasets.kg.generated.SyntheticKG`.
 
     Args:
         vocabulary_sizes: Feature name -> rows of its table, padding included.
@@ -140,7 +133,7 @@ class KGEntity(PrivateTraining, tfrs.Model):
         """Queries `[batch, width]` for a batch's contexts. An empty context gives the same query for everyone."""
         ids = [tf.convert_to_tensor(batch[feature]) for feature in FEATURES]
         present = tf.reduce_any(tf.concat([i > 0 for i in ids], axis=2), axis=2)
-        place = tf.range(self.context_length)[None, :] + tf.zeros_like(ids[0][:, :, 0])
+        place = tf.range(self.context_length, dtype=ids[0].dtype)[None, :] + tf.zeros_like(ids[0][:, :, 0])
         x = sum((_mean_of_values(self.tables[f](i), i > 0) for f, i in zip(FEATURES, ids)), self.positions(place))
         for block in self.blocks:
             x = block(x, present)
@@ -188,18 +181,6 @@ class KGEntity(PrivateTraining, tfrs.Model):
             scores, where = tf.math.top_k(scores, min(k, scores.shape[1]))
             ids = tf.gather(ids, where, batch_dims=1)
         return scores, ids
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "vocabulary_sizes": self.vocabulary_sizes,
-            "num_labels": self.num_labels,
-            "width": self.width,
-            "context_length": self.context_length,
-            "num_blocks": self.num_blocks,
-            "num_heads": self.num_heads,
-            "hidden": self.hidden,
-        }
 
 
 def _mean_of_values(vectors: tf.Tensor, present: tf.Tensor) -> tf.Tensor:

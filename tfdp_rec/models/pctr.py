@@ -2,7 +2,7 @@
 
   x = [E_1[b_1], ..., E_26[b_26], numbers],    width of E_f = floor(2 V_f^(1/4)),    logit = MLP(x)
 
-With the bucket counts of `data.criteo.KAGGLE_BUCKETS` and hidden layers of 598 this is the model on which
+With the bucket counts of `datasets.criteo.generated.KAGGLE_BUCKETS` and hidden layers of 598 this is the model on which
 sparsity-preserving private training was studied: 340 thousand rows, 10 million table weights.
 
 Reference:
@@ -19,12 +19,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.datasets.criteo import files as criteo
+from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, NUM_NUMERIC
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class PCTR(PrivateTraining, keras.Model):
+class PCTR(SavedByArguments, PrivateTraining, keras.Model):
     """The click model. Input: a dict of `numeric` [batch, numbers] and `categorical` [batch, features].
 
     Compile with a loss on logits: `keras.losses.BinaryCrossentropy(from_logits=True)`.
@@ -48,10 +49,10 @@ class PCTR(PrivateTraining, keras.Model):
 
     def __init__(
         self,
-        buckets: Sequence[int] = criteo.KAGGLE_BUCKETS,
+        buckets: Sequence[int] = KAGGLE_BUCKETS,
         hidden: Sequence[int] = (598, 598, 598, 598),
         embedding_scale: float = 2.0,
-        num_numeric: int = criteo.NUM_NUMERIC,
+        num_numeric: int = NUM_NUMERIC,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -92,8 +93,3 @@ class PCTR(PrivateTraining, keras.Model):
         for layer in self.mlp:
             x = layer(x)
         return self.logit(x)
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        own = {"buckets": self.buckets, "hidden": self.hidden, "embedding_scale": self.embedding_scale}
-        return {**super().get_config(), **own, "num_numeric": self.num_numeric}

@@ -23,8 +23,11 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import loss_tracker
+from tfdp_rec.metrics import ranks
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
@@ -41,24 +44,8 @@ class BagOfWords(keras.layers.Layer):
         return tf.math.divide_no_nan(tf.reduce_sum(rows * weights, axis=1), tf.sqrt(tf.reduce_sum(weights, axis=1)))
 
 
-class _Mean(keras.metrics.Mean):
-    """A mean whose update is an operation, as TFRS expects of metrics inside a graph (Keras 3 returns None)."""
-
-    def update_state(self, values: tf.Tensor, sample_weight: tf.Tensor | None = None) -> Any:
-        super().update_state(values, sample_weight)
-        return tf.no_op()
-
-
-class CatalogueTopK(tfrs.metrics.FactorizedTopK):
-    """TFRS' top-k accuracy over a catalogue, usable inside Keras 3's graphs."""
-
-    def __init__(self, candidates: tfrs.layers.factorized_top_k.TopK, ks: Sequence[int]):
-        super().__init__(candidates, ks=ks)
-        self._top_k_metrics = [_Mean(name=f"{self.name}/top_{k}_categorical_accuracy") for k in ks]
-
-
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class TwoTower(PrivateTraining, tfrs.Model):
+class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
     """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
 
     A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none), `negatives` `[S]`.
@@ -96,7 +83,7 @@ class TwoTower(PrivateTraining, tfrs.Model):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.vocabulary = _checked_vocabulary(vocabulary)
+        self.vocabulary = Catalogue(vocabulary).ids
         self.width, self.hidden, self.history_length = width, hidden, history_length
         self.prior = _checked_prior(prior, len(self.vocabulary))
         self.ks = tuple(sorted(k for k in ks if k <= len(self.vocabulary)))
@@ -110,9 +97,6 @@ class TwoTower(PrivateTraining, tfrs.Model):
         # Starts at nothing too: at first every score is the prior.
         self.scores = CandidateScores(rows, width, embeddings_initializer="zeros", name="label")
         self._log_prior = tf.constant(np.concatenate([[0.0], np.log(self.prior)]), tf.float32)
-        self._brute_force = tfrs.layers.factorized_top_k.BruteForce(k=max(self.ks))
-        self._brute_force.index(tf.zeros([len(self.vocabulary), width + 1]), tf.range(1, rows))
-        self.top_k = CatalogueTopK(self._brute_force, ks=self.ks)
         self.context_table.build((None, None))
         self.encode(tf.zeros([1, history_length], tf.int64))
         self.built = True
@@ -147,42 +131,31 @@ class TwoTower(PrivateTraining, tfrs.Model):
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
     def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
-        """TFRS' loss: the mean over the batch; outside training it also updates the metrics."""
-        if not training:
-            query = _with_one(self.encode(inputs["context"]))
-            label = tf.cast(inputs["label"], tf.int32)
-            truth = tf.gather(self._candidates(), label - 1)
-            self.top_k.update_state(query, truth, true_candidate_ids=label)
+        """The mean loss of the batch, as TFRS models define it."""
         losses = self.per_example_loss(inputs, training)
         return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step; reports the mean loss alone, since the metrics are for held-out examples."""
+        """One step; reports the mean loss alone, since recall is for held-out examples."""
         loss = super().train_step(data)["loss"]
         if not self.is_private:
             loss_tracker(self).update_state(loss)
         return {"loss": loss_tracker(self).result()}
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', over the whole catalogue as the label table now has it."""
-        self.settle()
-        self._brute_force._candidates.assign(self._candidates())
-        return super().evaluate(*args, **kwargs)
-
-    def recall(self, dataset: tf.data.Dataset, **kwargs: Any) -> dict[str, float]:
-        """recall@k and precision@k of every k on batches of held-out examples.
+    def recall(self, dataset: tf.data.Dataset) -> dict[str, float]:
+        """recall@k and precision@k of every k on batches of held-out examples, over the whole catalogue.
 
         With one watched movie an example, recall@k is the share of examples that have it among the first k, and
         precision@k is that divided by k.
 
         Args:
             dataset: Batches as for training.
-            **kwargs: Arguments of `evaluate`.
         """
-        logs = self.evaluate(dataset, return_dict=True, verbose=0, **kwargs)
-        found = {k: float(logs[f"factorized_top_k/top_{k}_categorical_accuracy"]) for k in self.ks}
-        recalls = {f"recall@{k}": value for k, value in found.items()}
-        return recalls | {f"precision@{k}": value / k for k, value in found.items()}
+        with self.release.leaving():
+            found = [ranks(self(batch["context"]).numpy(), np.asarray(batch["label"])) for batch in dataset]
+        recalls = {k: float(np.mean(np.concatenate(found) < k)) for k in self.ks}
+        named = {f"recall@{k}": value for k, value in recalls.items()}
+        return named | {f"precision@{k}": value / k for k, value in recalls.items()}
 
     # Serving.
 
@@ -215,17 +188,6 @@ class TwoTower(PrivateTraining, tfrs.Model):
         with self.release.leaving():
             return TwoTowerAnswers(self)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "vocabulary": self.vocabulary.tolist(),
-            "width": self.width,
-            "hidden": self.hidden,
-            "prior": self.prior.tolist(),
-            "history_length": self.history_length,
-            "ks": list(self.ks),
-        }
-
 
 class TwoTowerAnswers(tf.Module):
     """Answers of a settled `TwoTower`, with a copy of its weights. A slot is an item's number less 1."""
@@ -239,13 +201,12 @@ class TwoTowerAnswers(tf.Module):
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Slots and scores of the k best items that are not in the history."""
-        return self._first(self._scores(history), tf.range(len(self.places), dtype=tf.int64), k)
+        return own_ids.first(self._scores(history), tf.range(len(self.places), dtype=tf.int64), k)
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `best`, of some items alone."""
-        allowed, _ = tf.unique(tf.boolean_mask(allowed, allowed >= 0))
         allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
-        return self._first(tf.gather(self._scores(history), allowed, axis=1), allowed, k)
+        return own_ids.first(tf.gather(self._scores(history), allowed, axis=1), allowed, k)
 
     def _scores(self, history: tf.Tensor) -> tf.Tensor:
         """Scores of the catalogue, `[batch, items]`; what the history holds is left out."""
@@ -257,14 +218,6 @@ class TwoTowerAnswers(tf.Module):
         places = tf.stack([rows, tf.maximum(tf.reshape(history, [-1]), 0)], axis=1)
         seen = tf.scatter_nd(places, tf.reshape(known, [-1]), tf.shape(scores, tf.int64)) > 0
         return tf.where(seen, own_ids.LEFT_OUT, scores)
-
-    def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        best, index = tf.math.top_k(scores, tf.minimum(k, tf.size(slots)))
-        nothing = tf.constant(own_ids.NOTHING, tf.int64)
-        found = tf.where(best > own_ids.LEFT_OUT, tf.gather(slots, index), nothing)
-        missing = [[0, 0], [0, k - tf.shape(best)[1]]]
-        filled = tf.pad(found, missing, constant_values=own_ids.NOTHING)
-        return filled, tf.pad(best, missing, constant_values=own_ids.LEFT_OUT)
 
     def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         table, *hidden = self.tower
@@ -285,15 +238,6 @@ def _tower_weights(model: TwoTower) -> list[keras.Variable]:
 def _with_one(query: tf.Tensor) -> tf.Tensor:
     """The query with a 1 behind it, which meets the candidates' log prior."""
     return tf.concat([query, tf.ones_like(query[:, :1])], axis=1)
-
-
-def _checked_vocabulary(vocabulary: Sequence[int]) -> np.ndarray:
-    ids = np.asarray(vocabulary, np.int64)
-    if ids.ndim != 1 or not ids.size:
-        raise ValueError("vocabulary must be a list of at least one movie id.")
-    if (ids <= 0).any() or np.unique(ids).size < ids.size:
-        raise ValueError("vocabulary must hold distinct positive ids (0 is padding).")
-    return ids
 
 
 def _checked_prior(prior: Sequence[float] | None, movies: int) -> np.ndarray:

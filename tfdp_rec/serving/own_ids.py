@@ -52,7 +52,15 @@ class SlotAnswers(Protocol):
         # history: slots `[batch, n]`, the oldest first; −1, in any place, counts for nothing
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `best`, of some items alone: slots, −1 for what is unknown, `[a]`."""
+        """As `best`, of some items alone: different slots, `[a]`."""
+
+
+def first(scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Slots and scores of the k best, the first of equal ones; −1 for what was left out or is not there."""
+    best, index = tf.math.top_k(scores, tf.minimum(k, tf.size(slots)))
+    found = tf.where(best > LEFT_OUT, tf.gather(slots, index), tf.constant(NOTHING, tf.int64))
+    missing = [[0, 0], [0, k - tf.shape(best)[1]]]
+    return tf.pad(found, missing, constant_values=NOTHING), tf.pad(best, missing, constant_values=LEFT_OUT)
 
 
 def line_breaks(items: Items) -> pa.Array:
@@ -182,8 +190,9 @@ class OwnIds(tf.Module):
         return self._in_words(slots, *self.answers.best(slots, _positive(k)))
 
     def _among(self, history: tf.Tensor, k: tf.Tensor, allowed: tf.Tensor) -> dict[str, tf.Tensor]:
-        slots = self.slots.lookup(history)
-        return self._in_words(slots, *self.answers.among(slots, _positive(k), self.slots.lookup(allowed)))
+        slots, some = self.slots.lookup(history), self.slots.lookup(allowed)
+        some, _ = tf.unique(tf.boolean_mask(some, some >= 0))
+        return self._in_words(slots, *self.answers.among(slots, _positive(k), some))
 
     def _ragged(self, items: tf.Tensor, lengths: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._top_k(tf.RaggedTensor.from_row_lengths(items, lengths).to_tensor(self.padding), k)

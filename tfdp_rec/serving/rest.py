@@ -19,6 +19,7 @@ import binascii
 import json
 import os
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole number
 
 class BadRequest(ValueError):
     """A request that cannot be answered; the message says why."""
+
+    status = HTTPStatus.BAD_REQUEST
 
 
 class Served:
@@ -136,37 +139,24 @@ def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str,
 
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
     """A tensor from the lists of JSON."""
-    shape = _shape(value)
-    if shape is None:
-        raise BadRequest(
-            f'{name} has lists of different lengths. Pad them: with "" for texts, 0 for whole numbers; or send them '
-            'one after the other to the signature "ragged", if there is one.'
-        )
-    rank = spec.shape.rank
-    if len(shape) == rank - 1 and 0 in shape:  # [] for no rows: JSON does not give the number of columns
-        shape = [*shape, 0]
-    if len(shape) != rank:
-        raise BadRequest(f"{name} must be {'a value' if not rank else f'lists {rank} deep'}, got {len(shape)} deep.")
-    values = [_value(name, each, spec.dtype) for each in _flat(value)]
+    shape: list[int] = []
+    leaves = [value]
+    for depth in range(spec.shape.rank):
+        if not all(isinstance(each, list) for each in leaves):
+            raise BadRequest(f"{name} must be lists {spec.shape.rank} deep, got {depth} deep.")
+        lengths = {len(each) for each in leaves} or {0}  # [] for no rows: JSON does not give the number of columns
+        if len(lengths) > 1:
+            raise BadRequest(
+                f'{name} has lists of different lengths. Pad them: with "" for texts, 0 for whole numbers; or send '
+                'them one after the other to the signature "ragged", if there is one.'
+            )
+        shape, leaves = [*shape, *lengths], [leaf for each in leaves for leaf in each]
+    values = [_value(name, each, spec.dtype) for each in leaves]
     try:
         return tf.constant(values, spec.dtype, shape)
     except (ValueError, TypeError, OverflowError) as problem:
         kind = _KINDS.get(spec.dtype, spec.dtype.name)
         raise BadRequest(f"{name} must hold {kind}: {_in_short(problem)}.") from None
-
-
-def _shape(value: Any) -> list[int] | None:
-    """Shape of nested lists; None where their lengths differ."""
-    if not isinstance(value, list):
-        return []
-    shapes = [_shape(each) for each in value]
-    if any(shape is None or shape != shapes[0] for shape in shapes):
-        return None
-    return [len(value), *(shapes[0] or [])] if shapes else [0]
-
-
-def _flat(value: Any) -> list[Any]:
-    return [leaf for each in value for leaf in _flat(each)] if isinstance(value, list) else [value]
 
 
 def _value(name: str, value: Any, kind: tf.DType) -> Any:

@@ -23,10 +23,11 @@ import ipaddress
 import json
 import re
 import socket
+import socketserver
 import threading
 import time
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tfdp_rec.serving.rest import BadRequest, Served
@@ -40,7 +41,7 @@ _DRAINED = 1 << 26  # a refused request of up to so many bytes is read: a caller
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(/versions/(?P<version>[^/:]+))?(?P<what>/metadata|:[a-z]+)?")
 
 
-class Server(ThreadingHTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     """A server of one model, which answers until `shutdown`.
 
     Args:
@@ -58,7 +59,8 @@ class Server(ThreadingHTTPServer):
         OSError: The address is not available.
     """
 
-    daemon_threads = True
+    # Not an `http.server.HTTPServer`, which asks the network for this machine's name.
+    daemon_threads = allow_reuse_address = True
     request_queue_size = 64
 
     def __init__(
@@ -94,20 +96,16 @@ class Server(ThreadingHTTPServer):
         except OSError as problem:
             raise OSError(f"--port {port} of {host} is not available: {problem.strerror}. Give another.") from problem
 
-    def server_bind(self) -> None:
-        """Binds as `socketserver` does: `http.server` would ask the network for this machine's name."""
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+    @property
+    def server_port(self) -> int:
+        """Port that is listened at."""
+        return int(self.server_address[1])
 
     @property
     def url(self) -> str:
         """Address of the model, to which `:predict` is added."""
-        host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
-        return f"http://{host}:{self.server_port}/v1/models/{self.model_name}"
+        host = str(self.server_address[0])
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/v1/models/{self.model_name}"
 
     # Connections.
 
@@ -186,7 +184,7 @@ class _TimedConnection(io.RawIOBase):
         return self._connection
 
 
-class _HttpError(Exception):
+class _HttpError(BadRequest):
     def __init__(self, status: HTTPStatus, words: str):
         super().__init__(words)
         self.status = status
@@ -233,10 +231,8 @@ class Handler(BaseHTTPRequestHandler):
     def _respond(self, answer: Any) -> None:
         try:
             status, found = HTTPStatus.OK, answer()
-        except _HttpError as refusal:
-            status, found = refusal.status, {"error": str(refusal)}
         except BadRequest as refusal:
-            status, found = HTTPStatus.BAD_REQUEST, {"error": str(refusal)}
+            status, found = refusal.status, {"error": str(refusal)}
         except Exception as problem:  # without an answer the caller would wait in vain
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(problem).__name__} while answering."}
         if status != HTTPStatus.OK:

@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from tfdp_rec.datasets.histories import AnyHistories, Catalogue, Part
+from tfdp_rec.datasets.log import Catalogue, InParts, Part
 from tfdp_rec.sums.fixed_point import grid_weights
 
 _PAIRS_AT_ONCE = 2**24  # pairs in a piece of work: about half a gigabyte at most
 _EVENTS_AT_ONCE = 2**18
 
 
-def grid_gram(histories: AnyHistories, catalogue: Catalogue, head: NDArray[np.int64]) -> NDArray[np.int64]:
+def grid_gram(histories: InParts, catalogue: Catalogue, head: NDArray[np.int64]) -> NDArray[np.int64]:
     """The Gram matrix of the head, both halves, its diagonal 0. It has no noise and must not be released."""
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))

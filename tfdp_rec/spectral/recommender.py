@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from tfdp_rec.datasets.histories import AnyHistories, Catalogue, histories_of
+from tfdp_rec.datasets.log import Catalogue, InParts, log_of
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
@@ -148,7 +148,7 @@ class SpectralRecommender:
                 "This recommender was fitted already, and each fit spends its budget anew: make another one for other "
                 "data, and account for both if users are in both."
             )
-        source = histories_of(histories)
+        source = log_of(histories)
         self.num_users = _count_users(source, self.catalogue)
         if self.delta > 1 / self.num_users:
             raise ValueError(
@@ -304,8 +304,8 @@ def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return places[np.argsort(-scores[places], kind="stable")][:k]
 
 
-def _count_users(source: AnyHistories, catalogue: Catalogue) -> int:
-    users = len(source) if hasattr(source, "__len__") else sum(part.num_users for part in source.parts(catalogue))
+def _count_users(source: InParts, catalogue: Catalogue) -> int:
+    users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in source.parts(catalogue))
     if not users:
         raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
     return users

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING
+from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, first
 
 
 def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -53,7 +53,6 @@ class SpectralAnswers(tf.Module):
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.among`."""
-        allowed, _ = tf.unique(tf.boolean_mask(allowed, allowed >= 0))
         personal = self._personal(self._has(history, self._weighed(history), 0, self.head_size))
         column = tf.where(allowed < self.head_size, allowed, self.head_size)
         scores = tf.gather(self.prior, allowed) + tf.gather(tf.pad(personal, [[0, 0], [0, 1]]), column, axis=1)
@@ -80,10 +79,7 @@ class SpectralAnswers(tf.Module):
     def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The k best of some slots; of equal scores the first in the catalogue."""
         order = tf.argsort(tf.gather(self.place, slots))
-        best, index = tf.math.top_k(tf.gather(scores, order, axis=1), tf.minimum(k, tf.size(slots)))
-        found = tf.where(best > LEFT_OUT, tf.gather(tf.gather(slots, order), index), tf.constant(NOTHING, tf.int64))
-        missing = [[0, 0], [0, k - tf.shape(best)[1]]]
-        return tf.pad(found, missing, constant_values=NOTHING), tf.pad(best, missing, constant_values=LEFT_OUT)
+        return first(tf.gather(scores, order, axis=1), tf.gather(slots, order), k)
 
 
 def _held(history: tf.Tensor, slots: tf.Tensor) -> tf.Tensor:

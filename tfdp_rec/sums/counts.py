@@ -16,7 +16,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
-from tfdp_rec.datasets.histories import Catalogue, Part, histories_of
+from tfdp_rec.datasets.log import Catalogue, Part, log_of
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.sums.fixed_point import checked_noise, grid_weights, released
 
@@ -70,7 +70,7 @@ def private_counts(
     if accountant is not None:
         accountant.spend(GaussianDpEvent(noise), LABEL)
     total = np.zeros(len(catalogue), np.int64)
-    for part in histories_of(histories).parts(catalogue):
+    for part in log_of(histories).parts(catalogue):
         total += grid_counts(part, len(catalogue), typical)
     return Counted(released(total, noise, words), GaussianDpEvent(noise))
 

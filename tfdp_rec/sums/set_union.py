@@ -36,7 +36,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 from scipy import special
 
-from tfdp_rec.datasets.histories import Catalogue, Histories, Part
+from tfdp_rec.datasets.log import Catalogue, Log, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.noise.words import WordSource, os_entropy
@@ -139,7 +139,7 @@ def private_terms(
     numbers: dict[str, int] = {}
     codes = [[numbers.setdefault(term, len(numbers) + 1) for term in terms] for terms in held]
     offsets = np.cumsum([0, *map(len, codes)])
-    histories = Histories(np.array([code for each in codes for code in each], np.int64), offsets)
+    histories = Log(np.array([code for each in codes for code in each], np.int64), offsets)
     return Found(_found(histories, pa.array(numbers, pa.string()), plan, size, words), plan.event)
 
 
@@ -164,7 +164,7 @@ def _check_size(size: int | None) -> None:
 
 
 def _found(
-    histories: Histories,
+    histories: Log,
     ids: pa.Array,
     plan: _Rounds,
     size: int | None,
@@ -192,7 +192,7 @@ def threshold(noise_multiplier: float, threshold_delta: float, max_terms: int) -
     return float(np.max(1 / np.sqrt(t) - noise_multiplier * special.ndtri(upper_tail)))
 
 
-def weights(histories: Histories, known: NDArray[np.bool_], max_terms: int, words: WordSource) -> NDArray[np.int64]:
+def weights(histories: Log, known: NDArray[np.bool_], max_terms: int, words: WordSource) -> NDArray[np.int64]:
     """Sum of the individuals' weights, in grid steps. It has no noise and must not be released."""
     position = np.where(known, -1, np.arange(len(known)))
     total = np.zeros(len(known), np.int64)

@@ -172,19 +172,19 @@ class PrivateTraining(ReleaseMethods):
     def save_own_variables(self, store: Any) -> None:
         """As Keras', with the privacy history, so that every way of loading the model restores it."""
         super().save_own_variables(store)
-        if self._has_history():
+        if self.has_history():
             store[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in store.keys():
-            self._take_history(store[SAVED_AS])
+            self.loaded_history().merge_saved(Entries.from_array(store[SAVED_AS]))
 
     def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """As Keras', with the privacy history, and without the state of metrics."""
         tree = super().get_state_tree(*args, **kwargs)
-        if self._has_history():
+        if self.has_history():
             tree[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
         return tree
 
@@ -192,21 +192,31 @@ class PrivateTraining(ReleaseMethods):
         """As Keras'; a saved privacy history is added to the present one."""
         super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})
         if SAVED_AS in state_tree:
-            self._take_history(state_tree[SAVED_AS])
+            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
 
-    def _has_history(self) -> bool:
-        # Steps of this model, or of another on its layers, are in its weights.
+    @functools.cached_property
+    def checkpointed_history(self) -> CheckpointedHistory:
+        """The privacy history's place in TensorFlow's checkpoints."""
+        return CheckpointedHistory(self)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = super()._trackable_children(save_type, **kwargs)
+        return {**children, SAVED_AS: self.checkpointed_history} if save_type == "checkpoint" else children
+
+    def has_history(self) -> bool:
+        """Whether steps of this model, or of another on its layers, are in its weights."""
         if self.privacy_history is None and any(meters_of(variable) for variable in self.weights):  # type: ignore[attr-defined]
             self.privacy_history = Meter()
         if self.privacy_history is not None:
             self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         return self.privacy_history is not None
 
-    def _take_history(self, saved: Any) -> None:
+    def loaded_history(self) -> Meter:
+        """The history that saved entries are added to."""
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
             self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
-        self.privacy_history.merge_saved(Entries.from_array(saved))
+        return self.privacy_history
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """As Keras', with the private options and the numbers of the tables."""
@@ -471,6 +481,24 @@ class PrivateTraining(ReleaseMethods):
             listener: Function without arguments that releases nothing itself.
         """
         self.release.listen(listener)
+
+
+class CheckpointedHistory(tf.train.experimental.PythonState):
+    """A model's privacy history in `tf.train.Checkpoint`, which restores weights and steps past Keras' methods."""
+
+    def __init__(self, model: PrivateTraining):
+        self.model = model
+
+    def serialize(self) -> str:
+        """As the model's files have it; empty if there is none."""
+        history = self.model.privacy_history if self.model.has_history() else None
+        return "" if history is None else history.snapshot().dumps()
+
+    def deserialize(self, string_value: str) -> None:
+        """Adds a saved history to the present one."""
+        text = tf.compat.as_text(string_value)
+        if text:
+            self.model.loaded_history().merge_restored(Entries.loads(text))
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

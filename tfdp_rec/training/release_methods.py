@@ -118,7 +118,8 @@ class ReleaseMethods:
 
     @settled
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; an interruption leaves an older file as it was."""
+        """As Keras'; an interruption leaves an older file as it was. HDF5 has no place for the history."""
+        _refuse_legacy(filepath)
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         with _replaced(filepath, overwrite) as path:
             return super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
@@ -164,6 +165,14 @@ def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
         return
     with replacing(filepath) as path:
         yield path
+
+
+def _refuse_legacy(filepath: Any) -> None:
+    if str(filepath).endswith((".h5", ".hdf5")):
+        raise ValueError(
+            f"{filepath}: a model in HDF5 has no place for the privacy history, so that a training that continues from "
+            "it would be told too small an epsilon. Save it as .keras."
+        )
 
 
 def _is_metric(child: Any) -> bool:

@@ -1,12 +1,8 @@
 """Click logs of Criteo's schema, with the truth known: planted logits, popular and rare buckets, and drift.
 
-Feature f has V_f buckets. A bucket's popularity rank r is drawn by its distribution's closed-form inverse,
-
-  P(rank ≤ r) = ((r + c)^(1-a) - c^(1-a)) / ((V + c)^(1-a) - c^(1-a)),      a Zipf law, shifted,
-
-so a draw costs the same for 3 buckets and 10 million. The shift c_f gives the most popular bucket its share.
-Ranks map to buckets by a fixed permutation that moves on a little every day: a share of each day's popular buckets
-are new. The planted logit of an example is
+Feature f has V_f buckets. A bucket's popularity rank follows a shifted Zipf law (`datasets.drawing`); the shift c_f
+gives the most popular bucket its share. Ranks map to buckets by a fixed permutation that moves on a little every day: a
+share of each day's popular buckets are new. The planted logit of an example is
 
   bias + Σ_f w_f (cos(day d) A_f[b_f] + sin(day d) B_f[b_f]) + Σ_j u_j z_j,
 
@@ -17,15 +13,20 @@ z_j the standardised numbers. As the truth is known, so is the best AUC that any
 from __future__ import annotations
 
 import dataclasses
-import functools
-import gzip
 import math
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from tfdp_rec.datasets.criteo import files as criteo
+from tfdp_rec.datasets.drawing import GOLDEN, mixed, zipf_offset, zipf_ranks
+
+NUM_NUMERIC, NUM_CATEGORICAL = 13, 26
+
+# How many buckets each category of the Kaggle data is given in the study of sparsity-preserving training.
+KAGGLE_BUCKETS = (
+    1472, 577, 82741, 18940, 305, 23, 1172, 633, 3, 9090, 5918, 64300, 3207,
+    27, 1550, 44262, 10, 5485, 2161, 3, 56473, 17, 15, 27360, 104, 12934,
+)  # fmt: skip
 
 # What share of examples has the most frequent category of each feature. A guess at the Kaggle logs from memory, neither
 # measured nor from a source that could be named. What it keeps of them is that some features are nearly constant and
@@ -35,7 +36,36 @@ HEAD_SHARES = (
     0.35, 0.02, 0.04, 0.46, 0.03, 0.44, 0.40, 0.04, 0.76, 0.44, 0.04, 0.44, 0.40,
 )  # fmt: skip
 
-_NUMERIC_SCALE = np.linspace(0.6, 2.0, criteo.NUM_NUMERIC)
+_NUMERIC_SCALE = np.linspace(0.6, 2.0, NUM_NUMERIC)
+
+
+@dataclasses.dataclass(frozen=True)
+class CriteoExamples:
+    """Examples in memory.
+
+    Attributes:
+        labels: Clicks, float32 [n]: 1 for a click.
+        numeric: Logarithms of the numeric features, float32 [n, 13].
+        categorical: Buckets of the categorical features, int32 [n, 26].
+
+    Example:
+        >>> examples = CriteoExamples(np.zeros(3), np.zeros([3, 13]), np.zeros([3, 26], np.int32))
+        >>> features, labels = examples.fetch(np.array([0, 2]))
+        >>> features["categorical"].shape, labels.shape
+        ((2, 26), (2,))
+    """
+
+    labels: np.ndarray
+    numeric: np.ndarray
+    categorical: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def fetch(self, indices: np.ndarray | slice) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The (features, labels) of some examples, as a model takes them."""
+        features = {"numeric": self.numeric[indices], "categorical": self.categorical[indices]}
+        return features, self.labels[indices]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +91,7 @@ class SyntheticCriteo:
         ((1000, 26), True)
     """
 
-    buckets: Sequence[int] = criteo.KAGGLE_BUCKETS
+    buckets: Sequence[int] = KAGGLE_BUCKETS
     seed: int = 0
     zipf_exponent: float = 1.2
     head_shares: Sequence[float] = HEAD_SHARES
@@ -73,7 +103,7 @@ class SyntheticCriteo:
     missing: float = 0.05
 
     def __post_init__(self) -> None:
-        criteo.check_buckets(self.buckets)
+        check_buckets(self.buckets)
         if self.zipf_exponent <= 0.0 or self.zipf_exponent == 1.0:
             raise ValueError(f"zipf_exponent must be positive and other than 1, got {self.zipf_exponent!r}.")
         if len(self.head_shares) != len(self.buckets) or not all(0.0 < share < 1.0 for share in self.head_shares):
@@ -84,11 +114,11 @@ class SyntheticCriteo:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")
 
-    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> criteo.CriteoExamples:
+    def examples(self, num_examples: int, day: int = 0, part: str = "train") -> CriteoExamples:
         """Examples of one day. Equal arguments give equal examples; two parts of a day are independent."""
-        return self._draw(num_examples, day, part)[0]
+        return self.draw(num_examples, day, part)[0]
 
-    def logits(self, examples: criteo.CriteoExamples, day: int = 0, known: np.ndarray | None = None) -> np.ndarray:
+    def logits(self, examples: CriteoExamples, day: int = 0, known: np.ndarray | None = None) -> np.ndarray:
         """The planted logits, float64 [n]: what a model that knows the truth would answer.
 
         Args:
@@ -105,57 +135,41 @@ class SyntheticCriteo:
         standardised = (examples.numeric - 1.5 * _NUMERIC_SCALE) / _NUMERIC_SCALE
         return total + standardised @ self._numeric_weights()
 
-    def write(self, path: str | pathlib.Path, num_examples: int, day: int = 0, part: str = "train") -> None:
-        """Writes the examples of one day as a file that `criteo.read` takes (a .gz name is compressed).
-
-        The file holds raw categories, one for each bucket; the reader hashes them to buckets of its own.
-        """
-        examples, raw = self._draw(num_examples, day, part)
-        path = pathlib.Path(path)
-        with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
-            for label, numbers, categories in zip(examples.labels, raw, examples.categorical):
-                fields = [str(int(label))] + ["" if math.isnan(x) else str(int(x)) for x in numbers]
-                fields += [
-                    f"{(b * 2654435761 + f) % 2**32:08x}" if b else "" for f, b in enumerate(categories.tolist())
-                ]
-                file.write("\t".join(fields) + "\n")
-
-    def _draw(self, num_examples: int, day: int, part: str) -> tuple[criteo.CriteoExamples, np.ndarray]:
+    def draw(self, num_examples: int, day: int, part: str) -> tuple[CriteoExamples, np.ndarray]:
+        """Examples, and their numbers before the logarithm; NaN is missing."""
         rng = np.random.default_rng([self.seed, day, *part.encode()])
         categorical = np.stack(
             [self._categories(rng, f, size, num_examples, day) for f, size in enumerate(self.buckets)], axis=1
         )
         raw = self._numbers(rng, num_examples)
         numeric = np.log1p(np.maximum(np.nan_to_num(raw), 0.0)).astype(np.float32)
-        unlabelled = criteo.CriteoExamples(np.zeros(num_examples, np.float32), numeric, categorical)
+        unlabelled = CriteoExamples(np.zeros(num_examples, np.float32), numeric, categorical)
         probability = 1.0 / (1.0 + np.exp(-self.logits(unlabelled, day)))
         labels = (rng.random(num_examples) < probability).astype(np.float32)
         return dataclasses.replace(unlabelled, labels=labels), raw
 
     def _categories(self, rng: np.random.Generator, feature: int, size: int, count: int, day: int) -> np.ndarray:
         """Buckets of one feature: a Zipf rank, moved on by the day's churn, through a fixed permutation."""
-        exponent, present = 1.0 - self.zipf_exponent, size - 1
+        present = size - 1
         offset = zipf_offset(present, self.zipf_exponent, self.head_shares[feature])
-        low, high = offset**exponent, (present + offset) ** exponent
-        rank = (low + rng.random(count) * (high - low)) ** (1.0 / exponent) - offset
-        rank = np.clip(rank.astype(np.int64), 0, present - 1)
+        rank = zipf_ranks(rng.random(count), present, self.zipf_exponent, offset)
         moved = (rank + int(day * self.churn * present)) % present
         bucket = 1 + (moved * _coprime(0x9E3779B1 + 2 * feature, present)) % present
         return np.where(rng.random(count) < self.missing, 0, bucket).astype(np.int32)
 
     def _numbers(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Whole numbers, their logarithms of mean 1.5 and deviation 1 in units of a scale; NaN is missing."""
-        logs = (1.5 + rng.normal(size=(count, criteo.NUM_NUMERIC))) * _NUMERIC_SCALE
+        logs = (1.5 + rng.normal(size=(count, NUM_NUMERIC))) * _NUMERIC_SCALE
         numbers = np.floor(np.expm1(np.clip(logs, -1.0, 14.0)))
         return np.where(rng.random(numbers.shape) < self.missing, np.nan, np.maximum(numbers, -1.0))
 
     def _feature_weights(self) -> np.ndarray:
         """Unequal weights, as in real logs, whose squares add up to the categories' share of the variance."""
-        weights = np.random.default_rng([self.seed, 1]).lognormal(sigma=0.6, size=criteo.NUM_CATEGORICAL)
+        weights = np.random.default_rng([self.seed, 1]).lognormal(sigma=0.6, size=NUM_CATEGORICAL)
         return weights * self.signal * math.sqrt((1.0 - self.numeric_share) / np.square(weights).sum())
 
     def _numeric_weights(self) -> np.ndarray:
-        weights = np.random.default_rng([self.seed, 2]).normal(size=criteo.NUM_NUMERIC)
+        weights = np.random.default_rng([self.seed, 2]).normal(size=NUM_NUMERIC)
         return weights * self.signal * math.sqrt(self.numeric_share / np.square(weights).sum())
 
     def _effects(self, feature: int, buckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,26 +180,18 @@ class SyntheticCriteo:
         return radius * np.cos(2.0 * math.pi * v), radius * np.sin(2.0 * math.pi * v)
 
 
-@functools.cache
-def zipf_offset(size: int, exponent: float, head_share: float) -> float:
-    """The shift c that gives the first of `size` ranks its share; very large where the share is that of chance."""
-
-    def share(log_offset: float) -> float:
-        c, power = math.exp(log_offset), 1.0 - exponent
-        return ((1.0 + c) ** power - c**power) / ((size + c) ** power - c**power)
-
-    low, high = -60.0, 12.0
-    if size == 1 or share(high) >= head_share:
-        return math.exp(high)
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if share(middle) > head_share else (low, middle)
-    return math.exp(low)
+def check_buckets(buckets: Sequence[int]) -> None:
+    """Raises ValueError unless `buckets` are 26 counts between 2 and 2^31."""
+    if len(buckets) != NUM_CATEGORICAL:
+        raise ValueError(f"buckets must have {NUM_CATEGORICAL} counts, got {len(buckets)}.")
+    for feature, size in enumerate(buckets):
+        if not 2 <= size < 2**31:
+            raise ValueError(f"buckets[{feature}] must lie between 2 and 2^31 - 1, got {size!r}.")
 
 
 def _uniforms(keys: np.ndarray, salt: int) -> np.ndarray:
-    words = criteo.hash_to_buckets(keys, np.ones(len(keys), bool), salt, 2**31 - 1)
-    return words / float(2**31)
+    words = mixed(keys + np.uint64((salt + 1) * GOLDEN % 2**64)) % np.uint64(2**31 - 2)
+    return (1 + words.astype(np.int64)) / float(2**31)
 
 
 def _coprime(start: int, size: int) -> int:

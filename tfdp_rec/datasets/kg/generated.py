@@ -19,20 +19,19 @@ last entity (learned where it was seen often).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.kg.files import FEATURES, Activity, Timeline, pad_window
+from tfdp_rec.datasets.drawing import GOLDEN, mixed, zipf_ranks
 
+FEATURES = ("entities", "unigrams", "bigrams")
 Ids = NDArray[np.int64]
 _EDGES, _TOPICS_EACH = 8, 2
 _ALONG_EDGE, _OWN_TOPIC = 0.5, 0.9  # cumulative
 _VALUES = {"entities": 2, "unigrams": 4, "bigrams": 2}
-_FIRST_TIME, _STEP_TIME = 1_600_000_000, 86_400
 
 
 @dataclass(frozen=True)
@@ -100,33 +99,12 @@ class SyntheticKG:
         starts = np.zeros_like(position)
         window, present = pad_window(starts, position, self.context_length)
         batch: dict[str, NDArray[Any]] = {}
-        shown = self._show(walk, chosen)
+        shown = self.shown(walk, chosen)
         for feature in FEATURES:
             values = shown[feature][rows[:, None], window]
             batch[feature] = np.where(present[:, :, None], values, 0).astype(np.int32)
         batch["label"] = (1 + walk[rows, position]).astype(np.int64)
         return batch
-
-    def timelines(self, start: int = 0, stop: int | None = None, chunk: int = 1024) -> Iterator[Timeline]:
-        """The same individuals as named terms, oldest activity first, made `chunk` at a time.
-
-        Args:
-            start, stop: Range of individuals; all if left out.
-            chunk: Number of individuals in memory at once.
-        """
-        stop = self.num_individuals if stop is None else stop
-        for first in range(start, stop, chunk):
-            chosen = np.arange(first, min(first + chunk, stop))
-            walk, lengths = self.walk(chosen)
-            shown = self._show(walk, chosen)
-            for row, individual in enumerate(chosen):
-                yield Timeline(f"p{individual}", [
-                    Activity(_FIRST_TIME + _STEP_TIME * p, {
-                        feature: [f"{feature[0]}{term}" for term in shown[feature][row, p] if term]
-                        for feature in FEATURES
-                    })
-                    for p in range(lengths[row])
-                ])  # fmt: skip
 
     def walk(self, individuals: ArrayLike) -> tuple[Ids, Ids]:
         """[batch, max_activities] entities (0-based) of each individual in order of time, and the lengths."""
@@ -152,11 +130,9 @@ class SyntheticKG:
 
     def _rank(self, uniform: NDArray[np.float64]) -> Ids:
         """Inverse of a popularity law that falls as (rank + r₀)^−1.2, with r₀ = 5."""
-        first, last = 5.0**-0.2, (5.0 + self._ranks) ** -0.2
-        rank = (first - uniform * (first - last)) ** -5.0 - 5.0
-        return np.clip(rank.astype(np.int64), 0, self._ranks - 1)
+        return zipf_ranks(uniform, self._ranks, exponent=1.2, shift=5.0)
 
-    def _show(self, walk: Ids, individuals: Ids) -> dict[str, Ids]:
+    def shown(self, walk: Ids, individuals: Ids) -> dict[str, Ids]:
         """[batch, positions, values] 1-based ids of each feature of the entities walked through."""
         position = np.arange(walk.shape[1])
         topic = walk % self.num_topics
@@ -183,7 +159,7 @@ class SyntheticKG:
         state: Any = np.uint64(self.seed & (2**64 - 1))
         with np.errstate(over="ignore"):
             for key in keys:
-                state = _mix(state ^ _mix(np.asarray(key).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))
+                state = mixed(state ^ mixed(np.asarray(key).astype(np.uint64) + np.uint64(GOLDEN)))
         return np.asarray(state)
 
     def _checked(self, individuals: ArrayLike) -> Ids:
@@ -193,7 +169,9 @@ class SyntheticKG:
         return chosen
 
 
-def _mix(x: Any) -> Any:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def pad_window(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Positions [batch, length] of what comes before `ends`, newest first, and whether they are in the timeline."""
+    window = ends[:, None] - 1 - np.arange(length)
+    return np.maximum(window, starts[:, None]), window >= starts[:, None]

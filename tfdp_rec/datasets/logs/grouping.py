@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,8 +31,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.log import whole_users
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn, NumberColumn, TimeColumn
+from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.datasets.logs.sources import Stretch
 from tfdp_rec.files import alone, replacing
 
@@ -39,6 +42,7 @@ FORMAT = 1
 ABOUT = "about.json"
 _ROWS_IN_A_PART = 10**6
 _MOST_PARTS = 256  # open files
+_ROWS_AT_ONCE = 2**22
 _PRIME = np.uint64(0x100000001B3)
 
 
@@ -74,7 +78,7 @@ def group(source: Any, columns: LogColumns, folder: Path) -> None:
             return
         if not found and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} holds something else than a log made here: give folder= another name.")
-        with replacing(folder) as temporary, full_disk(folder):
+        with replacing(folder) as temporary, _full_disk(folder):
             Path(temporary).mkdir(mode=0o700)
             _Grouping(columns, Path(temporary)).run(source, print_of_source)
 
@@ -98,7 +102,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
+def _full_disk(folder: Path) -> Iterator[None]:
     """One sentence instead of a traceback where the disk is full."""
     try:
         yield
@@ -306,3 +310,53 @@ def _write_ids(path: Path, kind: str, ids: list[Any]) -> None:
 def array_file(name: str) -> str:
     """The file of an array."""
     return {"item": "rows.bin", "time": "times.bin"}.get(name, f"{name}.bin")
+
+
+# A grouped log's rows under the numbers of chosen items, made once for each list of items and bound.
+
+
+def numbered(folder: Path, items: Items, rows_per_unit: int | None, others: Mapping[str, Any]) -> Path:
+    """The folder of a grouped log's rows with users and items numbered; found, if it was made before."""
+    made = folder / f"items-{_digest(items, rows_per_unit)}"
+    with alone(made):
+        if not made.exists():
+            with replacing(made) as temporary, _full_disk(folder):
+                Path(temporary).mkdir(mode=0o700)
+                _write_numbered(folder, Path(temporary), items, rows_per_unit, others)
+    return made
+
+
+def _digest(items: Items, rows_per_unit: int | None) -> str:
+    digest = hashlib.blake2b(json.dumps([items.ids.to_pylist(), rows_per_unit]).encode(), digest_size=10)
+    return digest.hexdigest()
+
+
+def _write_numbered(folder: Path, target: Path, items: Items, bound: int | None, others: Mapping[str, Any]) -> None:
+    offsets = np.fromfile(folder / "offsets.bin", np.int64)
+    with pa.memory_map(str(folder / "found.arrow")) as file:
+        number_of = np.concatenate([[0], items.numbers(pa.ipc.open_file(file).read_all()["id"].combine_chunks())])
+    ends = np.zeros(len(offsets), np.int64)
+    with contextlib.ExitStack() as stack:
+        out = {name: stack.enter_context(open(target / name, "wb")) for name in ("rows.bin", *others)}
+        parts = {name: stack.enter_context(open(folder / name, "rb")) for name in out}
+        for first, last in whole_users(offsets, _ROWS_AT_ONCE):
+            count, lengths = int(offsets[last] - offsets[first]), np.diff(offsets[first : last + 1])
+            numbers = number_of[np.fromfile(parts["rows.bin"], np.int32, count)].astype(np.int32)
+            kept, left = _kept(numbers > 0, lengths, bound)
+            out["rows.bin"].write(numbers[kept].tobytes())
+            for name, kind in others.items():
+                out[name].write(np.fromfile(parts[name], kind, count)[kept].tobytes())
+            ends[first + 1 : last + 1] = ends[first] + np.cumsum(left)
+    (target / "offsets.bin").write_bytes(ends.tobytes())
+    (target / "bound.json").write_text(json.dumps(bound))
+
+
+def _kept(known: NDArray[np.bool_], lengths: NDArray[np.int64], bound: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Which rows stay, and how many of each user."""
+    ends = np.cumsum(lengths)
+    so_far = np.concatenate([[0], np.cumsum(known)])
+    if bound is not None:
+        after = np.repeat(so_far[ends], lengths) - so_far[1:]  # known rows of the user after this one
+        known = known & (after < bound)
+    counts = np.diff(np.concatenate([[0], np.cumsum(known)])[np.concatenate([[0], ends])])
+    return known, counts

@@ -22,17 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.histories import Catalogue, Histories
+from tfdp_rec.datasets.log import Catalogue, Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.datasets.logs.numbering import numbered
 from tfdp_rec.files import Temporary, row_chunks
 
 PADDING = 0
 _AT_ONCE = 2**18  # users' ids hashed in one go
 
 
-class Interactions:
+class Interactions(Log):
     """A log, grouped by user. `read` makes one.
 
     Attributes:
@@ -116,19 +115,10 @@ class Interactions:
         if isinstance(items, str | Path):
             items = Items.read(items, usual=[self.about["columns"]["item"]])
         known = items if isinstance(items, Items) else Items(list(items))
-        rows = numbered(self.folder, known, rows_per_unit, _widths(self.about))
+        rows = grouping.numbered(self.folder, known, rows_per_unit, _widths(self.about))
         return Interactions(self.folder, self._holder, known, rows)
 
     # What is there.
-
-    def __len__(self) -> int:
-        """How many users, and so how many units to sample from."""
-        return len(self.offsets) - 1
-
-    @property
-    def num_users(self) -> int:
-        """How many users."""
-        return len(self)
 
     @property
     def num_items(self) -> int:
@@ -141,7 +131,7 @@ class Interactions:
         return int(self.offsets[-1])
 
     @functools.cached_property
-    def numbers(self) -> NDArray[np.int32]:
+    def numbers(self) -> NDArray[np.int32]:  # type: ignore[override]
         """The items of all rows, by number, user by user."""
         self._known()
         return _mapped(self._rows / "rows.bin", np.int32)
@@ -156,11 +146,6 @@ class Interactions:
         """The other columns that were kept, of all rows; NaN is missing."""
         names = enumerate(self.about["columns"]["features"])
         return {name: _mapped(self._rows / f"feature-{number}.bin", np.float32) for number, name in names}
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Rows of each user."""
-        return np.diff(self.offsets)
 
     @functools.cached_property
     def unit_ids(self) -> pa.ChunkedArray:
@@ -179,12 +164,6 @@ class Interactions:
             return float("inf")
         once = not self.ordered and self.about["columns"]["duplicates"] == "drop"
         return float(self.rows_per_unit) ** (0.5 if once else 1.0)
-
-    def __getitem__(self, unit: int) -> NDArray[np.int32]:
-        """Items of a user, by number, oldest first."""
-        if not 0 <= unit < len(self):
-            raise IndexError(f"user {unit} of {len(self)}.")
-        return self.numbers[self.offsets[unit] : self.offsets[unit + 1]]
 
     def __repr__(self) -> str:
         known = "items not chosen" if self.items is None else f"{len(self.items)} items"
@@ -242,20 +221,15 @@ class Interactions:
 
     # What mechanisms and models take.
 
-    def histories(self) -> Histories:
-        """Each user's items, by number, for `private_counts` and the spectral recommender; mapped."""
-        return Histories(self.numbers, self.offsets)
-
     @property
     def catalogue(self) -> Catalogue:
         """The numbers 1..M, as the public items that `private_counts` and the spectral recommender ask for."""
         return Catalogue(np.arange(1, self.num_items + 1))
 
-    def found(self) -> tuple[Histories, pa.ChunkedArray]:
+    def found(self) -> tuple[Log, pa.ChunkedArray]:
         """All items of the log and the users that have them, for a private release of a list: itself private."""
-        return Histories(
-            _mapped(self.folder / "rows.bin", np.int32), _mapped(self.folder / "offsets.bin", np.int64)
-        ), _ids(self.folder / "found.arrow")
+        rows = Log(_mapped(self.folder / "rows.bin", np.int32), _mapped(self.folder / "offsets.bin", np.int64))
+        return rows, _ids(self.folder / "found.arrow")
 
     def recent(self, units: ArrayLike, rows: int) -> dict[str, NDArray[Any]]:
         """The last rows of users, one line for each: a `fetch` for models of one's own, and histories to recommend by.

@@ -254,7 +254,10 @@ def id_column(path: Path, usual: Sequence[str]) -> str:
     names = column_names(path)
     fitting = names if len(names) == 1 else [name for name in usual if name in names]
     if not fitting:
-        raise ValueError(f"{path} has the columns {', '.join(names)[:200]}: say which one holds the ids, column='...'.")
+        raise ValueError(
+            f"{path} has the columns {', '.join(names)[:200]}: say which one holds the ids by column='...', or call it "
+            f"{usual[-1]!r}."
+        )
     return fitting[0]
 
 

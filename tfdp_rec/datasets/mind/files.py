@@ -5,12 +5,8 @@
 
 `read` gives a `NewsDataset`: a catalogue of public news features, whose row 0 is the anonymous news (padding
 tokens only), and impressions, which name news by their ids. A row is a place in today's catalogue and identifies
-nothing. What does not fit is named, never passed over:
-
-* a malformed line raises with file and line number, or with `malformed="skip"` is counted in the report;
-* a history item or candidate that news.tsv lacks stays, under its id, and is counted: whether a click is there must
-  not depend on a catalogue that changes;
-* an empty history, and an impression without a click, stay and are counted.
+nothing. A malformed line is an error with file and line number. A history item or candidate that news.tsv lacks stays,
+under its id: whether a click is there must not depend on a catalogue that changes.
 
 Reference:
     Wu et al., "MIND: a large-scale dataset for news recommendation", ACL 2020.
@@ -25,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,17 +82,15 @@ class Impression:
 
 @dataclasses.dataclass(frozen=True)
 class NewsDataset:
-    """A catalogue, the impressions of its readers, and what was left out on the way.
+    """A catalogue and the impressions of its readers.
 
     Args:
         catalogue: News and their public features.
         impressions: Impressions in file order.
-        report: Counts of what did not fit, by kind.
     """
 
     catalogue: NewsCatalogue
     impressions: tuple[Impression, ...]
-    report: dict[str, int]
 
     def by_user(self) -> dict[str, list[Impression]]:
         """Impressions grouped by user, each group in time order."""
@@ -154,7 +148,6 @@ def read(
     title_length: int = 30,
     body_length: int = 50,
     min_word_count: int = 2,
-    malformed: Literal["raise", "skip"] = "raise",
     catalogue: NewsCatalogue | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> NewsDataset:
@@ -165,7 +158,6 @@ def read(
         title_length: Tokens kept of a title.
         body_length: Tokens kept of an abstract.
         min_word_count: Least number of occurrences; rarer words become the unknown word.
-        malformed: Whether a line that does not parse raises or is counted.
         catalogue: A catalogue read before (of the training split), in place of this news.tsv.
         tokenizer: Tokenizer of titles and abstracts, such as `wordpiece.WordPiece` for a pre-trained text encoder; left
             out, the words of this news.tsv.
@@ -174,50 +166,33 @@ def read(
         FileNotFoundError: If a file is missing.
         ValueError: On a malformed line (file and line number named) or a bad argument.
     """
-    if malformed not in ("raise", "skip"):
-        raise ValueError(f"malformed must be 'raise' or 'skip', got {malformed!r}.")
     for name, value in (("title_length", title_length), ("body_length", body_length)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    report: Counter[str] = Counter()
     if catalogue is None:
-        lines = list(_rows(Path(folder) / "news.tsv", _NEWS_COLUMNS, malformed, report))
-        unique = {row[0]: row for _, row in lines}
-        report["repeated news"] += len(lines) - len(unique)
-        texts = (text for row in unique.values() for text in row[3:5])
-        catalogue = _catalogue(unique, title_length, body_length, tokenizer or Words.of(texts, min_word_count))
-    known = frozenset(catalogue.ids)
+        rows = list({row[0]: row for _, row in _rows(Path(folder) / "news.tsv", _NEWS_COLUMNS)}.values())
+        words_of = tokenizer or Words.of((text for row in rows for text in row[3:5]), min_word_count)
+        catalogue = _catalogue(rows, title_length, body_length, words_of)
     impressions = []
-    path = Path(folder) / "behaviors.tsv"
-    for where, columns in _rows(path, _BEHAVIOUR_COLUMNS, malformed, report):
+    for where, columns in _rows(Path(folder) / "behaviors.tsv", _BEHAVIOUR_COLUMNS):
         try:
-            impressions.append(_impression(columns, known, report))
+            impressions.append(_impression(columns))
         except ValueError as error:
-            _malformed(f"{where}: {error}", malformed, report)
-    return NewsDataset(catalogue, tuple(impressions), dict(report))
+            raise ValueError(f"{where}: {str(error).rstrip('.')}.") from error
+    return NewsDataset(catalogue, tuple(impressions))
 
 
-def _rows(path: Path, columns: int, malformed: str, report: Counter[str]) -> Iterator[tuple[str, list[str]]]:
+def _rows(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            row = line.rstrip("\n").split("\t")
-            if len(row) == columns:
-                yield f"{path.name} line {number}", row
-            elif line.strip():
-                problem = f"{path.name} line {number}: {len(row)} columns where {columns} belong"
-                _malformed(problem, malformed, report)
+            row, where = line.rstrip("\n").split("\t"), f"{path.name} line {number}"
+            if line.strip() and len(row) != columns:
+                raise ValueError(f"{where}: {len(row)} columns where {columns} belong.")
+            if line.strip():
+                yield where, row
 
 
-def _malformed(problem: str, malformed: str, report: Counter[str]) -> None:
-    if malformed == "raise":
-        raise ValueError(f"{problem}; pass malformed='skip' to leave such lines out.")
-    report["malformed lines"] += 1
-
-
-def _catalogue(
-    unique: dict[str, list[str]], title_length: int, body_length: int, tokenizer: Tokenizer
-) -> NewsCatalogue:
-    rows = list(unique.values())
+def _catalogue(rows: list[list[str]], title_length: int, body_length: int, tokenizer: Tokenizer) -> NewsCatalogue:
     categories = ("", *sorted({row[1] for row in rows}))
     subcategories = ("", *sorted({row[2] for row in rows}))
     features = {
@@ -226,7 +201,7 @@ def _catalogue(
         "category": np.array([0, *(categories.index(row[1]) for row in rows)], dtype=np.int32),
         "subcategory": np.array([0, *(subcategories.index(row[2]) for row in rows)], dtype=np.int32),
     }
-    return NewsCatalogue(("", *unique), features, tokenizer.vocabulary, categories, subcategories)
+    return NewsCatalogue(("", *(row[0] for row in rows)), features, tokenizer.vocabulary, categories, subcategories)
 
 
 def _tokens(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.int32]:
@@ -237,17 +212,13 @@ def _tokens(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.i
     return table
 
 
-def _impression(columns: list[str], known: frozenset[str], report: Counter[str]) -> Impression:
+def _impression(columns: list[str]) -> Impression:
     _, user, time, past, shown = columns
     moment = datetime.datetime.strptime(time, _TIME)
     history = tuple(past.split())
     labelled = [_candidate(item) for item in shown.split()]
     candidates = tuple(news for news, _ in labelled)
     clicks = tuple(place for place, (_, label) in enumerate(labelled) if label == "1")
-    report["history items not in news.tsv"] += sum(news not in known for news in history)
-    report["candidates not in news.tsv"] += sum(news not in known for news in candidates)
-    report["empty histories"] += not history
-    report["impressions without a click"] += not clicks
     return Impression(user, moment, history, candidates, clicks)
 
 

@@ -1,14 +1,11 @@
 """The rules by which operations give values to their outputs: one file for each kind of operation."""
 
-from __future__ import annotations
+import tfdp_rec.independence.rules.layout
+import tfdp_rec.independence.rules.lookups
+import tfdp_rec.independence.rules.loops
+import tfdp_rec.independence.rules.products
+import tfdp_rec.independence.rules.slices
+import tfdp_rec.independence.rules.state  # noqa: F401
+from tfdp_rec.independence.rules.elementwise import along_the_last, elementwise
 
-from tfdp_rec.independence.rules import elementwise as _elementwise
-from tfdp_rec.independence.rules import layout, lookups, loops, products, reductions, shapes, slices, state
-
-elementwise = _elementwise.elementwise
-along_the_last = _elementwise.along_the_last
-
-__all__ = [
-    "along_the_last", "elementwise", "layout", "lookups", "loops", "products", "reductions", "shapes", "slices",
-    "state",
-]  # fmt: skip
+__all__ = ["along_the_last", "elementwise"]

@@ -39,7 +39,11 @@ _WHOLE = (tf.int32, tf.int64, tf.uint32, tf.uint64)  # types that hold a seed, a
 
 @rule(*ENTRY_BY_ENTRY)
 def elementwise(at: At) -> Value:
-    """Entry by entry, axes lined up from the right."""
+    """Entry by entry, axes lined up from the right.
+
+    Args:
+        at: Operation to give a value.
+    """
     return lined_up(at, range(len(at.values)))
 
 
@@ -64,13 +68,13 @@ def _broadcast(at: At, values: dict[int, Value]) -> Value:
     if len(owners) + sum(isinstance(v, Shared) for v in values.values()) < len(values):
         return at.mixed("unknown")
     first = next(iter(owners.values()))
-    if any(v.axis != first.axis or v.layout != first.layout for v in owners.values()):
+    if any(v.axis != first.axis or v.inner != first.inner for v in owners.values()):
         return at.mixed()
     for n, value in values.items():
         place = first.axis - (rank - (ranks[n] or 0))
         if isinstance(value, Shared) and place >= 0 and at.sizes(n)[place] != ONE:  # type: ignore[index]
             return at.mixed("position")
-    return at.give(ByExample(first.axis, *first.layout), broadcast_sizes([at.sizes(n) or () for n in values]))
+    return at.give(first, broadcast_sizes([at.sizes(n) or () for n in values]))
 
 
 def _same_rank(at: At, values: dict[int, Value]) -> Value:
@@ -78,7 +82,7 @@ def _same_rank(at: At, values: dict[int, Value]) -> Value:
     owners = [(n, v) for n, v in values.items() if isinstance(v, ByExample)]
     scalars = all(at.rank(n) == 0 for n, v in values.items() if isinstance(v, Shared))
     if len(owners) == 1 and scalars:
-        return ByExample(owners[0][1].axis, *owners[0][1].layout)
+        return owners[0][1]
     return at.mixed("unknown")
 
 
@@ -132,7 +136,7 @@ def select(at: At) -> Value:
         if isinstance(condition, Shared) and isinstance(rest, Shared):
             return Shared()
         if isinstance(condition, ByExample) and isinstance(rest, ByExample) and rest.axis == 0:
-            return rest if condition.layout == rest.layout else at.mixed()
+            return rest if condition.inner == rest.inner else at.mixed()
         return at.mixed()
     return lined_up(at, range(3))
 
@@ -161,7 +165,11 @@ def bias_add(at: At) -> Value:
 
 @rule(*ALONG_THE_LAST)
 def along_the_last(at: At) -> Value:
-    """Each row by itself: y[..., :] = f(x[..., :])."""
+    """Each row by itself: y[..., :] = f(x[..., :]).
+
+    Args:
+        at: Operation to give a value.
+    """
     value, rank = at.values[0], at.rank(0)
     if isinstance(value, Shared):
         return Shared()
@@ -177,6 +185,6 @@ def cross_entropy(at: At) -> list[Value] | Value:
     if isinstance(logits, Shared) and isinstance(labels, Shared):
         return Shared()
     owners = [v for v in at.values if isinstance(v, ByExample)]
-    if any(v.axis != 0 or v.layout != owners[0].layout for v in owners) or len(owners) < 2:
+    if any(v.axis or v != owners[0] for v in owners) or len(owners) < 2:
         return at.mixed()
-    return [ByExample(0, *owners[0].layout), at.give(ByExample(0, *owners[0].layout), at.sizes(0), 1)]
+    return [owners[0], at.give(owners[0], at.sizes(0), 1)]

@@ -10,24 +10,26 @@ import numpy as np
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.rules.elementwise import lined_up
-from tfdp_rec.independence.sizes import SizeArray, size
-from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Sized, Value, numbered
+from tfdp_rec.independence.sizes import size
+from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Sized, Value
 
 
-@rule("GatherV2", sizes=True, numbers=True)
+@rule("GatherV2", sizes=True, numbers=True, arguments=(2,))
 def gather(at: At) -> Value:
     """y[i.., b, j..] = x[i.., ids[b], j..]: rows along an axis, in the three cases above."""
     rows, ids = at.values[0], at.values[1]
-    if isinstance(rows, (Shared, Sized)) and isinstance(ids, (Shared, Sized)):
-        return _gathered_numbers(at, rows)
+    if not isinstance(rows, ByExample) and not isinstance(ids, ByExample):
+        places = at.plain(1)
+        plain = places is not None and not at.attr("batch_dims")
+        return at.followed(lambda x, ids, axis: x.take(np.reshape(places, ids.shape), axis.item()) if plain else None)
     axis, leading = at.plain(2), int(at.attr("batch_dims"))
-    sizes, places = at.sizes(0), at.sizes(1)
+    sizes, at_ids = at.sizes(0), at.sizes(1)
     if Sized in (type(rows), type(ids)):
         return at.mixed("size")
-    if axis is None or sizes is None or places is None or leading < 0:
+    if axis is None or sizes is None or at_ids is None or leading < 0:
         return at.mixed("unknown")
     along = axis[0] % len(sizes)
-    lengths = [*sizes[:along], *places[leading:], *sizes[along + 1 :]]
+    lengths = [*sizes[:along], *at_ids[leading:], *sizes[along + 1 :]]
     # y has the axes of x before `along`, those of ids behind `batch_dims`, then the rest of x.
     if isinstance(rows, Shared) and isinstance(ids, ByExample):
         kept = ids.axis >= leading
@@ -35,18 +37,11 @@ def gather(at: At) -> Value:
     if isinstance(rows, ByExample) and isinstance(ids, Shared) and not leading:
         if rows.axis == along:
             return at.mixed("position")
-        return at.give(rows.at(rows.axis + (len(places) - 1) * (rows.axis > along)), lengths)
+        return at.give(rows.at(rows.axis + (len(at_ids) - 1) * (rows.axis > along)), lengths)
     if isinstance(rows, ByExample) and isinstance(ids, ByExample):
-        own = rows.axis == ids.axis < leading and rows.layout == ids.layout
+        own = rows.axis == ids.axis < leading and rows.inner == ids.inner
         return at.give(rows, lengths) if own else at.mixed()
     return at.mixed()
-
-
-def _gathered_numbers(at: At, rows: Shared | Sized) -> Value:
-    ids = at.plain(1)
-    if rows.numbers is not None and rows.numbers.array.ndim == 1 and ids is not None:
-        return numbered(SizeArray(np.asarray(rows.numbers.array[np.reshape(ids, at.numbers(1).array.shape)], object)))  # type: ignore[union-attr]
-    return Sized() if Sized in (type(rows), type(at.values[1])) else Shared()
 
 
 @rule("ResourceGather")
@@ -60,18 +55,14 @@ def rows_of_a_variable(at: At) -> Value:
     return at.give(ids, [*sizes, *held[1:]] if sizes is not None and held is not None else None)
 
 
-@rule("OneHot")
+@rule("OneHot", arguments=(1, 2, 3))
 def one_hot(at: At) -> Value:
     """A row of zeros with a one for each number."""
-    ids, sizes = at.values[0], at.sizes(0)
-    if all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    if not isinstance(ids, ByExample) or sizes is None or not all(isinstance(v, Shared) for v in at.values[1:]):
-        return at.mixed("unknown")
+    ids, sizes = at.by_example()
     axis = int(at.attr("axis")) % (len(sizes) + 1)
     depth = at.numbers(1)
     lengths = [*sizes[:axis], depth.sizes[0] if depth is not None else None, *sizes[axis:]]
-    return at.give(ByExample(ids.axis + (axis <= ids.axis), *ids.layout), lengths)
+    return at.give(ids.at(ids.axis + (axis <= ids.axis)), lengths)
 
 
 @rule("LookupTableFindV2")
@@ -82,14 +73,11 @@ def looked_up(at: At) -> Value:
     return at.give(lined_up(at, (1, 2)), at.sizes(1))
 
 
-@rule("UnsortedSegmentSum")
+@rule("UnsortedSegmentSum", arguments=(1, 2))
 def segments(at: At) -> Value:
     """y[k, j..] = Σ x[i.., j..] over the i.. with ids[i..] = k: by shared ids, along axes before the examples'."""
-    rows, ids, count = at.values[0], at.values[1], at.plain(2)
-    if all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    taken, sizes = at.rank(1), at.sizes(0)
-    shared = isinstance(ids, Shared) and isinstance(at.values[2], Shared)
-    if not isinstance(rows, ByExample) or not shared or taken is None or sizes is None or rows.axis < taken:
+    rows, sizes = at.by_example()
+    count, taken = at.plain(2), at.rank(1)
+    if taken is None or rows.axis < taken:
         return at.mixed()
     return at.give(rows.at(rows.axis - taken + 1), [None if count is None else size(count[0]), *sizes[taken:]])

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdp_rec.independence.reading import At, Walk, rule
-from tfdp_rec.independence.sizes import size
+from tfdp_rec.independence.reading import At, Settled, Walk, rule
+from tfdp_rec.independence.sizes import SizeArray, size
 from tfdp_rec.independence.values import (
     ByExample,
     Lengths,
@@ -23,6 +23,7 @@ from tfdp_rec.independence.values import (
     Value,
     join,
     join_lengths,
+    numbered,
     without_numbers,
 )
 from tfdp_rec.keras_internals import function_graph
@@ -87,64 +88,94 @@ def _body(
     return [walk.value(t) for t in graph.outputs], [walk.sizes(t) for t in graph.outputs]
 
 
-# Lists of tensors.
+# Lists of tensors. An entry that was never written is zeros, of the shape that the list was made with and that is asked
+# for when it is read. So no data may decide either, and both must fit the lengths of what is written.
 
 
-@rule("TensorListReserve", "EmptyTensorList", sizes=True, mixed=True)
-def empty_list(at: At) -> Value:
+@rule("TensorListReserve", sizes=True, arguments=(0, 1))
+def reserved_list(at: At) -> Value:
     """A list without written entries; its length must not depend on the number of examples."""
-    if at.op.type == "TensorListReserve" and not isinstance(at.values[1], Shared):
-        return Mixed(at.op, "size")
-    return ListOf(Nothing(), written=at.op.type == "EmptyTensorList")
+    if not isinstance(at.values[1], Shared):
+        return at.mixed("size")
+    return ListOf(Nothing(), shape=at.numbers(0))
 
 
-@rule("TensorListFromTensor", sizes=True)
+@rule("EmptyTensorList", sizes=True, arguments=(0, 1))
+def empty_list(at: At) -> Value:
+    """A list without entries."""
+    return ListOf(Nothing(), written=True, shape=at.numbers(0))
+
+
+@rule("TensorListFromTensor", sizes=True, arguments=(1,))
 def list_of_slices(at: At) -> Value:
     """Slices along the first axis."""
     value, sizes = at.values[0], at.sizes(0)
     each = None if sizes is None else sizes[1:]
-    if isinstance(value, ByExample):
-        return ListOf(value.at(value.axis - 1), each, True) if value.axis else at.mixed("mixes")
-    return ListOf(Shared(), each, True) if isinstance(value, Shared) else at.mixed("size")
+    if isinstance(value, ByExample) and value.axis:
+        return ListOf(value.at(value.axis - 1), each, True, at.numbers(1))
+    return ListOf(Shared(), each, True, at.numbers(1)) if isinstance(value, Shared) else at.mixed()
 
 
-@rule("TensorListStack", sizes=True)
+@rule("TensorListStack", sizes=True, arguments=(1,))
 def stacked_list(at: At) -> Value:
     """The list as a tensor, its entries along a new first axis."""
-    value = at.values[0]
-    if not isinstance(value, ListOf):
-        return at.mixed("unknown")
-    element = value.element
+    element, lengths, shared = _entry(at, 1)
     if isinstance(element, ByExample):
         count = int(at.attr("num_elements"))  # TensorFlow checks it
-        lengths = None if value.lengths is None else [size(count) if count >= 0 else None, *value.lengths]
-        return at.give(element.at(element.axis + 1), lengths)
-    return Shared() if isinstance(element, (Shared, Nothing)) else at.mixed("branches")
+        first = size(count) if count >= 0 else None
+        return at.give(element.at(element.axis + 1), None if lengths is None else [first, *lengths])
+    return Shared() if isinstance(element, Shared) or shared else at.mixed("branches")
 
 
-@rule("TensorListGetItem", sizes=True)
+@rule("TensorListGetItem", sizes=True, arguments=(1, 2))
 def item(at: At) -> Value:
     """One entry; zeros if it was never written."""
-    return _element(at, 0) if isinstance(at.values[1], Shared) else at.mixed("position")
+    if not isinstance(at.values[1], Shared):
+        return at.mixed("size")
+    return _one_entry(at, 2, 0)
 
 
-def _element(at: At, output: int) -> Value:
-    value = at.values[0]
-    if not isinstance(value, ListOf):
-        return at.mixed("unknown")
-    if isinstance(value.element, Nothing):
+@rule("TensorListPopBack", sizes=True, numbers=True, arguments=(1,))
+def popped(at: At) -> list[Value]:
+    """The list without its last entry, and that entry, with the numbers that `join` found in all entries."""
+    return [at.values[0], _one_entry(at, 1, 1)]
+
+
+def _one_entry(at: At, asked: int, output: int) -> Value:
+    element, lengths, _ = _entry(at, asked)
+    if isinstance(element, Nothing):
         if not at.reading.turns:
             return at.mixed("unknown")
         at.reading.unwritten = True  # it may be written in a later turn
-    return at.give(value.element, value.lengths, output)
+    return at.give(element, lengths, output)
 
 
-@rule("TensorListSetItem", sizes=True)
+def _entry(at: At, asked: int) -> tuple[Value, Lengths | None, bool]:
+    """The value and lengths of a list's entries, and whether nothing is written and zeros are of a shared shape."""
+    held = at.values[0]
+    if not isinstance(held, ListOf):
+        raise Settled(at.mixed("unknown"))
+    element, lengths, shapes = held.element, held.lengths, (held.shape, at.numbers(asked))
+    shared = not any(shape is None or shape.of_batch for shape in shapes)
+    if isinstance(element, Nothing) or held.written or all(_fits(shape, lengths) for shape in shapes):
+        return element, lengths, shared and isinstance(element, Nothing)
+    if isinstance(element, Shared) and shared:
+        return element, None, False
+    raise Settled(at.mixed("unknown"))
+
+
+def _fits(shape: SizeArray | None, lengths: Lengths | None) -> bool:
+    """Whether zeros of a shape, with -1 for any length, can have no other lengths than these."""
+    if shape is None or shape.array.ndim == 0:
+        return shape is not None
+    known = lengths is not None and len(shape.sizes) == len(lengths)
+    return known and all(asked in (size(-1), length) for asked, length in zip(shape.sizes, lengths or ()))
+
+
+@rule("TensorListSetItem", sizes=True, arguments=(1,))
 def with_item(at: At) -> Value:
     """The list with one entry written."""
-    if not isinstance(at.values[1], Shared):
-        return at.mixed("position")
-    return _with(at, 2)
+    return _with(at, 2) if isinstance(at.values[1], Shared) else at.mixed("size")
 
 
 @rule("TensorListPushBack", sizes=True, mixed=True)
@@ -159,18 +190,13 @@ def _with(at: At, number: int) -> Value:
         return held if isinstance(held, Mixed) else at.mixed("unknown")
     if not held.written:
         value = without_numbers(value)  # an entry that is not written is zeros
-    return join(held, ListOf(value, at.sizes(number), held.written), at.op)
+    return join(held, ListOf(value, at.sizes(number), held.written, held.shape), at.op)
 
 
-@rule("TensorListPopBack", sizes=True, numbers=True)
-def popped(at: At) -> list[Value]:
-    """The list without its last entry, and that entry, with the numbers that `join` found in all entries."""
-    return [at.values[0], _element(at, 1)]
-
-
-@rule("TensorListElementShape", sizes=True)
+@rule("TensorListElementShape", sizes=True, numbers=True)
 def shape_of_elements(at: At) -> Value:
-    """The shape of what is in a list."""
-    value = at.values[0]
-    element = value.element if isinstance(value, ListOf) else None
-    return Shared() if isinstance(element, (Shared, Nothing)) else Sized()
+    """The shape that a list was made with."""
+    held = at.values[0]
+    if not isinstance(held, ListOf):
+        return at.mixed("unknown")
+    return Sized() if held.shape is None else numbered(held.shape)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.sizes import ONE, Size
-from tfdp_rec.independence.values import ByExample, Shared, Sized, Value
+from tfdp_rec.independence.values import ByExample, Shared, Value
 
 
 def contracted(at: At, terms: Sequence[str], output: str) -> Value:
@@ -22,7 +22,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
         return Shared()
     first, term = owners[0]
     letter = term[first.axis]
-    if any(t[v.axis] != letter or v.layout != first.layout for v, t in owners):
+    if any(t[v.axis] != letter or v.inner != first.inner for v, t in owners):
         return at.mixed()
     if output.count(letter) != 1 or any(t.count(letter) > 1 for _, t in owners):
         return at.mixed()
@@ -34,7 +34,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
                 return at.mixed("position")
             if sizes.get(name, ONE) == ONE or name == letter and isinstance(value, ByExample):
                 sizes[name] = length
-    return at.give(ByExample(output.index(letter), *first.layout), [sizes[name] for name in output])
+    return at.give(first.at(output.index(letter)), [sizes[name] for name in output])
 
 
 @rule("MatMul", "BatchMatMulV2", "Einsum")
@@ -69,55 +69,24 @@ def _spelled(term: str, rank: int, free: list[str]) -> str:
     return term.replace("...", "".join(free[len(free) - missing :]) if missing else "")
 
 
-@rule("Conv2D", "DepthwiseConv2dNative")
+@rule("Conv2D")
 def convolution(at: At) -> Value:
-    """Each image by itself, filtered by shared weights."""
-    return _each_image(at, 0, shared=(1,))
-
-
-@rule("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", sizes=True)
-def convolution_gradient(at: At) -> Value:
-    """The gradient by each image; the given shape has the batch as its first axis."""
-    if not isinstance(at.values[0], (Shared, Sized)):
-        return at.mixed("length")
-    numbers = at.numbers(0)
-    found = _each_image(at, 2, shared=(1,))
-    if isinstance(found, ByExample) and numbers is not None and None not in numbers.sizes:
-        return at.give(found, numbers.sizes)
-    return found
-
-
-@rule("MaxPool", "AvgPool")
-def pooling(at: At) -> Value:
-    """Within each image; not over the batch or, by windows on the first axis, over several."""
-    return at.mixed() if at.attr("ksize")[0] != 1 else _each_image(at, 0)
-
-
-@rule("MaxPoolGrad")
-def max_pooling_gradient(at: At) -> Value:
-    """The gradient at the place of the largest entry."""
-    found = [_each_image(at, n) for n in range(3)]
-    same = at.attr("ksize")[0] == 1 and all(isinstance(v, ByExample) and v == found[0] for v in found)
-    if same:
-        return at.give(found[0], at.sizes(0))
-    return Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed()
-
-
-@rule("AvgPoolGrad", sizes=True)
-def average_pooling_gradient(at: At) -> Value:
-    """The gradient spread over the window."""
-    numbers, found = at.numbers(0), _each_image(at, 1)
-    if not isinstance(found, ByExample):
-        return found
-    if numbers is None or None in numbers.sizes or at.attr("ksize")[0] != 1:
-        return at.mixed("unknown")
-    return at.give(found, numbers.sizes)
-
-
-def _each_image(at: At, number: int, shared: Sequence[int] | range = ()) -> Value:
-    value = at.values[number]
-    if not all(isinstance(at.values[n], Shared) for n in shared):
+    """Each sequence or image by itself, filtered by shared weights."""
+    value, weights = at.values
+    if not isinstance(weights, Shared) or not isinstance(value, (Shared, ByExample)):
         return at.mixed()
-    if isinstance(value, Shared):
+    return at.mixed() if isinstance(value, ByExample) and value.axis else value
+
+
+@rule("Conv2DBackpropInput", sizes=True, arguments=(0,))
+def convolution_gradient(at: At) -> Value:
+    """The gradient by each sequence or image; the given shape has the batch as its first axis."""
+    _, weights, value = at.values
+    numbers = at.numbers(0)
+    if not isinstance(weights, Shared) or not isinstance(value, (Shared, ByExample)):
+        return at.mixed()
+    if isinstance(value, Shared) and isinstance(at.values[0], Shared):
         return Shared()
-    return ByExample(0, *value.layout) if isinstance(value, ByExample) and value.axis == 0 else at.mixed()
+    if not isinstance(value, ByExample) or value.axis:
+        return at.mixed()
+    return at.give(value, None if numbers is None else numbers.sizes)

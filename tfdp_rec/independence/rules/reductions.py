@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.sizes import ONE, size
-from tfdp_rec.independence.values import ByExample, Shared, Value
+from tfdp_rec.independence.values import Value
 
 
-@rule("Sum", "Mean", "All", "Any")
+@rule("Sum", "Mean", arguments=(1,))
 def reduction(at: At) -> Value:
     """y[b, ·] = Σ, mean, max, all or any of x[b, ·, k] over other axes."""
-    value, axes, sizes = at.values[0], at.plain(1), at.sizes(0)
-    if isinstance(value, Shared) and isinstance(at.values[1], Shared):
-        return Shared()
-    if not isinstance(value, ByExample):
-        return at.mixed("unknown")
-    if axes is None or sizes is None:
-        return at.mixed("mixes" if sizes is not None else "unknown")
-    gone = {a % len(sizes) for a in axes}
+    value, sizes = at.by_example()
+    gone = set(at.axes(1, len(sizes)))
     if value.axis in gone:
         return at.mixed()
     if at.attr("keep_dims"):
@@ -26,25 +20,18 @@ def reduction(at: At) -> Value:
     return at.give(value.at(value.axis - sum(a < value.axis for a in gone)), kept)
 
 
-@rule("Cumsum")
+@rule("Cumsum", arguments=(1,))
 def cumulated(at: At) -> Value:
     """y[b, t, ·] = Σ x[b, s, ·] over s ≤ t, or s ≥ t, along another axis than the examples'."""
-    value, axes, sizes = at.values[0], at.plain(1), at.sizes(0)
-    if all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    if not isinstance(value, ByExample) or axes is None or sizes is None:
-        return at.mixed("unknown")
-    return at.mixed() if value.axis == axes[0] % len(sizes) else at.give(value, sizes)
+    value, sizes = at.by_example()
+    return at.mixed() if value.axis in at.axes(1, len(sizes)) else at.give(value, sizes)
 
 
-@rule("TopKV2")
+@rule("TopKV2", arguments=(1,))
 def largest(at: At) -> list[Value] | Value:
     """(y, i)[b, ·, :] = the k largest of x[b, ·, :] and their numbers, if the last axis is not the examples'."""
-    value, count, sizes = at.values[0], at.plain(1), at.sizes(0)
-    if all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    if not isinstance(value, ByExample) or not isinstance(at.values[1], Shared) or sizes is None:
-        return at.mixed("unknown")
+    value, sizes = at.by_example()
+    count = at.plain(1)
     if value.axis == len(sizes) - 1:
         return at.mixed()
     lengths = [*sizes[:-1], None if count is None else size(count[0])]

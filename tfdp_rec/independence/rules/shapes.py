@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.rules.elementwise import elementwise, lined_up
 from tfdp_rec.independence.rules.reductions import reduction
-from tfdp_rec.independence.sizes import ONE, Size, SizeArray, product, size
+from tfdp_rec.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
 from tfdp_rec.independence.values import (
     ByExample,
     Mixed,
@@ -130,24 +130,20 @@ def arithmetic(at: At) -> Value:
     """Arithmetic of followed numbers; otherwise entry by entry."""
     if any(isinstance(v, Seed) for v in at.values):
         return _of_a_seed(at)
-    if all(isinstance(v, (Shared, Sized)) for v in at.values):
-        return _followed(at)
-    if any(isinstance(v, Sized) for v in at.values):
-        return at.mixed("size")
+    if any(isinstance(v, Sized) for v in at.values) or all(isinstance(v, Shared) for v in at.values):
+        function = _ARITHMETIC.get(at.op.type)
+        return at.followed(lambda *arrays: None if function is None else _each(function, *arrays))
     return lined_up(at, range(len(at.values)))
 
 
-def _followed(at: At) -> Value:
-    several = [at.numbers(n) for n in range(len(at.values))]
-    function = _ARITHMETIC.get(at.op.type)
-    if function is not None and all(n is not None for n in several):
-        one, other = np.broadcast_arrays(*(n.array for n in several))  # type: ignore[union-attr]
-        found = np.empty(one.shape, object)
-        for place in np.ndindex(one.shape):
-            a, b = one.item(place), other.item(place)
-            found[place] = None if a is None or b is None else function(a, b)
-        return numbered(SizeArray(found))
-    return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
+def _each(function: Callable[[Size, Size], Size | None], *arrays: np.ndarray) -> np.ndarray:
+    """A function of two lengths, entry by entry; an unknown one makes an unknown one."""
+    one, other = np.broadcast_arrays(*arrays)
+    found = np.empty(one.shape, object)
+    for place in np.ndindex(one.shape):
+        a, b = one.item(place), other.item(place)
+        found[place] = None if a is None or b is None else function(a, b)
+    return found
 
 
 _COMPARISONS = (
@@ -161,7 +157,7 @@ def comparison(at: At) -> Value:
     return _of_sizes(at) or elementwise(at)
 
 
-@rule("All", "Any", sizes=True)
+@rule("All", "Any", sizes=True, arguments=(1,))
 def quantifier(at: At) -> Value:
     """A reduction; of sizes and shared values alone, a value made of sizes."""
     return _of_sizes(at) or reduction(at)
@@ -173,103 +169,85 @@ def _of_sizes(at: At) -> Value | None:
     return Sized() if all(isinstance(v, (Shared, Sized)) for v in at.values) else at.mixed("size")
 
 
-@rule("Prod", sizes=True, numbers=True)
-def product_of(at: At) -> Value:
-    """The number of entries of a shape; otherwise a reduction."""
-    numbers, axes = at.numbers(0), at.plain(1)
-    if numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1]):
-        sizes = numbers.sizes
-        total = None if any(s is None for s in sizes) else product(sizes)  # type: ignore[arg-type]
-        found = SizeArray.scalar(total) if not at.attr("keep_dims") else SizeArray.row([total])
-        return numbered(found)
-    if isinstance(at.values[0], Sized) or isinstance(at.values[1], Sized):
-        return Sized()
-    return reduction(at)
-
-
-@rule("Max", sizes=True, numbers=True)
-def extreme(at: At) -> Value:
-    """The largest of several equal sizes; otherwise a reduction."""
-    numbers, axes = at.numbers(0), at.plain(1)
-    row = numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1])
-    if row and numbers.of_batch and not at.attr("keep_dims"):  # type: ignore[union-attr]
-        return numbered(SizeArray.scalar(numbers.sizes[0])) if len(set(numbers.sizes)) == 1 else Sized()  # type: ignore[union-attr]
+@rule("Prod", "Max", sizes=True, numbers=True, arguments=(1,))
+def product_or_largest(at: At) -> Value:
+    """The number of entries of a shape, or the largest of equal lengths; otherwise a reduction."""
+    numbers, axes, keep = at.numbers(0), at.plain(1), at.attr("keep_dims")
+    if numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1]) and None not in numbers.sizes:
+        if at.op.type == "Prod":
+            total = product(numbers.sizes)  # type: ignore[arg-type]
+            return numbered(SizeArray.row([total]) if keep else SizeArray.scalar(total))
+        if numbers.of_batch and not keep and len(set(numbers.sizes)) == 1:
+            return numbered(SizeArray.scalar(numbers.sizes[0]))
     return Sized() if any(isinstance(v, Sized) for v in at.values) else reduction(at)
 
 
-@rule("Range", sizes=True, numbers=True)
+@rule("Range", sizes=True, numbers=True, arguments=(0, 1, 2))
 def counting(at: At) -> Value:
     """0, 1, 2, ... up to a shared limit. Up to the number of examples, these are places in the batch: mixed."""
-    if all(isinstance(v, Shared) for v in at.values):
-        plain = [at.plain(n) for n in range(3)]
-        if all(p is not None for p in plain):
-            start, stop, step = (p[0] for p in plain)  # type: ignore[index]
-            if step and len(range(start, stop, step)) <= SizeArray.LIMIT:
-                return Shared(SizeArray.of_integers(list(range(start, stop, step))))
-        return Shared()
-    return at.mixed("position")
+    if any(isinstance(v, Sized) for v in at.values):
+        return at.mixed("position")
+    return at.followed(_range)
 
 
-@rule("BroadcastGradientArgs", sizes=True, numbers=True)
-def summed_axes(at: At) -> list[Value]:
+def _range(start: np.ndarray, stop: np.ndarray, step: np.ndarray) -> np.ndarray | None:
+    found = range(start.item(), stop.item(), step.item())
+    return np.array(found, np.int64) if len(found) <= SizeArray.LIMIT else None
+
+
+@rule("BroadcastGradientArgs", sizes=True, numbers=True, arguments=(0, 1))
+def summed_axes(at: At) -> Any:
     """The axes over which a gradient is summed: those along which broadcasting repeated an operand."""
     one, other = at.numbers(0), at.numbers(1)
     if one is None or other is None or None in (*one.sizes, *other.sizes):
-        kind = Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
-        return [kind, kind]
+        return at.followed(lambda *_: None)
     rank = max(len(one.sizes), len(other.sizes))
-    a, b = (_filled_up(n, rank, None) for n in (one, other))
-    repeated: tuple[list[int], list[int]] = ([], [])
-    for axis in range(rank):
-        for mine, axes in ((a[axis], repeated[0]), (b[axis], repeated[1])):
-            if mine is None or mine == ONE:
-                axes.append(axis)
-    return [Shared(SizeArray.of_integers(np.array(axes, np.int64))) for axes in repeated]
-
-
-def _filled_up(numbers: SizeArray, rank: int, missing: Size | None) -> list[Size | None]:
-    return [*[missing] * (rank - len(numbers.sizes)), *numbers.sizes]
+    several = [[ONE] * (rank - len(numbers.sizes)) + list(numbers.sizes) for numbers in (one, other)]
+    axes = [np.array([axis for axis in range(rank) if sizes[axis] == ONE], np.int64) for sizes in several]
+    return [Shared(SizeArray.of_integers(found)) for found in axes]
 
 
 @rule("DynamicStitch", sizes=True, numbers=True)
 def stitched(at: At) -> Value:
     """Numbers put into places: part of the shape of a reduction's gradient."""
     half = len(at.values) // 2
-    places, several = [at.numbers(n) for n in range(half)], [at.numbers(n) for n in range(half, 2 * half)]
-    if not all(isinstance(v, (Shared, Sized)) for v in at.values):
-        return at.mixed()
-    if any(p is None or p.plain is None for p in places) or any(n is None or n.array.ndim > 1 for n in several):
-        return Sized() if any(isinstance(v, Sized) for v in at.values) else Shared()
-    found: dict[int, Any] = {}
-    for place, numbers in zip(places, several):
-        found.update(zip((int(i) for i in place.plain.flat), numbers.sizes))  # type: ignore[union-attr]
-    return numbered(SizeArray.row([found.get(i) for i in range(max(found, default=-1) + 1)]))
+    places = [at.plain(n) for n in range(half)]
+
+    def put(*arrays: np.ndarray) -> np.ndarray | None:
+        if any(place is None for place in places) or any(numbers.ndim > 1 for numbers in arrays[half:]):
+            return None
+        found: dict[int, Any] = {}
+        for place, numbers in zip(places, arrays[half:]):
+            found.update(zip(place, numbers.flat))  # type: ignore[arg-type]
+        return SizeArray.row([found.get(place) for place in range(max(found, default=-1) + 1)]).array
+
+    return at.followed(put)
 
 
-@rule("InvertPermutation", numbers=True)
+@rule("InvertPermutation", numbers=True, arguments=(0,))
 def inverse(at: At) -> Value:
     """The permutation that undoes one."""
-    plain = at.plain(0)
-    return Shared(SizeArray.of_integers(np.argsort(plain))) if plain is not None else Shared()
+    return at.followed(np.argsort)
 
 
 @rule("ConcatOffset", sizes=True, numbers=True)
-def offsets(at: At) -> list[Value]:
+def offsets(at: At) -> Any:
     """Where each part of a concatenation begins."""
-    axis, shapes = at.plain(0), [at.numbers(n) for n in range(1, len(at.values))]
-    if axis is None or any(n is None or None in n.sizes for n in shapes):
-        return [Sized()] * len(shapes)
-    start, found = size(0), []
-    for numbers in shapes:
-        row: list[Size | None] = [size(0)] * len(numbers.sizes)  # type: ignore[union-attr]
-        row[axis[0]] = start
-        found.append(numbered(SizeArray.row(row)))
-        step = numbers.sizes[axis[0]]  # type: ignore[union-attr]
-        start = _add(start, step) if start is not None and step is not None else None  # type: ignore[assignment]
-    return found
+    axis = at.plain(0)
+
+    def begins(_: np.ndarray, *shapes: np.ndarray) -> list[np.ndarray] | None:
+        start, found = size(0), []
+        for shape in shapes:
+            row = np.full(len(shape), size(0), object)
+            row[axis[0]] = start  # type: ignore[index]
+            found.append(row)
+            start = None if start is None or shape[axis[0]] is None else _add(start, shape[axis[0]])  # type: ignore[assignment,index]
+        return found
+
+    return at.followed(lambda *arrays: None if axis is None else begins(*arrays))
 
 
-@rule("Fill", sizes=True, numbers=True)
+@rule("Fill", sizes=True, numbers=True, arguments=(0,))
 def filled(at: At) -> Value:
     """One shared value everywhere: by example along the axis that has the batch's length."""
     if not isinstance(at.values[1], Shared):
@@ -289,9 +267,7 @@ def of_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray |
     if shape is None or None in shape.sizes:
         return at.mixed("size")
     axes = [axis for axis, length in enumerate(shape.sizes) if length.of_batch]  # type: ignore[union-attr]
-    length = shape.sizes[axes[0]] if len(axes) == 1 else None
-    if length is None or not length.is_linear or not length.is_whole:
+    inner = shape.sizes[axes[0]].over(BATCH) if len(axes) == 1 else None  # type: ignore[union-attr]
+    if inner is None or inner.of_batch or not inner.is_whole:
         return at.mixed("size")
-    return at.give(ByExample(axes[0], inner=length.over(Size(letters=("batch",)))), shape.sizes)  # type: ignore[arg-type]
-
-
+    return at.give(ByExample(axes[0], inner=inner), shape.sizes)

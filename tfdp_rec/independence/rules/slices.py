@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tfdp_rec.independence.reading import At, rule
-from tfdp_rec.independence.sizes import ONE, Size, SizeArray, size
-from tfdp_rec.independence.values import ByExample, Shared, Sized, Value, numbered
+from tfdp_rec.independence.sizes import BATCH, ONE, Size, SizeArray, size
+from tfdp_rec.independence.values import ByExample, Sized, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class _Item:
     whole: bool = False
 
 
-def _items(at: At, rank: int, begin: Any, end: Any, strides: Any, sizes: Any) -> list[_Item] | None:
+def _items(at: At, rank: int, begin: Any, end: Any, strides: Any, sizes: Any) -> list[_Item]:
     """A strided slice's items, axis by axis."""
     count = len(strides)
     mask = {name: int(at.attr(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -61,19 +61,16 @@ def _entries(at: At, number: int) -> Any:
     return None if found is None else found.sizes
 
 
-@rule("StridedSlice", sizes=True, numbers=True)
+@rule("StridedSlice", sizes=True, numbers=True, arguments=(1, 2, 3))
 def strided_slice(at: At) -> Value:
     """`x[a:b:c, ..., None, 3]`."""
-    value = at.values[0]
-    if isinstance(value, (Shared, Sized)):
-        return _sliced_numbers(at, value)
-    if not isinstance(value, ByExample) or not all(isinstance(v, (Shared, Sized)) for v in at.values[1:]):
-        return at.mixed("length")
-    sizes, strides = at.sizes(0), _entries(at, 3)
-    if sizes is None or strides is None:
+    if not isinstance(at.values[0], ByExample):
+        return at.followed(lambda x, *bounds: x[_index(at, *bounds)])
+    value, sizes = at.by_example()
+    strides = _entries(at, 3)
+    if strides is None:
         return at.mixed("unknown")
-    items = _items(at, len(sizes), _entries(at, 1), _entries(at, 2), strides, sizes)
-    return _sliced(at, value, sizes, items or [])
+    return _sliced(at, value, sizes, _items(at, len(sizes), _entries(at, 1), _entries(at, 2), strides, sizes))
 
 
 def _sliced(at: At, value: ByExample, sizes: tuple[Size, ...], items: list[_Item]) -> Value:
@@ -103,18 +100,6 @@ def _fixed(at: At, axis: int | None) -> bool:
     return all((n := at.numbers(i)) is not None and not SizeArray.row([n.sizes[axis]]).of_batch for i in (1, 2))
 
 
-def _sliced_numbers(at: At, value: Shared | Sized) -> Value:
-    if not all(isinstance(v, (Shared, Sized)) for v in at.values[1:]):
-        return at.mixed("length")
-    bounds = [at.plain(n) for n in (1, 2, 3)]
-    if value.numbers is not None and all(b is not None for b in bounds):
-        array = value.numbers.array[_index(at, *bounds)]
-        return numbered(SizeArray.scalar(array) if isinstance(array, Size) else SizeArray(np.asarray(array, object)))
-    if isinstance(value, Sized) or any(isinstance(v, Sized) for v in at.values[1:]):
-        return Sized() if isinstance(value, Sized) else at.mixed("size")
-    return Shared()
-
-
 def _index(at: At, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
     mask = {name: int(at.attr(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     found: list[Any] = []
@@ -131,38 +116,33 @@ def _index(at: At, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-@rule("StridedSliceGrad", sizes=True)
+@rule("StridedSliceGrad", sizes=True, arguments=(0, 1, 2, 3))
 def strided_slice_gradient(at: At) -> Value:
     """The slice's gradient in its place, zeros elsewhere."""
-    shape, value = at.numbers(0), at.values[4]
-    if isinstance(value, Shared) and all(isinstance(v, Shared) for v in at.values):
-        return Shared()
-    if not all(isinstance(v, (Shared, Sized)) for v in at.values[:4]):
-        return at.mixed("length")
-    if not isinstance(value, ByExample) or shape is None or None in shape.sizes:
+    shape, strides = at.numbers(0), _entries(at, 3)
+    value, _ = at.by_example(4)
+    if shape is None or None in shape.sizes or strides is None:
         return at.mixed("unknown")
     axes = [a for a, s in enumerate(shape.sizes) if s.of_batch]  # type: ignore[union-attr]
-    strides = _entries(at, 3)
-    if len(axes) != 1 or strides is None:
-        return at.mixed("order")
     items = _items(at, len(shape.sizes), _entries(at, 1), _entries(at, 2), strides, shape.sizes)
-    kept = [i for i in items or [] if i.kind != "one"]
+    kept = [item for item in items if item.kind != "one"]
     here = kept[value.axis] if value.axis < len(kept) else None
-    same = shape.sizes[axes[0]] == value.outer * Size(letters=("batch",)) * value.inner
-    if here is None or here.axis != axes[0] or not here.whole or not same:
+    if len(axes) != 1 or here is None or here.axis != axes[0] or not here.whole:
+        return at.mixed("order")
+    if shape.sizes[axes[0]] != BATCH * value.inner:
         return at.mixed("order")
     return at.give(value.at(axes[0]), shape.sizes)
 
 
-@rule("Slice", sizes=True, numbers=True)
+@rule("Slice", sizes=True, numbers=True, arguments=(1, 2))
 def sliced(at: At) -> Value:
     """A block: from `begin`, of lengths `size` (-1: to the end)."""
-    value, begin, lengths, sizes = at.values[0], _entries(at, 1), _entries(at, 2), at.sizes(0)
-    if isinstance(value, (Shared, Sized)):
-        return _block_of_numbers(at, value)
-    if not isinstance(value, ByExample) or begin is None or lengths is None or sizes is None:
+    if not isinstance(at.values[0], ByExample):
+        return at.followed(_block)
+    value, sizes = at.by_example()
+    begin, lengths, axis = _entries(at, 1), _entries(at, 2), value.axis
+    if begin is None or lengths is None:
         return at.mixed("unknown")
-    axis = value.axis
     if begin[axis] != size(0) or lengths[axis] not in (size(-1), sizes[axis]):
         return at.mixed("position")
     if any(e is None or e.of_batch for a in range(len(sizes)) if a != axis for e in (begin[a], lengths[a])):
@@ -170,13 +150,5 @@ def sliced(at: At) -> Value:
     return at.give(value, [sizes[a] if a == axis else None if n == size(-1) else n for a, n in enumerate(lengths)])
 
 
-def _block_of_numbers(at: At, value: Shared | Sized) -> Value:
-    begin, lengths = at.plain(1), at.plain(2)
-    if value.numbers is not None and begin is not None and lengths is not None:
-        index = tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, lengths))
-        return numbered(SizeArray(value.numbers.array[index]))
-    if not all(isinstance(v, (Shared, Sized)) for v in at.values[1:]):
-        return at.mixed("length")
-    if isinstance(value, Sized):
-        return Sized()
-    return at.mixed("size") if any(isinstance(v, Sized) for v in at.values[1:]) else Shared()
+def _block(array: np.ndarray, begin: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    return array[tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, lengths))]

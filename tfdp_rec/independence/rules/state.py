@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tfdp_rec.independence.reading import At, rule
 from tfdp_rec.independence.rules.shapes import of_shape
-from tfdp_rec.independence.values import ByExample, Handle, Seed, Shared, Sized, Value
+from tfdp_rec.independence.values import ByExample, Handle, Seed, Shared, Value
 
 
 @rule("Placeholder", numbers=True)
@@ -69,28 +69,17 @@ def nothing(at: At) -> list[Value]:
     return []
 
 
-_FRESH = ("RandomUniform", "RandomStandardNormal")
 _FROM_SEED = ("StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "StatelessRandomNormalV2")
 
 
-@rule(*_FRESH, sizes=True)
-def fresh(at: At) -> Value:
-    """Noise of TensorFlow's own state: secret unless a seed was set for the process or the operation."""
-    if not all(isinstance(v, Shared) for v in at.values[1:]):
-        return at.mixed("seed")
-    found = _noise(at)
-    known = at.op.get_attr("seed") or at.op.get_attr("seed2")
-    return at.mixed("seed known") if known and isinstance(found, ByExample) else found
-
-
-@rule(*_FROM_SEED, sizes=True)
+@rule(*_FROM_SEED, sizes=True, arguments=(0,))
 def from_seed(at: At) -> Value:
     """Noise from a seed: by example if the seed is new and serves this operation alone."""
     # One use in all that is read: a second call of a function may ask for another shape.
     seeds = [v for v in at.values[1:4] if isinstance(v, Seed)]
     if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
         return at.mixed("seed")
-    found = _noise(at)
+    found = of_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
     if isinstance(found, ByExample) and not seeds:
         return at.mixed("seed")
     draws = frozenset().union(*(seed.draws for seed in seeds))
@@ -98,12 +87,6 @@ def from_seed(at: At) -> Value:
         return at.mixed("seed twice")
     at.reading.draws |= draws
     return found
-
-
-def _noise(at: At) -> Value:
-    if not isinstance(at.values[0], (Shared, Sized)):
-        return at.mixed("length")
-    return of_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
 
 
 @rule("StatelessRandomGetKeyCounter")

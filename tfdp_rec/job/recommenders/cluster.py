@@ -18,7 +18,7 @@ from tfdp_rec.datasets.shared_timelines import SharedTimelines
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
 from tfdp_rec.distribute.connection import ServerLost, connect
 from tfdp_rec.files import remove
-from tfdp_rec.job.checkpoint import TIMELINES, how
+from tfdp_rec.job.checkpoint import TIMELINES
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.two_towers import (
     accounting,
@@ -71,11 +71,8 @@ def _in_words(run: Run) -> Iterator[None]:
     try:
         yield
     except (ServerLost, TimeoutError) as problem:
-        fact, kept = getattr(problem, "fact", problem), run.checkpoint
-        command = how(None if kept.in_run_folder else kept.directory, kept.out)
-        raise ConnectionError(
-            f"{fact} Go on from the last checkpoint, once all of them run: {command}."
-        ) from problem
+        fact, how = getattr(problem, "fact", problem), run.checkpoint.how
+        raise ConnectionError(f"{fact} Go on from the last checkpoint, once all of them run: {how}.") from problem
 
 
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
@@ -97,7 +94,7 @@ def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommend
 def _fit(trainer: ParameterServerTrainer, left: int, callbacks: list[keras.callbacks.Callback], run: Run) -> None:
     a_report = -(-run.settings.steps // min(run.settings.evaluations, run.settings.steps))
     try:
-        trainer.fit(left, callbacks, steps_per_report=a_report, verbose=run.verbose)
+        trainer.fit(left, callbacks, steps_per_report=a_report, verbose=run.show.verbose)
     except KeyboardInterrupt:
         trainer.save()
         raise

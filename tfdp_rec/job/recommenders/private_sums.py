@@ -4,15 +4,15 @@ looked at for it; its noise is what the budget leaves over when items are found.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
-from tfdp_rec.job.budget import Budget
-from tfdp_rec.job.checkpoint import LABELS, SUMS, ReleasePayment
+from tfdp_rec.job.budget import LABELS, SUMS, Budget
+from tfdp_rec.job.checkpoint import ReleasePayment
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import spectral
-from tfdp_rec.job.run import MadeRecommender, Run, days_field
+from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
@@ -28,22 +28,21 @@ def file_bytes(items: int) -> int:
     return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 2**20
 
 
-def released(run: Run, show: Callable[[int], None]) -> SpectralRecommender:
-    """The private recommender, made now or taken from its file."""
+def released(run: Run, users: UserSubset) -> SpectralRecommender:
+    """The private recommender of the training users, made now or taken from its file."""
     earlier = run.checkpoint.earlier
     before = earlier.release.faded(run.settings.keep) if earlier and earlier.release else None
     unfitted = SpectralRecommender(
         run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, recency=run.recency, before=before
     )
 
-    def make(payment: ReleasePayment) -> SpectralRecommender:
+    def make(payment: ReleasePayment, file: Any) -> None:
         payment.spend(unfitted.event, LABELS[SUMS])
         # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
-        return unfitted.fit(UserSubset(run.log, run.users.train, show), verbose=0)
+        unfitted.fit(users, verbose=0).write(file)
 
-    return run.checkpoint.release(
-        SUMS, [spectral.name], file_bytes(run.log.num_items), make, SpectralRecommender.load
-    )
+    most = file_bytes(run.log.num_items)
+    return run.checkpoint.release(SUMS, [spectral.name], most, make, SpectralRecommender.load)
 
 
 def without_noise(run: Run) -> MadeRecommender:
@@ -62,11 +61,12 @@ def made(run: Run, recommender: SpectralRecommender) -> MadeRecommender:
     return MadeRecommender(recommender, scores(recommender), spent, statement(run, spent, recommender), run.budget.sums)
 
 
-def counts_epsilon(run: Run, recommender: SpectralRecommender, spent: float) -> float:
-    """Cost of the counts alone, with finding items; on later days no more than all that was spent."""
+def counts_epsilon(run: Run, recommender: SpectralRecommender) -> float:
+    """Cost of the counts alone, with finding items; on later days all that was spent."""
     if run.checkpoint.earlier:
-        return spent
-    return epsilon_of(ComposedDpEvent([*run.budget.finding, GaussianDpEvent(recommender.split.counts)]), run.delta)
+        return run.ledger(spectral.name).epsilon(run.delta)
+    counts = GaussianDpEvent(recommender.split.counts)
+    return epsilon_of(ComposedDpEvent([*run.budget.releases().values(), counts]), run.delta)
 
 
 def scores(recommender: SpectralRecommender) -> Scores:
@@ -80,7 +80,7 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
     day, items = recommender.released.fits, len(recommender.catalogue)
     return Statement({
         "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {run.delta:g})-differential privacy",
-        **days_field(budget, day),
+        **run.days_field(day),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
         "Mechanism": f"{_items(budget, items)}; then counts of these with Gaussian noise of multiplier "

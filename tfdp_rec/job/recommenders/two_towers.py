@@ -19,9 +19,10 @@ from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.files import only_for_owner
+from tfdp_rec.job.budget import PRIOR
 from tfdp_rec.job.evaluation import KS, Evaluation
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run import MadeRecommender, Run, days_field, spent_before_training
+from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
@@ -32,6 +33,7 @@ from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.entries import id_of_use
 from tfdp_rec.spending.statement import Statement
 
 _RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
@@ -162,8 +164,8 @@ def accounting(
     if name in mechanisms.names(names.PEERS):
         return None, []
     accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
-    for event, label in [] if ledger else spent_before_training(run.budget):
-        accountant.spend(event, label)
+    for event, label in [] if ledger else run.budget.before_training:
+        accountant.spend(event, label, id_of_use(event, label))
     accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
     return accountant, within
@@ -182,9 +184,9 @@ def with_costs(made: MadeRecommender, name: str, accountant: Accountant | None, 
     """What was trained, with what its steps cost."""
     if accountant is None:
         return made
-    leaves = name == names.released(run.settings.mechanism, run.settings.export) and names.named(name).claims_epsilon
+    leaves = name == run.released and names.named(name).claims_epsilon
     fields = dict(accountant.statement().fields)
-    days = days_field(run.budget, run.day) if leaves else {}
+    days = run.days_field(run.days(PRIOR)) if leaves else {}
     said = {"Guarantee": fields.pop("Guarantee"), **days, **fields, **({"Covers": _COVERS} if leaves else {})}
     return dataclasses.replace(
         made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=run.checkpoint.noises[name]
@@ -242,7 +244,7 @@ def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run
     try:
         model.fit(
             batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
-            verbose=run.verbose, shuffle=False,
+            verbose=run.show.verbose, shuffle=False,
         )  # fmt: skip
     finally:
         only_for_owner(board)

@@ -1,10 +1,9 @@
 """News recommenders: NRMS, NAML and PLM-NR encoders under one model with public basis vectors."""
 
-from tfdp_rec.models.news.checkpoints import pretrained_bert
+from tfdp_rec.models.news.bert import pretrained_bert
 from tfdp_rec.models.news.encoders import NAMLEncoder, NRMSEncoder, PLMEncoder
-from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling
+from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, tiny_transformer
 from tfdp_rec.models.news.model import NewsRecommender, user_encoder
-from tfdp_rec.models.news.transformer import tiny_transformer
 
 __all__ = [
     "AdditiveAttention",

@@ -16,11 +16,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, token_mask, unit_table
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class NRMSEncoder(keras.layers.Layer):
+class NRMSEncoder(SavedByArguments, keras.layers.Layer):
     """Title words, multi-head self-attention, additive attention.
 
     Args:
@@ -70,20 +71,9 @@ class NRMSEncoder(keras.layers.Layer):
         title = inputs["title"]
         return self.text(self.words(title), mask=token_mask(title), training=training)
 
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return super().get_config() | {
-            "vocabulary_size": self.vocabulary_size,
-            "embedding_dim": self.embedding_dim,
-            "dim": self.dim,
-            "num_heads": self.num_heads,
-            "attention_units": self.attention_units,
-            "dropout": self.dropout,
-        }
-
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class NAMLEncoder(keras.layers.Layer):
+class NAMLEncoder(SavedByArguments, keras.layers.Layer):
     """Four views of a news (title, body, category, subcategory), pooled by attention.
 
     Args:
@@ -163,23 +153,9 @@ class NAMLEncoder(keras.layers.Layer):
         views += [self.projections[view](table(inputs[view])) for view, table in self.tables.items()]
         return self.views(ops.stack(views, axis=1))
 
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return super().get_config() | {
-            "vocabulary_size": self.vocabulary_size,
-            "num_categories": self.num_categories,
-            "num_subcategories": self.num_subcategories,
-            "embedding_dim": self.embedding_dim,
-            "dim": self.dim,
-            "category_dim": self.category_dim,
-            "kernel_size": self.kernel_size,
-            "attention_units": self.attention_units,
-            "dropout": self.dropout,
-        }
-
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class PLMEncoder(keras.layers.Layer):
+class PLMEncoder(SavedByArguments, keras.layers.Layer):
     """A text encoder of the caller's over the title, additive attention, a projection.
 
     Args:
@@ -225,20 +201,6 @@ class PLMEncoder(keras.layers.Layer):
         mask = token_mask(inputs["title"])
         read = self.backbone({"token_ids": inputs["title"], "padding_mask": mask}, training=training)
         return self.project(self.pool(_states(read), mask=mask))
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return super().get_config() | {
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
-            "dim": self.dim,
-            "attention_units": self.attention_units,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PLMEncoder:
-        """The encoder of a config, its backbone included."""
-        backbone = keras.saving.deserialize_keras_object(config.pop("backbone"))
-        return cls(backbone, **config)
 
 
 def _states(output: Any) -> Any:

@@ -1,18 +1,25 @@
-"""Building blocks of news encoders: masked additive attention, masked self-attention.
+"""Building blocks of news recommenders.
 
-    additive attention:  a_t = softmax_t( w^T tanh(W x_t + c) ),  output Σ_t a_t x_t
+    additive attention   a_t = softmax_t( w^T tanh(W x_t + c) ),   output Σ_t a_t x_t
+    private attention    α = softmax(u b^T / (τ √d)),   clip = α * min(1, θ / ‖α‖_2),   u' = Σ_i α'_i b_i
 
 Masks are honoured: a masked position gets no weight, so the output does not depend on how far a text was
 padded. Only where *every* position is masked (the anonymous news, an empty history) all are read instead: the
 padding embedding itself is then what is encoded.
+
+The basis vectors b (B x d) are public. No layer adds noise: the client does, outside the graph, with
+`AttentionMechanism`, so that no random state can end up in a saved model.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 from keras import ops
+
+from tfdp_rec.models.arguments import SavedByArguments
 
 
 def token_mask(tokens: Any) -> Any:
@@ -35,7 +42,7 @@ def unit_table(size: int, dim: int, name: str) -> keras.layers.Embedding:
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class AdditiveAttention(keras.layers.Layer):
+class AdditiveAttention(SavedByArguments, keras.layers.Layer):
     """Pool positions with learned weights.
 
     Args:
@@ -72,17 +79,9 @@ class AdditiveAttention(keras.layers.Layer):
         """None: the positions are gone."""
         return None
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """[B, d]."""
-        return (*input_shape[:-2], input_shape[-1])
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return super().get_config() | {"units": self.units}
-
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class SelfAttentionPooling(keras.layers.Layer):
+class SelfAttentionPooling(SavedByArguments, keras.layers.Layer):
     """Multi-head self-attention, then additive attention: the block NRMS uses for titles and for histories.
 
     Args:
@@ -125,16 +124,75 @@ class SelfAttentionPooling(keras.layers.Layer):
         """None: the positions are gone."""
         return None
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """[B, dim]."""
-        return (*input_shape[:-2], self.dim)
 
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return super().get_config() | {
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "units": self.units,
-            "dim": self.dim,
-            "dropout": self.dropout,
-        }
+@keras.saving.register_keras_serializable(package="tfdp_rec")
+class PrivateAttention(SavedByArguments, keras.layers.Layer):
+    """Clipped attention weights of a user embedding over B basis vectors."""
+
+    def __init__(
+        self,
+        num_basis: int,
+        clip_norm: float = 1.0,
+        temperature: float = 1.0,
+        basis_initializer: str | keras.initializers.Initializer = "glorot_uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if num_basis < 2:
+            raise ValueError(f"num_basis must be at least 2, got {num_basis}.")
+        if not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, got {clip_norm}.")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}.")
+        self.num_basis = num_basis
+        self.temperature = temperature
+        self.clip_norm = clip_norm
+        self.basis_initializer = keras.initializers.get(basis_initializer)
+
+    def build(self, input_shape: Any) -> None:
+        """Make the basis vectors, as wide as the user embedding."""
+        self.basis = self.add_weight(
+            name="basis", shape=(self.num_basis, input_shape[-1]), initializer=self.basis_initializer
+        )
+
+    def call(self, users: Any) -> Any:
+        """Clipped weights [..., B] of user embeddings [..., d]."""
+        scale = self.temperature * math.sqrt(self.basis.shape[-1])
+        scores = ops.matmul(users, ops.transpose(self.basis)) / scale
+        weights = ops.softmax(scores, axis=-1)
+        norms = ops.sqrt(ops.sum(ops.square(weights), axis=-1, keepdims=True))
+        return weights * ops.minimum(1.0, self.clip_norm / norms)
+
+    def reconstruct(self, weights: Any) -> Any:
+        """The server's user embedding: the weighted sum of the basis vectors."""
+        return ops.matmul(weights, self.basis)
+
+
+def tiny_transformer(
+    vocabulary_size: int, max_length: int, width: int = 64, num_heads: int = 4, num_layers: int = 1
+) -> keras.Model:
+    """A small transformer with random weights: the inputs and the output are those of a keras-hub backbone.
+
+    Args:
+        vocabulary_size: Number of token ids, padding included.
+        max_length: Number of positions.
+        width: Width of a token state.
+        num_heads: Attention heads.
+        num_layers: Blocks.
+
+    Example:
+        >>> tiny_transformer(30, 5, width=8).output_shape
+        (None, 5, 8)
+    """
+    tokens = keras.Input((max_length,), dtype="int32", name="token_ids")
+    mask = keras.Input((max_length,), dtype="bool", name="padding_mask")
+    positions = keras.layers.Embedding(max_length, width, name="positions")(ops.arange(max_length))
+    states = unit_table(vocabulary_size, width, "tokens")(tokens) + positions
+    for _ in range(num_layers):
+        pairs = ops.expand_dims(mask, 1)
+        attend = keras.layers.MultiHeadAttention(num_heads, max(1, width // num_heads))
+        mixed = attend(states, states, attention_mask=pairs)
+        states = keras.layers.LayerNormalization()(states + mixed)
+        hidden = keras.layers.Dense(2 * width, activation="gelu")(states)
+        states = keras.layers.LayerNormalization()(states + keras.layers.Dense(width)(hidden))
+    return keras.Model({"token_ids": tokens, "padding_mask": mask}, states, name="tiny_transformer")

@@ -18,12 +18,12 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from tfdp_rec.models.news.attention import PrivateAttention
-from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, or_all
+from tfdp_rec.models.arguments import SavedByArguments
+from tfdp_rec.models.news.layers import AdditiveAttention, PrivateAttention, SelfAttentionPooling, or_all
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class NewsRecommender(keras.Model):
+class NewsRecommender(SavedByArguments, keras.Model):
     """Scores candidate news for users from what they clicked.
 
     Args:
@@ -121,24 +121,6 @@ class NewsRecommender(keras.Model):
     def scores(self, users: Any, candidates: Any) -> Any:
         """Dot products [B, C] of user embeddings [B, dim] with candidate vectors [B, C, dim]."""
         return ops.einsum("bd,bcd->bc", users, candidates)
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return super().get_config() | {
-            "news_encoder": keras.saving.serialize_keras_object(self.news_encoder),
-            "user_encoder": keras.saving.serialize_keras_object(self.user_encoder),
-            "num_basis": self.num_basis,
-            "clip_norm": self.clip_norm,
-            "temperature": self.temperature,
-            "decomposed": self.decomposed,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> NewsRecommender:
-        """The model of a config, its encoders included."""
-        for name in ("news_encoder", "user_encoder"):
-            config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
-        return cls(**config)
 
 
 def user_encoder(

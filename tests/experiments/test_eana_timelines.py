@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
-from tfdp_rec.datasets.kg.files import (
+from experiments.eana.timelines import (
     Activity,
     Timeline,
     TimelineStore,
     Vocabulary,
     distinct_terms,
-    pad_window,
+    named_timelines,
     read_timelines,
     split_individuals,
     write_timelines,
 )
+from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG, pad_window
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.privacy import private_terms
@@ -27,6 +28,7 @@ def activity(time, entities=(), unigrams=(), bigrams=()):
     return Activity(time, {"entities": list(entities), "unigrams": list(unigrams), "bigrams": list(bigrams)})
 
 
+KG = SyntheticKG(num_individuals=5000, vocabulary_size=20_000, num_topics=20)
 PEOPLE = [
     Timeline("a", [activity(1, ["Q1"], ["one"]), activity(2, ["Q2", "Q3"]), activity(5, ["Q1"], [], ["x y"])]),
     Timeline("b", [activity(3, [], ["zwei"]), activity(4, ["Q9"])]),
@@ -174,3 +176,28 @@ def test_a_private_vocabulary_counts_distinct_terms_of_individuals():
     assert vocabulary.event == ComposedDpEvent([GaussianDpEvent(1.0), FailingDpEvent(1e-6)])
     with pytest.raises(ValueError, match="feature"):
         distinct_terms(people, "emoji")
+
+
+def test_reading_the_written_timelines_gives_the_same_examples(tmp_path):
+    """The named form, through a file and a vocabulary, and the direct form agree on the same walk."""
+    path = write_timelines(named_timelines(KG, 0, 40, chunk=7), tmp_path / "kg.jsonl")
+    terms = {f: Vocabulary(tuple(f"{f[0]}{n}" for n in range(1, 20_001))) for f in FEATURES}
+    store = TimelineStore(read_timelines(path), terms, values_per_activity=KG.values_per_activity)
+    assert store.num_individuals == 40
+    walk, lengths = KG.walk(np.arange(40))
+    for seed in range(5):
+        batch = store.fetch(np.arange(40), seed=seed)
+        for row in range(40):
+            context = batch["entities"][row, :, 0]
+            context = context[context > 0][::-1] - 1
+            starts = [p for p in range(1, lengths[row]) if 1 + walk[row, p] == batch["label"][row]
+                      and np.array_equal(walk[row, max(0, p - 20) : p], context)]  # fmt: skip
+            neighbour_labels = batch["label"][row] - 1 not in walk[row, : lengths[row]]
+            assert (
+                starts or neighbour_labels or _label_is_a_shown_neighbour(walk[row], context, batch["label"][row] - 1)
+            )
+
+
+def _label_is_a_shown_neighbour(walk, context, label):
+    ends = [p for p in range(1, walk.size) if np.array_equal(walk[max(0, p - 20) : p], context)]
+    return any(KG.neighbour(walk[p : p + 1], np.zeros(1, np.int64))[0] == label for p in ends)

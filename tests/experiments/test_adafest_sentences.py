@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.datasets.text.generated import SyntheticText
+from experiments.adafest.sentences import SyntheticText
 
 TEXT = SyntheticText(vocabulary_size=2000, seed=3)
 

@@ -16,6 +16,8 @@ import functools
 
 import numpy as np
 
+from tfdp_rec.datasets.drawing import zipf_ranks
+
 _EXPONENT, _SHIFT = 1.1, 2.7
 _FUNCTION_WORDS = 20
 _SHORTEST = 5
@@ -77,7 +79,8 @@ class SyntheticText:
     def examples(self, num_examples: int, day: int = 0, part: str = "train") -> TextExamples:
         """Examples of one part; different days and parts are independent."""
         rng = np.random.default_rng([self.seed, day, *part.encode()])
-        ranks = self._rank(rng.random((num_examples, self.max_length)))
+        uniform = rng.random((num_examples, self.max_length))
+        ranks = zipf_ranks(uniform, self.vocabulary_size - 1, _EXPONENT, _SHIFT)
         lengths = rng.integers(_SHORTEST, self.max_length + 1, num_examples)
         tokens = np.where(np.arange(self.max_length) < lengths[:, None], ranks + 1, 0).astype(np.int32)
         logits = self._weights[tokens].sum(axis=1)
@@ -87,12 +90,6 @@ class SyntheticText:
     def logits(self, examples: TextExamples) -> np.ndarray:
         """The planted logits, float64 [n]: what a model that knows the truth would answer."""
         return self._weights[examples.tokens].sum(axis=1)
-
-    def _rank(self, uniform: np.ndarray) -> np.ndarray:
-        present, power = self.vocabulary_size - 1, 1.0 - _EXPONENT
-        low, high = _SHIFT**power, (present + _SHIFT) ** power
-        rank = (low + uniform * (high - low)) ** (1.0 / power) - _SHIFT
-        return np.clip(rank.astype(np.int64), 0, present - 1)
 
     @functools.cached_property
     def _weights(self) -> np.ndarray:

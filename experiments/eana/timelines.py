@@ -31,7 +31,9 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
-FEATURES = ("entities", "unigrams", "bigrams")
+from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG, pad_window
+
+_FIRST_TIME, _STEP_TIME = 1_600_000_000, 86_400
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,29 @@ def distinct_terms(timelines: Iterable[Timeline], feature: str) -> Iterator[list
     return (_distinct(timeline, feature) for timeline in timelines)
 
 
+def named_timelines(kg: SyntheticKG, start: int = 0, stop: int | None = None, chunk: int = 1024) -> Iterator[Timeline]:
+    """The individuals of a generated graph as named terms, oldest activity first, made `chunk` at a time.
+
+    Args:
+        kg: Graph and population.
+        start, stop: Range of individuals; all if left out.
+        chunk: Number of individuals in memory at once.
+    """
+    stop = kg.num_individuals if stop is None else stop
+    for first in range(start, stop, chunk):
+        chosen = np.arange(first, min(first + chunk, stop))
+        walk, lengths = kg.walk(chosen)
+        shown = kg.shown(walk, chosen)
+        for row, individual in enumerate(chosen):
+            yield Timeline(f"p{individual}", [
+                Activity(_FIRST_TIME + _STEP_TIME * p, {
+                    feature: [f"{feature[0]}{term}" for term in shown[feature][row, p] if term]
+                    for feature in FEATURES
+                })
+                for p in range(lengths[row])
+            ])  # fmt: skip
+
+
 class TimelineStore:
     """Timelines as ids in flat arrays: any individual's example at any time.
 
@@ -234,26 +259,6 @@ class TimelineStore:
     def _choose_label(self, start: int, end: int, rng: np.random.Generator) -> int:
         """A random activity after the first that has a known entity."""
         return int(rng.choice(start + 1 + np.flatnonzero(self._label_counts[start + 1 : end])))
-
-
-def pad_window(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], length: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Positions [batch, length] of what came before `ends`, newest first, and which of them exist.
-
-    Args:
-        starts: First position of each timeline, [batch].
-        ends: Position of each label, [batch].
-        length: Length of the window.
-
-    Example:
-        >>> window, present = pad_window(np.array([10]), np.array([12]), 3)
-        >>> window.tolist(), present.tolist()
-        ([[11, 10, 10]], [[True, True, False]])
-    """
-    window = ends[:, None] - 1 - np.arange(length)
-    present = window >= starts[:, None]
-    return np.maximum(window, starts[:, None]), present
 
 
 def split_individuals(

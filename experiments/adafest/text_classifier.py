@@ -14,11 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.models.arguments import SavedByArguments
+from tfdp_rec.models.kg_entity import EncoderBlock
 from tfdp_rec.training.model import PrivateTraining
 
 
-@keras.saving.register_keras_serializable(package="tfdp_rec")
-class TextClassifier(PrivateTraining, keras.Model):
+@keras.saving.register_keras_serializable(package="experiments")
+class TextClassifier(SavedByArguments, PrivateTraining, keras.Model):
     """The classifier. Input: token ids [batch, length], 0 for padding. Output: logits [batch, classes].
 
     Compile with `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`.
@@ -54,20 +56,20 @@ class TextClassifier(PrivateTraining, keras.Model):
         super().__init__(**kwargs)
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}.")
-        self._sizes = {"vocabulary_size": vocabulary_size, "max_length": max_length, "width": width}
-        self._sizes |= {"heads": heads, "blocks": blocks, "num_classes": num_classes}
+        self.vocabulary_size, self.max_length, self.width = vocabulary_size, max_length, width
+        self.heads, self.blocks, self.num_classes = heads, blocks, num_classes
         self.tokens = keras.layers.Embedding(vocabulary_size, width, name="tokens")
         self.positions = _Positions(max_length, name="positions")
-        self.blocks = [_Block(width, heads, name=f"block_{i}") for i in range(blocks)]
+        self.encoders = [EncoderBlock(width, heads, 2 * width, name=f"block_{i}") for i in range(blocks)]
         self.norm = keras.layers.LayerNormalization(name="norm")
         self.logits = keras.layers.Dense(num_classes, name="logits")
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
         """Makes all variables; called by the constructor, since all shapes are known."""
-        shape = (None, self._sizes["max_length"], self._sizes["width"])
+        shape = (None, self.max_length, self.width)
         self.tokens.build()
-        for layer in [self.positions, *self.blocks, self.norm]:
+        for layer in [self.positions, *self.encoders, self.norm]:
             layer.build(shape)
         self.logits.build((None, shape[-1]))
 
@@ -75,15 +77,11 @@ class TextClassifier(PrivateTraining, keras.Model):
         ids = tf.convert_to_tensor(inputs)
         real = tf.not_equal(ids, 0)
         x = self.positions(self.tokens(ids))
-        for block in self.blocks:
+        for block in self.encoders:
             x = block(x, real)
         weights = tf.cast(real, x.dtype)[..., None]
         mean = tf.math.divide_no_nan(tf.reduce_sum(weights * self.norm(x), axis=1), tf.reduce_sum(weights, axis=1))
         return self.logits(mean)
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
-        return {**super().get_config(), **self._sizes}
 
 
 class _Positions(keras.layers.Layer):
@@ -102,26 +100,3 @@ class _Positions(keras.layers.Layer):
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         return x + tf.convert_to_tensor(self.vectors)[None, : tf.shape(x)[1]]
-
-
-class _Block(keras.layers.Layer):
-    """One pre-norm transformer block."""
-
-    def __init__(self, width: int, heads: int, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.first_norm = keras.layers.LayerNormalization(name="first_norm")
-        self.attention = keras.layers.MultiHeadAttention(heads, width // heads, name="attention")
-        self.second_norm = keras.layers.LayerNormalization(name="second_norm")
-        self.widen = keras.layers.Dense(2 * width, activation="gelu", name="widen")
-        self.narrow = keras.layers.Dense(width, name="narrow")
-
-    def build(self, input_shape: Any) -> None:
-        for layer in (self.first_norm, self.second_norm, self.widen):
-            layer.build(input_shape)
-        self.attention.build(input_shape, input_shape)
-        self.narrow.build((*input_shape[:-1], self.widen.units))
-
-    def call(self, x: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-        normed = self.first_norm(x)
-        x = x + self.attention(normed, normed, attention_mask=real[:, None, :])
-        return x + self.narrow(self.widen(self.second_norm(x)))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.datasets.criteo import files as criteo
+from experiments.adafest import criteo_files as criteo
+from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, SyntheticCriteo
 
 BUCKETS = [50] * 26
 
@@ -54,8 +55,8 @@ def test_reading_agrees_with_reading_field_by_field(rows, ending, last, tmp_path
     written = text.replace("\n", ending)
     path = tmp_path_factory.mktemp("criteo") / "train.txt"
     path.write_bytes((written if last else written[: -len(ending)]).encode())
-    examples = criteo.read(path, criteo.KAGGLE_BUCKETS)
-    labels, numbers, categories = slow_parse(text, criteo.KAGGLE_BUCKETS)
+    examples = criteo.read(path, KAGGLE_BUCKETS)
+    labels, numbers, categories = slow_parse(text, KAGGLE_BUCKETS)
     np.testing.assert_array_equal(examples.labels, labels)
     np.testing.assert_allclose(examples.numeric, numbers, rtol=1e-6)
     np.testing.assert_array_equal(examples.categorical, categories)
@@ -134,28 +135,12 @@ def test_impossible_bucket_counts_are_refused(tmp_path, buckets):
         criteo.read(write(tmp_path / "train.txt", line()), buckets)
 
 
-def test_days_come_in_the_order_of_their_numbers(tmp_path):
-    for name in ("day_2", "day_10.gz", *(f"day_{d}.tsv" for d in range(3, 10)), "notes.txt"):
-        (tmp_path / name).touch()
-    assert [path.name for path in criteo.day_files(tmp_path)][::4] == ["day_2", "day_6.tsv", "day_10.gz"]
-
-
-def test_missing_and_doubled_days_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="day_0"):
-        criteo.day_files(tmp_path)
-    for name in ("day_0", "day_2"):
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match="no file for day 1"):
-        criteo.day_files(tmp_path)
-    (tmp_path / "day_0.gz").touch()
-    with pytest.raises(ValueError, match="day 0 has two files"):
-        criteo.day_files(tmp_path)
-
-
-def test_frequencies_count_every_bucket(tmp_path):
-    rows = [line(categories=["1"] * 26), line(categories=["1"] * 26), line(categories=[""] * 26)]
-    examples = criteo.read(write(tmp_path / "train.txt", *rows), BUCKETS)
-    counts = criteo.bucket_frequencies(examples, BUCKETS)
-    assert len(counts) == 26 and all(
-        len(c) == 50 and c.sum() == 3 and c[0] == 1 and c.max() == 2 for c in counts
-    )
+def test_written_files_read_back(tmp_path):
+    generator = SyntheticCriteo(seed=3)
+    path = tmp_path / "day_0.gz"
+    criteo.write(generator, path, 300)
+    examples, read = generator.examples(300), criteo.read(path, [10_000] * 26)  # hashing needs room
+    np.testing.assert_array_equal(read.labels, examples.labels)
+    np.testing.assert_allclose(read.numeric, examples.numeric, rtol=1e-6)
+    np.testing.assert_array_equal(read.categorical == 0, examples.categorical == 0)
+    assert len(np.unique(read.categorical[:, 8])) == len(np.unique(examples.categorical[:, 8]))

@@ -1,18 +1,18 @@
-"""Histories: the same users in whatever form they are told, in parts of whole users."""
+"""Logs: the same users in whatever form they are given, in parts of whole users."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.datasets.histories import Catalogue, Histories, ToldHistories, histories_of
+from tfdp_rec.datasets.log import Catalogue, Log, UserLists, log_of
 from tfdp_rec.datasets.timelines import Timelines
 
 CATALOGUE = Catalogue([5, 2, 9])
 
 
 def flat(lists):
-    return Histories([i for items in lists for i in items], np.cumsum([0, *map(len, lists)]))
+    return Log([i for items in lists for i in items], np.cumsum([0, *map(len, lists)]))
 
 
 def read(histories, events=2**20):
@@ -29,35 +29,34 @@ def read(histories, events=2**20):
 def test_every_form_tells_the_same_users_whatever_the_parts(lists, events):
     expected = [sorted({CATALOGUE.ids.tolist().index(i) for i in items if i in (5, 2, 9)}) for items in lists]
     assert read(flat(lists), events) == expected
-    assert read(ToldHistories(lists), events) == expected
+    assert read(UserLists(lists), events) == expected
 
 
-def test_timelines_are_told_by_raw_ids():
+def test_timelines_are_read_by_raw_ids():
     watched = Timelines([1, 3, 3], [0, 2, 2, 3], [7, 8, 9], [9, 4, 5], ["A", "B", "C"])
-    assert read(histories_of(watched)) == [[0, 2], [], [0]]
-    assert read(Histories.of_timelines(watched, [2, 0, 1])) == [[0], [0, 2], []]
+    assert read(log_of(watched)) == [[0, 2], [], [0]]
 
 
 def test_a_folder_is_mapped(tmp_path):
     flat([[5, 5], [], [9, 2]]).save(tmp_path)
-    loaded = Histories.load(tmp_path)
-    assert isinstance(loaded.items, np.memmap) and read(loaded, 1) == [[0], [], [1, 2]]
+    loaded = Log.load(tmp_path)
+    assert isinstance(loaded.numbers, np.memmap) and read(loaded, 1) == [[0], [], [1, 2]]
 
 
 def test_what_can_be_read_once_is_refused():
     with pytest.raises(TypeError, match="readable twice"):
-        histories_of(iter([[1]]))
+        log_of(iter([[1]]))
 
 
 @pytest.mark.parametrize("items, offsets", [([1, 2], [0, 1]), ([1], [0, 2, 1]), ([1], []), ([[1]], [0, 1])])
 def test_offsets_that_do_not_fit_are_refused(items, offsets):
     with pytest.raises(ValueError, match="offsets must rise"):
-        Histories(items, offsets)
+        Log(items, offsets)
 
 
 def test_items_that_are_no_ids_are_refused():
     with pytest.raises(ValueError, match="whole numbers"):
-        Histories(np.array([0.5]), [0, 1])
+        Log(np.array([0.5]), [0, 1])
 
 
 @pytest.mark.parametrize("wrong", [[], [0, 1], [1, 1], [-2], [1.5], [[1]]])

@@ -1,23 +1,20 @@
-"""Which items each user has, in any form that can be read twice: in memory, in files that are mapped, or told by a
-loop.
+"""Which items each user has: one flat array of ids, and where each user's part of it begins.
 
-A history is the raw ids of one user's items. What a user repeats counts once, ids that the catalogue does not have
-count as not there, and a user without items is a user all the same. Histories are read in parts, each user whole, so
-that the memory they take does not hang on how many there are.
+What a user repeats counts once, ids that the catalogue does not have count as not there, and a user without items is a
+user all the same. A log is read in parts, each user whole, so that memory does not grow with the number of users.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.files import writing
 
 PART = 2**20  # events read at a time
@@ -60,7 +57,7 @@ class Catalogue:
         return np.where(self._sorted[near] == wanted, self._order[near], -1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Part:
     """Some users' items: user `users[e]`, counted from 0 in this part, has the item at `places[e]`, once."""
 
@@ -80,93 +77,103 @@ class Part:
         return Part(self.num_users, self.users[kept], found[kept])
 
 
-class Histories:
-    """The items of all users, flat: user u's raw ids are items[offsets[u] : offsets[u + 1]].
+class InParts(Protocol):
+    """Users whose items are read in parts, more than once."""
+
+    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
+        """The users in order, in parts of about so many events."""
+
+
+class Log:
+    """The items of all users, flat: user u's ids are numbers[offsets[u] : offsets[u + 1]].
 
     Args:
-        items: Raw ids, user by user. A mapped file (`numpy.load(path, mmap_mode="r")`) is read in parts.
+        numbers: Ids of items, user by user. A mapped file (`numpy.load(path, mmap_mode="r")`) is read in parts.
         offsets: Start of each user's items, and the end of the last user's.
 
     Raises:
-        ValueError: they do not fit together.
+        ValueError: They do not fit together.
 
     Example:
-        >>> seen = Histories([10, 30, 10, 20], [0, 3, 3, 4])
-        >>> len(seen), [part.lengths.tolist() for part in seen.parts(Catalogue([10, 20, 30]))]
-        (3, [[2, 0, 1]])
+        >>> seen = Log([10, 30, 10, 20], [0, 3, 3, 4])
+        >>> len(seen), seen[0].tolist(), [part.lengths.tolist() for part in seen.parts(Catalogue([10, 20, 30]))]
+        (3, [10, 30, 10], [[2, 0, 1]])
     """
 
-    def __init__(self, items: ArrayLike, offsets: ArrayLike):
-        self.items = items if isinstance(items, np.ndarray) else np.asarray(items, np.int64)
+    def __init__(self, numbers: ArrayLike, offsets: ArrayLike):
+        self.numbers = numbers if isinstance(numbers, np.ndarray) else np.asarray(numbers, np.int64)
         self.offsets: NDArray[np.int64] = np.asarray(offsets, np.int64)
-        fits = self.items.ndim == self.offsets.ndim == 1 and len(self.offsets) > 0
-        if not fits or self.offsets[0] != 0 or self.offsets[-1] != len(self.items) or (np.diff(self.offsets) < 0).any():
-            raise ValueError(f"offsets must rise from 0 to the {len(self.items)} items, got {self.offsets}.")
-        if len(self.items) and not np.issubdtype(self.items.dtype, np.integer):
-            raise ValueError(f"items must be whole numbers, raw ids, got {self.items.dtype}.")
-
-    @classmethod
-    def of_timelines(cls, timelines: Timelines, users: ArrayLike | None = None) -> Histories:
-        """What users of timelines watched, by raw id.
-
-        Args:
-            timelines: Timelines of all users.
-            users: Positions of the users to take; all if left out.
-        """
-        chosen = np.arange(timelines.num_users) if users is None else np.asarray(users, np.int64)
-        lengths = timelines.lengths[chosen]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        events = np.repeat(timelines.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return cls(timelines.movie_ids[timelines.movies[events] - 1], offsets)
+        total = len(self.numbers)
+        fits = self.numbers.ndim == self.offsets.ndim == 1 and len(self.offsets) > 0
+        if not fits or self.offsets[0] != 0 or self.offsets[-1] != total or (np.diff(self.offsets) < 0).any():
+            raise ValueError(f"offsets must rise from 0 to the {total} items, got {self.offsets}.")
+        if total and not np.issubdtype(self.numbers.dtype, np.integer):
+            raise ValueError(f"Items must be whole numbers, raw ids, got {self.numbers.dtype}.")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __getitem__(self, user: int) -> NDArray[Any]:
+        """Items of the user at this position, the oldest first where they have an order."""
+        if not 0 <= user < len(self):
+            raise IndexError(f"user {user} of {len(self)}.")
+        return self.numbers[self.offsets[user] : self.offsets[user + 1]]
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, and so of units to sample from."""
+        return len(self)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of rows of each user."""
+        return np.diff(self.offsets)
+
+    def ids(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """The ids by which a catalogue of this log knows these items."""
+        return numbers
+
+    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
+        """The users in order, in parts of about so many events."""
+        for start, end in whole_users(self.offsets, events):
+            held = self.ids(self.numbers[self.offsets[start] : self.offsets[end]])
+            yield _part(held, np.diff(self.offsets[start : end + 1]), catalogue)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes a folder that `load` maps."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        for name, values in (("items", self.items), ("offsets", self.offsets)):
+        for name, values in (("items", self.numbers), ("offsets", self.offsets)):
             with writing(path / f"{name}.npy", "wb") as file:
                 np.save(file, values)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Histories:
+    def load(cls, folder: str | os.PathLike[str]) -> Log:
         """What `save` wrote, mapped: only what is being counted is in memory.
 
         Raises:
-            FileNotFoundError: there is no such folder.
+            FileNotFoundError: There is no such folder.
         """
         path = Path(folder)
-        return cls(np.load(path / "items.npy", mmap_mode="r"), np.load(path / "offsets.npy"))
-
-    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
-        """The users in order, in parts of about so many events."""
-        start = 0
-        while start < len(self):
-            full = int(np.searchsorted(self.offsets, self.offsets[start] + events, side="right")) - 1
-            end = min(max(full, start + 1), len(self))
-            lengths = np.diff(self.offsets[start : end + 1])
-            yield _part(self.items[self.offsets[start] : self.offsets[end]], lengths, catalogue)
-            start = end
+        return Log(np.load(path / "items.npy", mmap_mode="r"), np.load(path / "offsets.npy"))
 
 
-class ToldHistories:
-    """Histories from an iterable of users' raw ids that can be iterated more than once."""
+class UserLists:
+    """Users' raw ids in an iterable that can be iterated more than once."""
 
-    def __init__(self, told: Iterable[ArrayLike]):
-        if iter(told) is told:
+    def __init__(self, lists: Iterable[ArrayLike]):
+        if iter(lists) is lists:
             raise TypeError(
                 "histories must be readable twice, once for the counts and once for the pairs, and a generator is not: "
                 "give a list, tfdp_rec.spectral.Histories, or an object whose __iter__ starts anew."
             )
-        self.told = told
+        self.lists = lists
 
     def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
         """The users in order, in parts of about so many events."""
         held: list[NDArray[Any]] = []
         waiting = 0
-        for history in self.told:
+        for history in self.lists:
             held.append(np.asarray(history).reshape(-1))
             waiting += len(held[-1]) + 1
             if waiting >= events:
@@ -176,18 +183,19 @@ class ToldHistories:
             yield _joined(held, catalogue)
 
 
-AnyHistories: TypeAlias = Histories | ToldHistories
+def log_of(given: Any) -> InParts:
+    """What can be read in parts as it is; an iterable of users' raw ids as `UserLists`."""
+    return given if hasattr(given, "parts") else UserLists(given)
 
 
-def histories_of(given: Any) -> AnyHistories:
-    """Histories from `Histories`, `Timelines`, `Interactions`, or an iterable of users' raw ids."""
-    if isinstance(given, Histories | ToldHistories):
-        return given
-    if isinstance(given, Timelines):
-        return Histories.of_timelines(given)
-    if hasattr(given, "histories"):
-        return given.histories()  # of a log, by number
-    return ToldHistories(given)
+def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, int]]:
+    """Users from `start` to `end` at a time, of about so many rows together, and at least one."""
+    start = 0
+    while start < len(offsets) - 1:
+        full = int(np.searchsorted(offsets, offsets[start] + rows, side="right")) - 1
+        end = max(full, start + 1)
+        yield start, end
+        start = end
 
 
 def _joined(held: list[NDArray[Any]], catalogue: Catalogue) -> Part:

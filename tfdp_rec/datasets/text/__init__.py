@@ -1,1 +1,0 @@
-"""Short texts with a label."""

@@ -1,0 +1,237 @@
+"""Where a job's log comes from: files of one's own, MovieLens files, a generator. A new source is a class in `SOURCES`.
+
+The titles of items are read to their end before anything is paid, for what that refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfdp_rec.datasets.logs import sources as log_files
+from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.datasets.logs.items import Items, as_kind
+from tfdp_rec.datasets.movielens import files, generated
+from tfdp_rec.datasets.timelines import Timelines
+from tfdp_rec.files import matching
+from tfdp_rec.job.page import code, given
+from tfdp_rec.job.recommenders.names import USUAL
+from tfdp_rec.job.settings import JobSettings
+
+_SHOWN_FILES = 3
+
+
+class LogSource:
+    """Where a job's log comes from.
+
+    Args:
+        settings: Settings of the job.
+
+    Attributes:
+        usual: Names of the recommenders that are made unless others are asked for.
+        generated: Whether the log is of no real users.
+    """
+
+    usual: ClassVar[tuple[str, ...]] = ("spectral",)
+    generated: ClassVar[bool] = False
+
+    def __init__(self, settings: JobSettings):
+        self.settings = settings
+
+    @classmethod
+    def asked(cls, settings: JobSettings) -> bool:
+        """Whether the settings ask for this source."""
+        raise NotImplementedError
+
+    def checked(self) -> JobSettings:
+        """The settings, refused if something is missing; paths as they are from anywhere."""
+        return self.settings
+
+    def read(self, folder: pathlib.Path) -> Interactions:
+        """The log, grouped by user in a folder."""
+        raise NotImplementedError
+
+    def public_items(self) -> Items | None:
+        """The public list of items; None if they are to be found privately. Asked for after `read`."""
+        return None
+
+    def titles(self, kind: pa.DataType) -> pa.Table:
+        """Public titles in columns `item`, of the type of the log's ids, and `title`."""
+        return pa.schema([("item", kind), ("title", pa.string())]).empty_table()
+
+    def words(self, private: bool) -> str:
+        """The source in Markdown; names of files in a private report alone."""
+        raise NotImplementedError
+
+
+class OwnFiles(LogSource):
+    """Files of (user, item, time) in columns that the settings name: Parquet, CSV, JSON lines, Arrow."""
+
+    @classmethod
+    def asked(cls, settings: JobSettings) -> bool:
+        return any((settings.user, settings.item, settings.time, settings.items, settings.titles))
+
+    def checked(self) -> JobSettings:
+        asked = self.settings
+        for name in ("user", "item"):
+            if not getattr(asked, name):
+                raise ValueError(f"--{name} is missing: say which column of the log holds the {name}s' ids.")
+        if not asked.data:
+            raise ValueError("--data is missing: say which files hold the log, such as --data logs/*.parquet.")
+        if asked.items and asked.items_epsilon is not None:
+            raise ValueError("--items-epsilon is spent on finding items, and --items gives them: leave one out.")
+        if asked.items_epsilon is not None and asked.items_epsilon >= asked.epsilon:
+            raise ValueError(
+                f"--items-epsilon must be less than --epsilon {asked.epsilon:g}, got {asked.items_epsilon:g}."
+            )
+        paths = {name: getattr(asked, name) for name in ("items", "titles") if getattr(asked, name)}
+        for name, path in paths.items():
+            if not os.path.isfile(path):
+                raise FileNotFoundError(f"--{name}: there is no file {path}.")
+        for path in asked.data:
+            if not matching(path):
+                raise FileNotFoundError(f"--data: there is nothing at {path}.")
+        absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items()}
+        return dataclasses.replace(asked, data=tuple(map(os.path.abspath, asked.data)), **absolute)
+
+    def read(self, folder: pathlib.Path) -> Interactions:
+        asked = self.settings
+        if asked.titles:
+            self._title_columns()  # before the log is read, which may take long
+        return Interactions.read(list(asked.data), user=asked.user, item=asked.item, time=asked.time, folder=folder)
+
+    def public_items(self) -> Items | None:
+        return Items.read(self.settings.items, usual=[self.settings.item]) if self.settings.items else None
+
+    def titles(self, kind: pa.DataType) -> pa.Table:
+        found = [super().titles(kind)]
+        if not self.settings.titles:
+            return found[0]
+        ids, title = self._title_columns()
+        for stretch in log_files.stretches(self.settings.titles, [ids, title]):
+            try:
+                rows = [as_kind(kind, _plain(stretch.table[ids])), _plain(stretch.table[title]).cast(pa.string())]
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+                raise ValueError(
+                    f"{stretch.row(0)}: {ids} and {title} must hold ids and titles: {str(problem)[:200].rstrip('.')}."
+                ) from problem
+            found.append(pa.table(rows, schema=found[0].schema))
+        return pa.concat_tables(found)
+
+    def _title_columns(self) -> tuple[str, str]:
+        """The columns of ids (as in the log, "item", or the first), and of titles ("title", "name", or the other)."""
+        path, item = self.settings.titles, self.settings.item
+        names = log_files.column_names(pathlib.Path(path))
+        ids = next((name for name in (item, "item") if name in names), names[0])
+        others = [name for name in names if name != ids]
+        title = next((name for name in ("title", "name") if name in others), others[0] if len(others) == 1 else "")
+        if not title:
+            raise ValueError(
+                f"{path} has the columns {', '.join(names)[:200]}: it needs one with ids, called {item!r}, and one "
+                'with titles, called "title".'
+            )
+        return ids, title
+
+    def words(self, private: bool) -> str:
+        asked = self.settings
+        if not private:
+            return "a log of users' items"
+        names = [code(os.path.basename(os.path.normpath(path))) for path in asked.data]
+        said = ", ".join(names[:_SHOWN_FILES])
+        said += f" and {len(names) - _SHOWN_FILES:,} more" if len(names) > _SHOWN_FILES else ""
+        for name in ("user", "item", "time"):
+            said += f", {name}s in {code(getattr(asked, name))}" if getattr(asked, name) else ""
+        return f"{said}, public items in {code(os.path.basename(asked.items))}" if asked.items else said
+
+
+class MovieLens(LogSource):
+    """A folder with MovieLens files: movies of a public catalogue, with titles."""
+
+    usual: ClassVar[tuple[str, ...]] = USUAL
+
+    @classmethod
+    def asked(cls, settings: JobSettings) -> bool:
+        return bool(settings.data)
+
+    def checked(self) -> JobSettings:
+        if self.settings.items_epsilon is not None:
+            raise ValueError("--items-epsilon is spent on finding items, and movies are a public list: leave it out.")
+        for folder in self.settings.data:
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(
+                    f"--data: there is no folder {folder}; for files of your own say --user and --item, too."
+                )
+        if len(self.settings.data) > 1:
+            raise ValueError("--data takes one MovieLens folder; for files of your own say --user and --item, too.")
+        return dataclasses.replace(self.settings, data=tuple(map(os.path.abspath, self.settings.data)))
+
+    def timelines(self) -> Timelines:
+        """The users' movies."""
+        return files.read(self.settings.data[0])
+
+    def read(self, folder: pathlib.Path) -> Interactions:
+        made = self.timelines()
+        self._titles = pa.table({"item": pa.array(made.movie_ids, pa.int64()), "title": made.titles})
+        rows = {
+            "user": np.repeat(made.user_ids, made.lengths), "movie": made.ids(made.numbers),
+            "place": np.arange(made.num_events),  # equal times keep the order of the file
+        }  # fmt: skip
+        return Interactions.read(rows, user="user", item="movie", time="place", folder=folder)
+
+    def public_items(self) -> Items | None:
+        return Items(self._titles["item"].unique())
+
+    def titles(self, kind: pa.DataType) -> pa.Table:
+        return self._titles
+
+    def words(self, private: bool) -> str:
+        folder = os.path.basename(os.path.normpath(self.settings.data[0])) if private else ""
+        return f"MovieLens files{f' in {given(folder)}' if private else ''}"
+
+
+class GeneratedTimelines(MovieLens):
+    """Timelines like MovieLens', of as many users and movies as the settings say."""
+
+    generated: ClassVar[bool] = True
+
+    @classmethod
+    def asked(cls, settings: JobSettings) -> bool:
+        return True
+
+    def timelines(self) -> Timelines:
+        asked = self.settings
+        # A small catalogue allows fewer events a user than the real data has.
+        events = asked.events or round(asked.users * min(generated.MEAN_LENGTH, asked.movies / 6))
+        return generated.timelines(asked.users, asked.movies, events, seed=asked.seed)
+
+    def words(self, private: bool) -> str:
+        return "generated timelines, of no real users"
+
+
+SOURCES: tuple[type[LogSource], ...] = (OwnFiles, MovieLens, GeneratedTimelines)
+
+
+def source_of(settings: JobSettings) -> LogSource:
+    """The first source that the settings ask for."""
+    return next(kind for kind in SOURCES if kind.asked(settings))(settings)
+
+
+def titles_of(items: Items, titles: pa.Table) -> Mapping[Any, str]:
+    """Titles of the items that have one, by id; of several, the first."""
+    ids = as_kind(items.ids.type, titles["item"].combine_chunks())
+    there = pc.and_(pc.is_in(ids, value_set=items.ids), pc.is_valid(titles["title"]))
+    # The first of several: the last that a dict is given is the one that it has.
+    pairs = zip(reversed(ids.filter(there).to_pylist()), reversed(titles["title"].filter(there).to_pylist()))
+    return dict(pairs)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
