@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
-from tfdp_rec.sampling import schemes
+from tfdp_rec.sampling import names
 from tfdp_rec.sampling.sampling_proof import SeenDraws
 
 UNITS, BATCH = 200, 20
@@ -157,13 +157,13 @@ def test_draws_that_another_process_kept_in_a_file_are_refused(training, tmp_pat
     """cache(filename): the second process to read it had not seen these draws, and took them for fresh ones."""
     kept = training.sampling.batches(fetch).take(4).cache(str(tmp_path / "kept"))
     with monkeypatch.context() as of_another:
-        of_another.setattr("tfdp_rec.sampling.schemes.PROCESS", schemes.PROCESS ^ 1)
+        of_another.setattr("tfdp_rec.sampling.names.PROCESS", names.PROCESS ^ 1)
         assert len(list(kept)) == 4
     with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
         training.fit(kept)
     assert training.steps == 0
     with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
-        SeenDraws().add((schemes.PROCESS ^ 1) << 38, 0)
+        SeenDraws().add((names.PROCESS ^ 1) << 38, 0)
 
 
 def test_two_iterations_may_take_turns(training):

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from tfdp_rec.files import writing
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.fetch import Shared, spec_of
+from tfdp_rec.sampling.names import new_iteration
 from tfdp_rec.sampling.orders import Order
-from tfdp_rec.sampling.schemes import Run, charged_at_least_noise, new_iteration, whole_number
+from tfdp_rec.sampling.schemes import Run, charged_at_least_noise, whole_number
 
 Events = Any
 """A tf.data.Dataset of batches of any size, or a function that returns an iterator over such batches."""

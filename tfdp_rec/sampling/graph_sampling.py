@@ -16,7 +16,7 @@ import math
 import tensorflow as tf
 
 from tfdp_rec.noise.system_words import system_numbers
-from tfdp_rec.sampling.schemes import iteration_name
+from tfdp_rec.sampling.names import iteration_name
 
 
 def poisson_indices(num_units: int, probability: float) -> tf.Tensor:

@@ -28,7 +28,7 @@ from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.fetch import Shared, joined, spec_of
-from tfdp_rec.sampling.schemes import NAMED, PROCESS, process_of
+from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
 
 _NONE = -1
 
@@ -40,7 +40,7 @@ class Draw(tf.experimental.ExtensionType):
         sampling: Random name of the sampling object.
         seeded: Whether the draw can be repeated.
         shared: Keys of the batch's entries that came from the sampling's `shared`.
-        iteration: Random name of the iteration, from which the process that began it can be read.
+        iteration: Random name of the iteration (`names.py`).
         number: Number of the draw within its iteration.
         size: Number of units drawn.
         place: Place in an order, counted from its beginning; the number, where there is no order.

@@ -35,7 +35,6 @@ from __future__ import annotations
 import abc
 import math
 import secrets
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,35 +43,12 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of
+from tfdp_rec.sampling.names import NAMED, new_iteration
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
 
-NAMED: weakref.WeakValueDictionary[str, Sampling] = weakref.WeakValueDictionary()
-"""The samplings of this process, by the random names that batches carry to the step that trains on them."""
-
 _SCHEMES: dict[str, type[Sampling]] = {}
-
-# An iteration over batches has a random name, 24 bits of the process that began it and 38 of its own: a draw that
-# another process kept in a file is known for that. Two processes have the same 24 bits with a chance of 6e-8, and a
-# thousand iterations of one process share 38 with a chance of 2e-6, which refuses a batch.
-_ITERATION_BITS = 38
-PROCESS = secrets.randbits(24)
-
-
-def iteration_name(bits: Any) -> Any:
-    """Name of an iteration that this process began, from random bits: an int or an int64 tensor."""
-    return PROCESS * 2**_ITERATION_BITS + bits % 2**_ITERATION_BITS
-
-
-def new_iteration() -> int:
-    """A new random name."""
-    return iteration_name(secrets.randbits(_ITERATION_BITS))
-
-
-def process_of(iteration: Any) -> Any:
-    """The bits of the process that began an iteration: an int or an int64 tensor."""
-    return iteration // 2**_ITERATION_BITS
 
 
 class Sampling(abc.ABC):
