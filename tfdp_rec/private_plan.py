@@ -32,7 +32,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import calibrate_noise
-from tfdp_rec.spending.entries import Changes
+from tfdp_rec.spending.entries import Changes, id_of_use
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import canonical, finite
 from tfdp_rec.spending.meter import StepLimit
@@ -123,8 +123,10 @@ class PrivatePlan:
         self._before = self._payer.steps
         self._limit = StepLimit(0)
         self._limited = -1  # `Changes.made` at which the limit was set
-        for other, label in self.spent:
-            self._payer.spend(other, label)
+        # A plan that is made again declares its uses again: without a ledger they are one, by event and label.
+        for number, (other, label) in enumerate(self.spent):
+            before = sum(each == (other, label) for each in self.spent[:number])
+            self._payer.spend(other, label, id_of_use(other, label) + f" {before}" * bool(before))
 
     def __deepcopy__(self, memo: Any) -> PrivatePlan:
         return self  # a copied optimizer trains under the same plan
@@ -151,8 +153,14 @@ class PrivatePlan:
 
     def _note(self, noise: float) -> dict[str, Any]:
         # The plan's identity, and its σ.
-        step, asked = events.to_json(self.make_event(noise)), {"epsilon": self._target, "delta": self.delta}
-        return {**asked, "steps": self.steps, "sampling": self.sampling.get_state(), "sigma": noise, "step": step}
+        return {
+            "epsilon": self._target,
+            "delta": self.delta,
+            "steps": self.steps,
+            "sampling": self.sampling.get_state(),
+            "sigma": noise,
+            "step": events.to_json(self.make_event(noise)),
+        }
 
     def _noted(self) -> float | None:
         # The σ of the same plan in an earlier process; None if the ledger has no such note.
@@ -192,12 +200,7 @@ class PrivatePlan:
         return self._payer
 
     def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
-        """The sampling's batches.
-
-        Args:
-            fetch: Function from the indices of drawn units to their rows.
-            **options: Further options of `sampling.batches`.
-        """
+        """The sampling's batches; arguments as for `sampling.batches`."""
         return self.sampling.batches(fetch, **options)
 
     def budget(self) -> PrivacyBudget:
@@ -218,14 +221,7 @@ class PrivatePlan:
     # For optimizers.
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's settings, completed from the plan.
-
-        Args:
-            settings: Settings that the optimizer was given.
-
-        Raises:
-            ValueError: The batch size is not the sampling's.
-        """
+        """An optimizer's settings, completed from the plan."""
         batch = self.sampling.expected_batch_size
         if settings.get("expected_batch_size", batch) != batch:
             raise ValueError(
@@ -236,18 +232,11 @@ class PrivatePlan:
         if self.correlation is not None:
             own["correlation"] = self.correlation
         if "noise_multiplier" not in settings:
-            own["noise_multiplier"] = self.noise_multiplier
-        return {**own, **settings}
+            own["noise_multiplier"] = self.noise_multiplier  # computed now
+        return own | settings
 
     def accept(self, optimizer: Any) -> None:
-        """Follows and limits an optimizer that was made with the plan.
-
-        Args:
-            optimizer: Optimizer, whose settings are complete.
-
-        Raises:
-            ValueError: A step of it costs more than was planned, or it spends on something that was not planned.
-        """
+        """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
         if self._target is not None:
             self._refuse_dearer(type(optimizer).__name__, optimizer.dp_event())
         before: list[tuple[DpEvent, str]] = getattr(optimizer, "events_before_training", list)()
@@ -268,10 +257,8 @@ class PrivatePlan:
         self._limited = -1
 
     def limit_steps(self) -> None:
-        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`.
-
-        With a ledger there are no steps outside: the budget pays for steps before they are made.
-        """
+        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`."""
+        # With a ledger there are no steps outside: the budget pays for steps before they are made.
         if self._limited != Changes.made:
             self._limit.set_left(0 if self._payer.payments else max(0, self._before + self.steps - self._payer.steps))
             self._limited = Changes.made

@@ -3,6 +3,12 @@
 import subprocess
 import sys
 
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdp_rec
+
 SCRIPT = """
 import keras, tensorflow as tf, tfdp_rec
 devices = [tf.config.LogicalDeviceConfiguration()] * 2
@@ -35,6 +41,20 @@ print("plain", plain.fit(tf.ones([8, 4]), tf.ones([8, 1]), batch_size=4, verbose
 """
 
 
+def test_a_strategy_that_says_it_has_two_replicas_is_refused(monkeypatch):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    monkeypatch.setattr(tf.distribute.MirroredStrategy, "num_replicas_in_sync", property(lambda self: 2))
+    with strategy.scope():
+        inputs = keras.Input([4])
+        model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    private = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+    with pytest.raises(tfdp_rec.NotPrivate, match="ParameterServerTrainer"):
+        model.compile(private, loss="mse")
+    with strategy.scope(), pytest.raises(tfdp_rec.NotPrivate, match="ParameterServerTrainer"):
+        model.compile(private, loss="mse")
+
+
+@pytest.mark.slow
 def test_mirrored_strategies_are_refused_and_parameter_servers_named():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_rec.distribute.served_noise import ServedNoise, ServerEntropy, source_on_server
+from tfdp_rec.distribute.parameter_server import ServedNoise, ServerEntropy, source_on_server
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.refused import NotPrivate
 

@@ -56,7 +56,7 @@ def test_each_process_has_a_key_of_its_own_and_none_the_authoritys(tmp_path):
     assert len({text for file, text in texts.items() if file.name == "authority.pem"}) == 1
     assert {oct(file.stat().st_mode)[-3:] for file in texts if file.name != "enter"} == {"600"}
     assert {oct(folder.stat().st_mode)[-3:] for folder in folders} == {"700"}
-    described = Cluster.from_file(folders[1] / "cluster.json")
+    described = Cluster.read(folders[1] / "cluster.json")
     assert described.task == ("worker", 1) and len({*described.workers, *described.servers}) == 3
     assert all(address.startswith("127.0.0.1:") for address in (*described.workers, *described.servers))
     outer = texts[folders[1] / "outer.cfg"]

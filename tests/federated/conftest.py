@@ -46,3 +46,13 @@ class World:
 @pytest.fixture(scope="session")
 def world():
     return World()
+
+
+@pytest.fixture
+def eagerly():
+    """Operations one by one: nothing to trace, for tests of values alone."""
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)

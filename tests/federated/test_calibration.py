@@ -9,9 +9,9 @@ from dp_accounting.pld import privacy_loss_mechanism
 from scipy import integrate, stats
 
 from experiments.news.published import PublishedGaussian, PublishedLaplace
-from tfdp_rec.federated import calibration
-from tfdp_rec.federated.mechanism import AttentionMechanism, clip
+from tfdp_rec.federated.mechanism import AttentionMechanism, PureLaplace, clip, l1_sensitivity, l2_sensitivity
 from tfdp_rec.pricing import profiles
+from tfdp_rec.pricing.profiles import gaussian_delta
 
 GRID = list(itertools.product((0.001, 0.1, 1.0, 5.0, 10.0, 20.0), (1e-6, 1e-5, 1e-3), (0.0, 0.2, 0.5, 0.9)))
 CLIPS = (0.1, 0.4, 0.6, 0.8, 1.0, 3.0)
@@ -37,8 +37,8 @@ def test_no_two_clipped_vectors_are_further_apart_than_the_sensitivity_and_some_
     gaps = points[:, None] - points[None]
     l2 = np.linalg.norm(gaps, axis=-1).max()
     l1 = np.abs(gaps).sum(axis=-1).max()
-    assert l2 == pytest.approx(calibration.l2_sensitivity(theta))
-    assert l1 == pytest.approx(calibration.l1_sensitivity(num_basis, theta))
+    assert l2 == pytest.approx(l2_sensitivity(theta))
+    assert l1 == pytest.approx(l1_sensitivity(num_basis, theta))
     assert l2 > min(theta, 1.0) * 1.4, "the published sensitivity theta is too small"
 
 
@@ -51,7 +51,7 @@ def test_amplification_inverts(epsilon, delta, padding):
 @pytest.mark.parametrize("epsilon", (-1.0, 0.0, 0.5, 3.0))
 def test_gaussian_delta_is_dp_accountings(sigma, epsilon):
     oracle = privacy_loss_mechanism.GaussianPrivacyLoss(sigma, sensitivity=1.4)
-    assert calibration.gaussian_delta(epsilon, 1.4, sigma) == pytest.approx(
+    assert gaussian_delta(epsilon, 1.4, sigma) == pytest.approx(
         oracle.get_delta_for_epsilon(epsilon), rel=1e-9
     )
 
@@ -94,7 +94,7 @@ def test_padded_release_keeps_its_promise_on_the_line_between_two_vertices(epsil
 def test_laplace_log_ratio_is_bounded_everywhere(epsilon, padding):
     """max over outputs of log(density / density') for padded Laplace noise, at corners of K."""
     ratios = {}
-    for kind in (calibration.PureLaplace(), PublishedLaplace()):
+    for kind in (PureLaplace(), PublishedLaplace()):
         mechanism = AttentionMechanism(3, epsilon, 0.0, padding=padding, clip_norm=0.8, calibration=kind)
         corners = clip(simplex_points(3, 0, seed=0), 0.8)
         outputs = np.array(list(itertools.product((-50.0, 0.0, 0.3, 0.56, 0.8, 50.0), repeat=3)))
@@ -104,7 +104,7 @@ def test_laplace_log_ratio_is_bounded_everywhere(epsilon, padding):
         ratios[type(kind)] = max(
             (mixed[i, pad] - mixed[j, pad]).max() for i, j, pad in itertools.product(range(len(corners)), repeat=3)
         )
-    assert ratios[calibration.PureLaplace] <= epsilon * (1 + 1e-9)
+    assert ratios[PureLaplace] <= epsilon * (1 + 1e-9)
     assert ratios[PublishedLaplace] > epsilon * 1.1
 
 
@@ -115,7 +115,7 @@ def test_whole_grid_states_no_more_privacy_than_it_gives(epsilon, delta, padding
         pytest.skip("no such mechanism")
     gaussian = AttentionMechanism(num_basis, epsilon, delta, padding=padding)
     assert gaussian.delta_at(epsilon) <= delta * (1 + 1e-9)
-    pure = AttentionMechanism(num_basis, epsilon, 0.0, padding=padding, calibration=calibration.PureLaplace())
+    pure = AttentionMechanism(num_basis, epsilon, 0.0, padding=padding, calibration=PureLaplace())
     assert pure.delta_at(epsilon) <= 1e-14
 
 
@@ -126,4 +126,4 @@ def test_the_published_calibration_gives_the_deltas_the_issue_measured():
     assert at_twenty.delta_at(20.0) == pytest.approx(0.25, rel=0.03)
     # with the right sensitivity the classical formula still misses at epsilon = 10
     classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 10
-    assert calibration.gaussian_delta(10.0, 1.0, classical) == pytest.approx(2.3e-5, rel=0.03)
+    assert gaussian_delta(10.0, 1.0, classical) == pytest.approx(2.3e-5, rel=0.03)

@@ -105,10 +105,10 @@ def worst_setting(world):
     return model, histories
 
 
-def attack(world, kind, mechanism, draws_count):
-    """The largest lower bound on epsilon that any statistic finds, in either setting."""
+def attack(world, kind, mechanism, draws_count, settings=(plain_setting, worst_setting)):
+    """The largest lower bound on epsilon that any statistic finds, in any of the settings."""
     bounds = []
-    for setting in (plain_setting, worst_setting):
+    for setting in settings:
         model, histories = setting(world)
         labels = LabelPermutation(math.inf, 3)
         update = kind(model, world.catalogue, mechanism, labels, world.length, 1)
@@ -141,4 +141,4 @@ def test_a_thousand_draws_already_break_the_published_update(world):
 def test_the_attack_sees_an_update_with_too_little_noise(world):
     """The corrected update with the noise of epsilon 20 does not pass for epsilon 1."""
     loud = mechanism_of(AnalyticGaussian(), 20.0)
-    assert attack(world, local.PrivateUpdate, loud, 2000) > EPSILON
+    assert attack(world, local.PrivateUpdate, loud, 1000, [worst_setting]) > EPSILON

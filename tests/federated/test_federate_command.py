@@ -10,7 +10,7 @@ import pytest
 from tfdp_rec.cli import federate, main
 from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import build
-from tfdp_rec.federated.device import UNIT
+from tfdp_rec.federated.accounting import UNIT
 from tfdp_rec.federated.participant import DATA
 from tfdp_rec.federated.settings import FederatedSettings, Nodes
 from tfdp_rec.pricing.events import PureDpEvent

@@ -33,16 +33,6 @@ def model(world):
     return world.model()
 
 
-@pytest.fixture
-def eagerly():
-    """Operations one by one: nothing to trace, for tests of values alone."""
-    import tensorflow as tf
-
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
-
-
 def made(model, features, name="private"):
     kind, settings = KINDS[name]
     mechanism = AttentionMechanism(3, 5.0, 1e-5, activation="relu")

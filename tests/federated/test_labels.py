@@ -39,13 +39,13 @@ def test_samples_follow_the_stated_distribution(clicked):
     permutation, source = LabelPermutation(1.0, 2), words.seeded(11)
     expected = joint(4, clicked, 2, 1.0)
     counts = dict.fromkeys(expected, 0)
-    for _ in range(20_000):
+    for _ in range(4_000):
         label, *negatives = permutation.sample(4, clicked, source).tolist()
         counts[label, tuple(sorted(negatives))] += 1
     observed = np.array(list(counts.values()))
-    assert stats.chisquare(observed, 20_000 * np.array(list(expected.values()))).pvalue > 1e-6
+    assert stats.chisquare(observed, 4_000 * np.array(list(expected.values()))).pvalue > 1e-6
     wrong = np.array(list(joint(4, clicked, 2, 1.3).values()))
-    assert stats.chisquare(observed, 20_000 * wrong).pvalue < 1e-6
+    assert stats.chisquare(observed, 4_000 * wrong).pvalue < 1e-6
 
 
 def test_the_published_order_always_samples_the_click():
@@ -99,7 +99,7 @@ def test_where_there_are_too_few_others_all_are_negatives_over_and_over(kind):
 
 def test_a_short_impressions_label_follows_the_stated_distribution():
     source = words.seeded(11)
-    counts = np.bincount([LabelPermutation(1.0, 4).sample(3, 2, source)[0] for _ in range(20_000)], minlength=3)
+    counts = np.bincount([LabelPermutation(1.0, 4).sample(3, 2, source)[0] for _ in range(4_000)], minlength=3)
     expected = LabelPermutation(1.0, 4).probabilities(3, 2)
-    assert stats.chisquare(counts, 20_000 * expected).pvalue > 1e-6
-    assert stats.chisquare(counts, 20_000 * LabelPermutation(1.3, 4).probabilities(3, 2)).pvalue < 1e-6
+    assert stats.chisquare(counts, 4_000 * expected).pvalue > 1e-6
+    assert stats.chisquare(counts, 4_000 * LabelPermutation(1.3, 4).probabilities(3, 2)).pvalue < 1e-6

@@ -12,8 +12,8 @@ from scipy import stats
 
 from experiments.news.published import PublishedLabelPermutation
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local
+from tfdp_rec.federated.accounting import UNIT
 from tfdp_rec.federated.cohort import Client, draw
-from tfdp_rec.federated.device import UNIT
 from tfdp_rec.federated.participant import DATA, BudgetSpent, DeviceTerms, Participant, Refused
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
@@ -203,7 +203,7 @@ def test_a_model_that_is_no_number_for_some_news_gets_an_answer_from_everybody(u
             variable.assign(value)
 
 
-def test_the_attention_of_news_that_are_no_numbers_is_that_of_the_anonymous_news(update, world):
+def test_the_attention_of_news_that_are_no_numbers_is_that_of_the_anonymous_news(update, world, eagerly):
     model = update().model
     features, weights = poisoned(world, model)
     before = [np.array(v) for v in model.trainable_variables]
@@ -258,7 +258,7 @@ def test_the_training_draws_noise_has_the_mechanisms_scale():
         assert stats.kstest(wrong * noise.ravel(), stats.norm(scale=mechanism.noise_scale).cdf).pvalue < 1e-6
 
 
-def test_an_update_releases_the_attention_with_the_noise_that_was_drawn(update, world, monkeypatch):
+def test_an_update_releases_the_attention_with_the_noise_that_was_drawn(update, world, monkeypatch, eagerly):
     chosen, handed = update(epsilon=2.0), []
     finish = AttentionMechanism.finish
     monkeypatch.setattr(
@@ -325,7 +325,7 @@ def test_draws_whose_candidates_overlap_pay_together(update, tmp_path):
     assert total(read(tmp_path / "ledger.jsonl"), 0.0) == pytest.approx(4.0)
 
 
-def test_news_that_the_catalogue_lacks_are_noised_and_paid_for_as_the_anonymous_news(update, world):
+def test_news_that_the_catalogue_lacks_are_noised_and_paid_for_as_the_anonymous_news(update, world, eagerly):
     """Once: no noise and no payment for a history of expired news, and no label for a click on one."""
     chosen, without = update(2.0, label=0.5), changed(world, range(1, 13), {3, 4})
     today = local.PrivateUpdate(chosen.model, without, chosen.mechanism, chosen.labels, 5, 2)

@@ -1,5 +1,7 @@
 """The accountant and its ledger on real fits: paid before it is made, never forgotten, never priced anew."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, ShuffledEpochs, Snapshot, Unaccounted
 from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.meter import StepLimit
 from tfdp_rec.spending.payments import BLOCK
 
 DELTA, TARGET = 1e-3, 30.0
@@ -120,6 +123,73 @@ def test_what_was_spent_without_a_ledger_is_owed_to_one(tmp_path):
     assert after.epsilon() == pytest.approx(before.epsilon(), abs=1e-3)
     after.set_state(after.get_state())
     assert after.epsilon() == pytest.approx(before.epsilon(), abs=1e-3), "and it is owed once"
+
+
+def test_equal_uses_of_two_states_are_both_owed(tmp_path):
+    """Each hid behind one payment of the same event and label."""
+    after = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=tmp_path / "ledger.jsonl")
+    for _ in range(2):
+        before = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3)
+        before.spend(GaussianDpEvent(2.0), "popularity counts")
+        after.set_state(before.get_state())
+        with pytest.raises(Unaccounted, match="has not paid for"):
+            after.epsilon()
+        after.pay_for_history()
+    assert len(after.payments.ledger.paid) == 2
+
+
+def test_a_state_without_ids_that_a_ledger_paid_for_is_owed_nothing(tmp_path):
+    """As a checkpoint of a version before 0.3, which had a ledger: its mark shows that its uses are in it."""
+    path = tmp_path / "ledger.jsonl"
+    paid = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=path)
+    paid.payments.ledger.pay(GaussianDpEvent(2.0), label="popularity counts")
+    old = [[{"type": "GaussianDpEvent", "noise_multiplier": 2.0}, "popularity counts"]]
+    again = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=paid.payments.ledger)
+    again.set_state(paid.get_state() | {"spent": old})
+    assert again.epsilon() > 0
+    again.set_state(paid.get_state() | {"spent": old * 2})
+    with pytest.raises(Unaccounted, match="1 steps were made"):
+        again.epsilon()
+
+
+def test_one_accountant_pays_for_fits_of_one_thread_at_a_time(tmp_path):
+    """Two made 21 steps of a budget of 20, and under a ledger lost count of what was paid for."""
+    run, refused = Run(None), []
+
+    class FitsInAnotherThread(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            other = threading.Thread(target=self.fit)
+            other.start()
+            other.join()
+
+        def fit(self):
+            other = Run(None)
+            other.accountant = run.accountant
+            try:
+                other.fit(1)
+            except ValueError as refusal:
+                refused.append(str(refusal))
+
+    run.fit(2, [FitsInAnotherThread()])
+    assert run.accountant.steps == 2 and len(refused) == 2 and "another thread" in refused[0]
+    thread = threading.Thread(target=run.fit, args=(1,))
+    thread.start()
+    thread.join()
+    assert run.accountant.steps == 3
+
+
+def test_two_threads_do_not_both_make_the_last_step_of_a_plan():
+    limit, made = StepLimit(1), []
+    both = threading.Barrier(2)
+
+    def step():
+        both.wait()
+        made.append(bool(limit.takes_one()))
+
+    threads = [threading.Thread(target=step) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert sum(made) <= 1 and not limit.takes_one()
 
 
 def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):

@@ -176,17 +176,51 @@ def test_releases_of_a_person_under_hardly_any_noise_have_no_finite_epsilon():
     assert math.isinf(epsilon_of(releases, DELTA))
 
 
-def test_a_state_does_not_undo_what_was_spent_before_it_is_read():
-    """Nothing is forgotten: a use that the state lacks stays, one that it has is counted as often as either says."""
+def test_a_state_adds_its_uses_once_each_under_the_id_of_its_own():
+    """A use that was made again under an equal event and label, before a state was read, was counted once."""
     counted, again = accountant(), accountant()
     counted.spend(GaussianDpEvent(20.0), "counts")
     for noise, label in ((2.0, "terms"), (20.0, "counts"), (2.0, "terms")):
         again.spend(GaussianDpEvent(noise), label)
-    before = again.epsilon(0)
-    again.set_state(json.loads(json.dumps(counted.get_state())))
-    again.set_state(json.loads(json.dumps(counted.get_state())))
-    assert again.epsilon(0) == before
-    assert sorted(label for _, label in again.spent_besides) == ["counts", "terms", "terms"]
+    for _ in range(2):
+        again.set_state(json.loads(json.dumps(counted.get_state())))
+    assert sorted(label for _, label in again.spent_besides) == ["counts", "counts", "terms", "terms"]
+    for _ in range(2):
+        counted.set_state(json.loads(json.dumps(again.get_state())))
+    assert counted.epsilon(0) == again.epsilon(0) and len(counted.spent_besides) == 4
+
+
+def test_a_use_with_an_id_is_counted_once_whichever_program_counts_it():
+    counted, again = accountant(), accountant()
+    for each in (counted, again, again):
+        each.spend(GaussianDpEvent(20.0), "counts", id="of Monday")
+    again.set_state(counted.get_state())
+    assert again.spent_besides == [(GaussianDpEvent(20.0), "counts")]
+
+
+def test_a_state_without_ids_is_on_the_safe_side():
+    """As versions before 0.3 saved it: its uses may be others than those that were counted here."""
+    counted, again = accountant(), accountant()
+    counted.record(counted.event, 10)
+    again.spend(ComposedDpEvent([GaussianDpEvent(20.0)]), "counts")
+    old = counted.get_state() | {"spent": [[{"type": "GaussianDpEvent", "noise_multiplier": 20.0}, "counts"]]}
+    again.set_state(old)
+    assert again.steps == 10 and [label for _, label in again.spent_besides] == ["counts", "counts"]
+
+
+@pytest.mark.parametrize("by", ["rdp", "pld"])
+@pytest.mark.parametrize("event", [GaussianDpEvent(math.inf), LaplaceDpEvent(math.inf), GaussianDpEvent(1e300)])
+def test_noise_without_an_end_is_refused_in_words(event, by):
+    for make in (lambda inner: inner, lambda inner: PoissonSampledDpEvent(0.1, inner)):
+        with pytest.raises(ValueError, match="noise_multiplier must be from 0 to"):
+            epsilon_of(make(event), DELTA, by)
+
+
+@pytest.mark.parametrize("epsilon", [500.0, 800.0, 1e6])
+def test_a_release_of_any_pure_epsilon_has_a_price(epsilon):
+    """It was an OverflowError from 710 on."""
+    found = epsilon_of(ComposedDpEvent([PureDpEvent(epsilon), PureDpEvent(1.0)]), DELTA)
+    assert epsilon <= found <= epsilon + 1.0
 
 
 def test_state_survives_json():
@@ -235,7 +269,7 @@ def test_unknown_sampling_event_and_accountant_are_refused():
         Accountant(dp_accounting.UnsupportedDpEvent(), USERS, DELTA)
     with pytest.raises(ValueError, match='must be "pld" or "rdp"'):
         Accountant(GaussianDpEvent(1.0), USERS, DELTA, accountant="moments")
-    with pytest.raises(ValueError, match="noise_multiplier must be at least 0"):
+    with pytest.raises(ValueError, match="noise_multiplier must be from 0"):
         Accountant(GaussianDpEvent(-1.0), USERS, DELTA)
     with pytest.raises(ValueError, match='try accountant="pld"'):
         accountant(dp_accounting.LaplaceDpEvent(1.0), by="rdp")

@@ -15,10 +15,11 @@ import pytest
 from checker import checked
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy import stats
+from scipy import special, stats
 
 import tfdp_rec
 from tfdp_rec.cli import main
+from tfdp_rec.pricing.composition import divergences
 from tfdp_rec.pricing.events import FailingDpEvent, PaddedDpEvent, PlannedDpEvent, PureDpEvent
 from tfdp_rec.pricing.profiles import gaussian_delta
 from tfdp_rec.privacy import (
@@ -298,6 +299,48 @@ def test_next_to_no_noise_is_never_free(noise, probability):
                 assert noise == 1e-300
 
 
+@pytest.mark.parametrize("order", [1.5, 4.0, 60.0])
+@pytest.mark.parametrize("epsilon", [1e-9, 0.3, 5.0, 900.0])
+def test_a_release_of_pure_epsilon_costs_what_randomised_response_does(order, epsilon):
+    """By integration over its two outcomes, and with padding over its three; no more than epsilon."""
+    found = divergences(PureDpEvent(epsilon), (order,))[0]
+    p = np.array([-np.log1p(np.exp(-epsilon)), -epsilon - np.log1p(np.exp(-epsilon))])
+    exact = special.logsumexp(order * p + (1 - order) * p[::-1]) / (order - 1)
+    assert exact - 1e-9 <= found <= min(epsilon, exact) * (1 + 1e-9) + 1e-9
+    padded = divergences(PaddedDpEvent(PureDpEvent(epsilon), 0.25), (order,))[0]
+    other = np.log(0.25 * 0.5 + 0.75 * np.exp(p))  # the fixed item answers either way alike
+    least = special.logsumexp(order * other + (1 - order) * other[::-1]) / (order - 1)
+    assert least - 1e-9 <= padded <= found + 1e-9
+
+
+def test_padding_lowers_the_divergence_of_a_gaussian_and_bounds_it():
+    """Against integration: the fixed item at one of the two means, the worse."""
+    for noise, padding, order in ((1.0, 0.5, 4.0), (0.4, 0.1, 2.0), (3.0, 0.9, 16.0)):
+        y = np.linspace(-20 * noise, 1 + 20 * noise, 20_001)
+        p, q = (stats.norm.logpdf(y, mean, noise) for mean in (1.0, 0.0))
+        for fixed in (p, q):
+            a, b = (np.logaddexp(np.log(padding) + fixed, np.log1p(-padding) + each) for each in (p, q))
+            for top, bottom in ((a, b), (b, a)):
+                inside = special.logsumexp(order * top + (1 - order) * bottom) + np.log(y[1] - y[0])
+                exact = inside / (order - 1)
+                bound = divergences(PaddedDpEvent(GaussianDpEvent(noise), padding), (order,))[0]
+                assert exact <= bound + 1e-9 <= order / (2 * noise**2) + 1e-8
+
+
+def test_a_filter_of_divergences_admits_releases_of_pure_epsilon(tmp_path):
+    events = [PureDpEvent(0.1), PaddedDpEvent(GaussianDpEvent(9.0), 0.5), GaussianDpEvent(9.0)]
+    with opened(tmp_path / "renyi.jsonl", RenyiFilter(8.0, 1e-6)) as ledger:
+        for event in events:
+            ledger.pay(event)
+        assert 0 < ledger.used < 1 and ledger.epsilon(1e-6) == 8.0
+        with pytest.raises(ValueError, match="would exceed it"):
+            ledger.pay(PureDpEvent(9.0))
+    with opened(tmp_path / "gaussian.jsonl", GaussianFilter(8.0, 1e-6)) as ledger:
+        for event in events[:2]:
+            with pytest.raises(ValueError, match="it is no Gaussian"):
+                ledger.pay(event)
+
+
 def test_a_divergence_that_is_no_number_is_not_free(monkeypatch):
     monkeypatch.setattr(RdpAccountant, "rdp", property(lambda self: np.array([math.nan])))
     limit = RenyiFilter(8.0, 1e-6, order=4.25)
@@ -311,8 +354,6 @@ PLAN = PlannedDpEvent(GaussianDpEvent(9.0), 10, 5, 2, plan="p")
 UNPRICED = [
     dp_accounting.NonPrivateDpEvent(),
     GaussianDpEvent(0.0),
-    PureDpEvent(0.1),
-    PaddedDpEvent(GaussianDpEvent(9.0), 0.5),
     PLAN,
     FailingDpEvent(1e-12),
     PoissonSampledDpEvent(0.1, LaplaceDpEvent(9.0)),
@@ -597,6 +638,20 @@ def test_the_command_says_which_kind_a_ledger_is(tmp_path, capsys):
     for action in ("show", "verify"):
         assert main(["ledger", action, str(path)]) == 0 and "filter: payments" in capsys.readouterr().out
     assert main(["ledger", "show", str(fixed)]) == 0 and "payments fixed in advance" in capsys.readouterr().out
+
+
+def test_the_command_begins_a_filter(tmp_path, capsys):
+    for options, limit in (
+        (["--epsilon", "8", "--delta", "1e-6"], RenyiFilter(8.0, 1e-6)),
+        (["--epsilon", "3", "--delta", "1e-6", "--gaussians"], GaussianFilter(3.0, 1e-6)),
+    ):
+        path = str(tmp_path / f"{len(options)}.jsonl")
+        assert main(["ledger", "begin", path, *options]) == 0 and "filter: payments" in capsys.readouterr().out
+        assert read(path).limit == limit
+        assert main(["ledger", "begin", path, *options]) == 2 and "exists" in capsys.readouterr().err
+        opened(path).close()  # any unit: payments say theirs
+    assert main(["ledger", "begin", str(tmp_path / "none.jsonl"), "--epsilon", "8"]) == 2
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def rows(indices):

@@ -273,6 +273,25 @@ def test_only_who_paid_gives_back(filled):
         assert ledger.steps == 37
 
 
+def test_the_price_of_steps_does_not_come_back_without_the_steps(filled):
+    """It did: epsilon fell, and the model's receipts for the same steps stayed valid."""
+    with opened(filled) as ledger:
+        block, before = ledger.pay(STEP, 5, steps=5), ledger.epsilon(1e-6)
+        for attempts, steps in ((5, 0), (2, 1)):
+            with pytest.raises(ValueError, match="did not make"):
+                ledger.give_back(block, attempts, steps)
+        assert ledger.epsilon(1e-6) == before
+        other = ledger.pay(GaussianDpEvent(2.0), 2)
+        ledger.give_back(other, 1)
+
+
+def test_a_payment_about_no_item_is_refused(filled):
+    """It cost nothing for any item."""
+    with opened(filled) as ledger:
+        with pytest.raises(ValueError, match="at least one item"):
+            ledger.pay(GaussianDpEvent(0.1), about=())
+
+
 @pytest.mark.parametrize(
     "event, words",
     [
@@ -281,7 +300,8 @@ def test_only_who_paid_gives_back(filled):
         (PureDpEvent(-1.0), "epsilon must be at least 0"),
         (PaddedDpEvent(PureDpEvent(1.0), 1.0), "padding must be"),
         (FailingDpEvent(1.0), "delta must be"),
-        (GaussianDpEvent(math.inf), "infinite number"),
+        (PureDpEvent(math.inf), "infinite number"),
+        (GaussianDpEvent(math.inf), "noise_multiplier must be"),
     ],
 )
 def test_an_event_that_cannot_be_written_is_refused_by_name(tmp_path, event, words):

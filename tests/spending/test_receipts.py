@@ -11,6 +11,7 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import Source
@@ -26,9 +27,9 @@ def rows(indices):
     return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
 
 
-def optimizer_of(noise=1.0, **options):
+def optimizer_of(noise=1.0, noise_source=None, **options):
     settings = {"l2_norm_clip": 1.0, "expected_batch_size": 25, **({"noise_multiplier": noise} if noise else {})}
-    return tfdp_rec.DPSGD(0.01, name="private", **settings, **options)
+    return tfdp_rec.DPSGD(0.01, name="private", noise=noise_source, **settings, **options)
 
 
 def model_of(optimizer=None, layer=None):
@@ -223,6 +224,148 @@ def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
     other = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
     other.load_weights(tmp_path / "some.weights.h5")
     assert accountant_of(other).steps == 10
+
+
+WAYS_IN = {
+    "weights": lambda of, into, path: [do(path / "a.weights.h5") for do in (of.save_weights, into.load_weights)],
+    "state tree": lambda of, into, path: into.set_state_tree(of.get_state_tree()),
+    "checkpoint": lambda of, into, path: tf.train.Checkpoint(model=into).read(
+        tf.train.Checkpoint(model=of).write(str(path / "a"))
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN.values(), ids=WAYS_IN)
+def test_layers_that_were_loaded_take_the_history_into_other_models(tmp_path, way):
+    """The optimizer of the loaded model was never built, and ten steps were told as none to models of its layers."""
+    trained, loaded = (model_of(layer=keras.layers.Dense(1, name="same")) for _ in range(2))
+    train(trained, 10)
+    way(trained, loaded, tmp_path)
+    beside = model_of(layer=loaded.layers[-1])
+    np.testing.assert_array_equal(beside.get_weights()[0], trained.get_weights()[0])
+    train(beside, 2)
+    assert accountant_of(beside).steps == 12
+
+
+class TwoParts(tfdp_rec.PrivateModel):
+    """A model with a weight of its own, of some size."""
+
+    def __init__(self, size, **options):
+        super().__init__(**options)
+        self.size, self.dense = size, keras.layers.Dense(1)
+
+    def build(self, shape):
+        for number in range(self.size):
+            self.add_weight(shape=(1,), trainable=False, name=f"own_{number}")
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_what_is_loaded_past_an_error_has_its_history(tmp_path):
+    models = [TwoParts(size) for size in (1, 2)]
+    for model in models:
+        model.build((None, 2))
+    models[0].compile(optimizer_of(), "mse", run_eagerly=True)
+    train(models[0], 10)
+    models[0].save_weights(tmp_path / "one.weights.h5")
+    models[1].load_weights(tmp_path / "one.weights.h5", skip_mismatch=True)
+    np.testing.assert_array_equal(models[1].dense.get_weights()[0], models[0].dense.get_weights()[0])
+    models[1].compile(optimizer_of(), "mse", run_eagerly=True)
+    train(models[1], 2)
+    assert accountant_of(models[1]).steps == 12
+
+
+def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
+    """The steps of a model with less noise were told at the price of this one's: ε = .15 for 27."""
+    other = model_of(optimizer_of(noise=0.5))
+    train(other, 5)
+    path = tf.train.Checkpoint(model=other).write(str(tmp_path / "other"))
+    for steps in (0, 3, 8):  # fewer and more than the other has
+        model = model_of(optimizer_of(noise=5.0))
+        train(model, steps) if steps else None
+        tf.train.Checkpoint(model=model).read(path).assert_consumed()
+        np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+        accountant = accountant_of(model)
+        assert (GaussianDpEvent(0.5), 5) in accountant.runs() and accountant.steps == steps + 5
+        assert accountant.epsilon() >= accountant_of(other).epsilon()
+        model.optimizer.noise_multiplier = 5.0
+        train(model, 2)
+        assert accountant.steps == steps + 7
+
+
+def test_a_tensorflow_checkpoint_brings_its_history_to_a_model_that_is_not_compiled(tmp_path):
+    other = model_of()
+    train(other, 5)
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    path = tf.train.Checkpoint(model=other).write(str(tmp_path / "other"))
+    tf.train.Checkpoint(model=model).read(path).expect_partial()
+    model.save(tmp_path / "model.keras")
+    assert accountant_of(model).steps == accountant_of(keras.models.load_model(tmp_path / "model.keras")).steps == 5
+
+
+def test_no_file_is_written_without_the_history_in_silence(tmp_path):
+    model = model_of()
+    train(model, 2)
+    for name in ("model.h5", "model.hdf5"):
+        with pytest.raises(ValueError, match="no place for the privacy history"):
+            model.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    given = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    given.compile("sgd", "mse")
+    settings = {"epsilon": 3.0, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "accountant": "rdp"}
+    tfdp_rec.make_private(given, rows(range(50)), **settings)
+    for save, name in ((given.save, "given.keras"), (given.save_weights, "given.weights.h5")):
+        with pytest.warns(match="holds no privacy history"):
+            save(tmp_path / name)
+
+
+# What is paid for late is paid as what it is.
+
+
+def test_history_on_unproven_batches_is_no_payment_for_sampled_ones(tmp_path):
+    """Five steps on all rows were paid for as sampled ones, and the next accountant told ε = 2.3."""
+    model = model_of()
+    x, y = rows(range(500))
+    model.fit(x, y, batch_size=500, epochs=5, verbose=0)
+    accountant = accountant_of(model, ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(Unaccounted, match="5 steps were made on batches that no sampling drew"):
+        accountant.pay_for_history()
+    accountant.close()
+    assert not read(tmp_path / "ledger.jsonl").paid
+
+
+def test_history_without_a_guarantee_is_not_paid_for(tmp_path):
+    model = model_of(optimizer_of(noise_source=KeyedNoise(7)))
+    train(model, 3)
+    accountant = accountant_of(model, ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(Unaccounted, match="No payment is made for steps without a guarantee: the noise came from"):
+        accountant.pay_for_history()
+    accountant.close()
+    assert not read(tmp_path / "ledger.jsonl").paid
+
+
+@pytest.mark.parametrize("by", ["history", "fit", "hand"])
+def test_what_was_asserted_is_asserted_to_the_next_accountant_too(tmp_path, by):
+    model, ledger = model_of(), tmp_path / "ledger.jsonl"
+    x, y = rows(range(500))
+    accountant = accountant_of(ledger=ledger, asserted="a nightly job")
+    if by == "hand":
+        accountant.record(GaussianDpEvent(1.0), 2)
+    else:
+        budget = [PrivacyBudget(accountant, 100.0)] if by == "fit" else []
+        model.fit(x, y, batch_size=250, epochs=1, verbose=0, callbacks=budget)
+        accountant.follow(model)
+        accountant.pay_for_history()
+    accountant.close()
+    after = accountant_of(ledger=ledger)
+    assert after.steps == 2 and not after.checked
+    said = " ".join(after.statement().split())
+    assert "carried the proof" not in said and "asserted, not checked" in said
+    after.close()
 
 
 # Steps keep the price that they were made at.

@@ -139,7 +139,6 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
     from flwr.simulation import run_simulation
 
     from tfdp_rec.federated import build, flower
-    from tfdp_rec.federated.app import server_app
 
     settings = build.with_initial(settings)
     Path(nodes.ledgers).mkdir(parents=True, exist_ok=True)
@@ -148,7 +147,7 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
         return build.participant(settings, nodes.config(settings, int(context.node_config["partition-id"])))
 
     client = flower.client_app(join, lambda context: settings.secure)
-    server = flower.server_app(lambda context: server_app.training_of(settings))
+    server = flower.server_app(lambda context: settings)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     start = {"init_args": {"num_cpus": min(2, os.cpu_count() or 1), "include_dashboard": False}}
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 
 from tfdp_rec.pricing import events
 from tfdp_rec.spending import ledger
-from tfdp_rec.spending.ledger_lines import Chain, Paid
+from tfdp_rec.spending.filters import GaussianFilter, RenyiFilter
+from tfdp_rec.spending.ledger_lines import Chain, Paid, Snapshot
 from tfdp_rec.spending.statement import kind_of, rounded_up
 
 HELP = """\
@@ -15,6 +17,7 @@ HELP = """\
   tfdp-rec ledger verify FILE               whether the chain is whole
   tfdp-rec ledger total FILE --delta 1e-6   epsilon of all its entries
   tfdp-rec ledger mend FILE                 put aside a last line cut short
+  tfdp-rec ledger begin FILE --epsilon 8 --delta 1e-6   a new filter
 
 The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
 """
@@ -22,9 +25,11 @@ The format, and a checker of 36 lines that does without this package, are in doc
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ledger`."""
-    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="show|verify|total|mend")
+    parser.add_argument("action", choices=tuple(_ACTIONS), metavar="show|verify|total|mend|begin")
     parser.add_argument("file", metavar="FILE", help="a ledger")
-    parser.add_argument("--delta", type=float, metavar="D", help="delta, for total")
+    parser.add_argument("--delta", type=float, metavar="D", help="delta, for total and begin")
+    parser.add_argument("--epsilon", type=float, metavar="E", help="the budget, for begin: what the ledger will claim")
+    parser.add_argument("--gaussians", action="store_true", help="for begin: Gaussians alone, of which more fit")
     parser.add_argument("--rdp", action="store_true", help="quicker and a little larger than the default, PLD")
 
 
@@ -67,11 +72,23 @@ def _mend(args: argparse.Namespace) -> int:
     return 0
 
 
+def _begin(args: argparse.Namespace) -> int:
+    if args.epsilon is None or args.delta is None:
+        raise ValueError("--epsilon and --delta must be given: they are the budget that the ledger will claim.")
+    if os.path.exists(args.file):
+        raise ValueError(f"{args.file} exists: a ledger's kind never changes. Begin another.")
+    limit = (GaussianFilter if args.gaussians else RenyiFilter)(args.epsilon, args.delta)
+    with ledger.Ledger(args.file, "", Snapshot(None), limit=limit) as begun:  # payments say unit and data
+        print(_headline(begun.chain))
+    return 0
+
+
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": _show,
     "verify": _verify,
     "total": _total,
     "mend": _mend,
+    "begin": _begin,
 }
 
 

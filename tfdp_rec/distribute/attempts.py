@@ -79,9 +79,9 @@ class Attempts:
         self._reserved -= self._left
         self._left = 0
 
-    def refuse_forgetting(self, checkpoints: Checkpoints | None) -> None:
+    def refuse_forgetting(self, checkpoints: Checkpoints) -> None:
         """Raises `BrokenLedger` if a checkpoint records attempts that the ledger lacks."""
-        found = checkpoints.stand() if checkpoints else None
+        found = checkpoints.stand()
         if found is not None and self._payments:
             self._payments.ledger.refuse_behind(*found)
 

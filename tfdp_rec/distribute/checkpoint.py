@@ -7,6 +7,9 @@
 The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole
 and synced, and the one before it goes when it has. No noise key is in it. Nothing of it is taken over unless all of it
 is as it was written: a flipped bit in a mark would drop noise without a trace.
+
+A server writes its own files, one for each piece of each variable, so that neither file nor memory grows with a table.
+Writing is one critical section: a step that lands late is in all of a server's files or in none.
 """
 
 from __future__ import annotations
@@ -17,16 +20,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdp_rec.distribute.server_state import ServerState
-from tfdp_rec.files import replacing
+import tensorflow as tf
+
+from tfdp_rec.distribute.sections import Lock
+from tfdp_rec.files import replacing, rows_at_a_time
+from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.spending.ledger_lines import Mark, finite, parsed, written
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")
 _HEADER = "training.json"
+_PIECE_VALUES = 1 << 24
 
 
 class Checkpoints:
@@ -129,3 +136,84 @@ def _hash(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return "missing"
+
+
+# What one server writes and reads.
+
+
+class ServerState:
+    """Saves and restores the variables of one server, by name."""
+
+    def __init__(self, lock: Lock, variables: Mapping[str, tf.Variable]):
+        self._variables = dict(variables)
+        self._save = lock.section(self._write)
+        self._restore = lock.section(self._read)
+
+    def save(self, folder: str) -> None:
+        """Writes the variables' values into a folder, as the server sees it."""
+        self._save(tf.constant(folder))
+
+    def restore(self, folder: str) -> None:
+        """Sets the variables to what `save` wrote."""
+        self._restore(tf.constant(folder))
+
+    def files(self) -> list[str]:
+        """The names of the files that `save` writes."""
+        return [
+            f"{number}-{piece}"
+            for number, variable in enumerate(self._variables.values())
+            for piece in range(_pieces(variable))
+        ]
+
+    def _write(self, folder: tf.Tensor) -> None:
+        for number, variable in enumerate(self._variables.values()):
+
+            def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> None:
+                whole = _pieces(variable) == 1
+                values = variable.read_value() if whole else tf.gather(variable, _rows(variable, index))
+                tf.io.write_file(_file(folder, number, index), tf.io.serialize_tensor(values))
+
+            _each_piece(variable, piece)
+
+    def _read(self, folder: tf.Tensor) -> None:
+        for number, variable in enumerate(self._variables.values()):
+
+            def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> None:
+                values = tf.io.parse_tensor(tf.io.read_file(_file(folder, number, index)), variable.dtype)
+                if _pieces(variable) == 1:
+                    variable.assign(tf.ensure_shape(values, variable.shape))
+                else:
+                    scatter("Update", variable, _rows(variable, index), values)
+
+            _each_piece(variable, piece)
+
+
+def _file(folder: tf.Tensor, number: int, piece: tf.Tensor) -> tf.Tensor:
+    return tf.strings.join([folder, "/", str(number), "-", tf.strings.as_string(piece)])
+
+
+def _rows_a_piece(variable: tf.Variable) -> int:
+    return rows_at_a_time(variable.shape, _PIECE_VALUES)
+
+
+def _pieces(variable: tf.Variable) -> int:
+    """In how many pieces it is written; one, if its shape may change."""
+    if not variable.shape.rank:
+        return 1
+    return max(1, -(-variable.shape[0] // _rows_a_piece(variable)))
+
+
+def _rows(variable: tf.Variable, piece: tf.Tensor) -> tf.Tensor:
+    start = tf.cast(piece, tf.int64) * _rows_a_piece(variable)
+    return tf.range(start, tf.minimum(start + _rows_a_piece(variable), variable.shape[0]))
+
+
+def _each_piece(variable: tf.Variable, act: Callable[[tf.Tensor], None]) -> None:
+    def body(index: tf.Tensor) -> tuple[tf.Tensor]:
+        act(index)
+        return (index + 1,)
+
+    if _pieces(variable) == 1:
+        act(tf.constant(0))
+    else:
+        tf.while_loop(lambda i: i < _pieces(variable), body, (tf.constant(0),), parallel_iterations=1)

@@ -10,8 +10,7 @@ The description is TensorFlow's: the environment variable TF_CONFIG, or the same
     {"cluster": {"worker": ["10.0.0.5:2222", "10.0.0.6:2222"], "ps": ["10.0.0.7:2222"]},
      "task": {"type": "chief", "index": 0}}
 
-It is checked as a whole before anything starts: what is wrong here would otherwise show as a process that waits
-forever.
+It is checked as a whole before anything starts: a mistake in it would show as a process that waits forever.
 """
 
 from __future__ import annotations
@@ -103,16 +102,6 @@ class Cluster:
         return cls.from_json(text, "TF_CONFIG")
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Cluster:
-        """Reads a file.
-
-        Raises:
-            ValueError: if what it holds is wrong.
-            OSError: if it cannot be read.
-        """
-        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
-
-    @classmethod
     def read(cls, source: str | Path) -> Cluster:
         """Reads the environment variable if `source` is "TF_CONFIG", and otherwise that file.
 
@@ -120,7 +109,9 @@ class Cluster:
             ValueError: if the description is wrong.
             OSError: if the file cannot be read.
         """
-        return cls.from_tf_config() if source == "TF_CONFIG" else cls.from_file(source)
+        if source == "TF_CONFIG":
+            return cls.from_tf_config()
+        return cls.from_json(Path(source).read_text(encoding="utf-8"), str(source))
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -133,11 +124,7 @@ class Cluster:
         return tuple(self.jobs["ps"])
 
     def checked_task(self, job: Any, index: Any) -> tuple[str, int]:
-        """The place of one process.
-
-        Raises:
-            ValueError: if the cluster has no such place.
-        """
+        """The place of one process; `ValueError` if the cluster has no such place."""
         if job not in self.jobs:
             raise ValueError(f"the task's type is {job!r}, but the cluster's jobs are {', '.join(self.jobs)}.")
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(self.jobs[job]):
@@ -145,28 +132,20 @@ class Cluster:
             raise ValueError(f"the task's index is {index!r}, but '{job}' has index {' to '.join(('0', str(last)))}.")
         return job, index
 
-    def as_json(self, job: str | None = None, index: int = 0) -> str:
-        """What TF_CONFIG must say in a process of this cluster.
-
-        Args:
-            job: Job of that process; left out, no task is named.
-            index: Index of that process within its job.
-        """
-        found: dict[str, Any] = {"cluster": {name: list(at) for name, at in self.jobs.items()}}
-        if job is not None:
-            task = self.checked_task(job, index)
-            found["task"] = {"type": task[0], "index": task[1]}
-        return json.dumps(found)
-
     def resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
         """What the trainer takes, and `tf.distribute.ParameterServerStrategy`."""
         import tensorflow as tf
 
-        jobs = {job: list(at) for job, at in self.jobs.items() if job != "evaluator"}
         job, index = self.task or (None, None)
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(jobs), task_type=job, task_id=index, rpc_layer="grpc"
+            self.tf_spec(), task_type=job, task_id=index, rpc_layer="grpc"
         )
+
+    def tf_spec(self) -> tf.train.ClusterSpec:
+        """TensorFlow's own description, which knows of no evaluator."""
+        import tensorflow as tf
+
+        return tf.train.ClusterSpec({job: list(at) for job, at in self.jobs.items() if job != "evaluator"})
 
     def wait(self, seconds: float = 60.0) -> None:
         """Waits until every worker and server answers, and is the one it should be.
@@ -198,20 +177,12 @@ class Cluster:
         return {f"{job} {i}": at for job in ("worker", "ps") for i, at in enumerate(self.jobs[job])}
 
     def silent(self, seconds: float = 3.0) -> dict[str, str]:
-        """The workers and servers, with their addresses, that do not answer at this moment.
-
-        Args:
-            seconds: Longest wait for an answer.
-        """
+        """The workers and servers, with their addresses, that do not answer now, within so many seconds."""
         found = self._found(self.places, seconds)
         return {name: at for name, at in self.places.items() if found[name] != name}
 
     def in_words(self, names: Mapping[str, str]) -> str:
-        """Names with their addresses, and which of them listen without a word.
-
-        Args:
-            names: Names of workers and servers, with their addresses.
-        """
+        """Names with their addresses, and which of them listen without a word."""
         mute = "; it listens and says nothing: frozen?"
         return ", ".join(f"{name} ({at}{mute if listens(at) else ''})" for name, at in names.items())
 
@@ -263,12 +234,11 @@ def _checked_jobs(jobs: Any) -> dict[str, tuple[str, ...]]:
             raise ValueError(f"'{job}' must be a list of 'host:port', got {addresses!r}.")
         for index, address in enumerate(addresses):
             place = split_address(address)
-            if place in seen:
-                here = f"{job} {index}"
+            here = f"{job} {index}"
+            if seen.setdefault(place, here) != here:
                 raise ValueError(
                     f"{address} is both {seen[place]} and {here}; each process needs an address of its own."
                 )
-            seen[place] = f"{job} {index}"
     if len(jobs.get("chief", ())) > 1:
         raise ValueError(f"there can be one chief, got {len(jobs['chief'])}.")
     return {job: tuple(addresses) for job, addresses in jobs.items()}
@@ -289,10 +259,9 @@ def serve(cluster: Cluster, job: str, index: int) -> tf.distribute.Server:
 
     # Each worker may hold a thread of a parameter server while it waits there: with fewer, a small machine would hang.
     threads = max(os.cpu_count() or 1, len(cluster.workers) + 1)
-    jobs = {name: list(at) for name, at in cluster.jobs.items() if name != "evaluator"}
     try:
         return tf.distribute.Server(
-            tf.train.ClusterSpec(jobs), job_name=job, task_index=index, protocol="grpc",
+            cluster.tf_spec(), job_name=job, task_index=index, protocol="grpc",
             config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads),
         )  # fmt: skip
     except tf.errors.OpError as problem:
@@ -322,9 +291,8 @@ def server_at(address: str, seconds: float = 2.0) -> str:
 
 def listens(address: str, seconds: float = 1.0) -> bool:
     """Whether any process listens at `host:port`."""
-    host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+        connection = socket.create_connection(split_address(address), timeout=seconds)
     except OSError:
         return False
     with connection:

@@ -22,25 +22,18 @@ _ASK_EVERY = 5.0  # seconds
 _GONE = 5.0  # seconds that nothing is at a server's address: what it held is lost, and no patience brings it back
 
 
-class ServerLost(RuntimeError):
-    """A parameter server died, and with it what it held.
-
-    Args:
-        fact: The event: which server, and since when.
-        way_out: Advice for the program.
-    """
-
+class _Absence(Exception):
     def __init__(self, fact: str, way_out: str):
         super().__init__(f"{fact} {way_out}")
         self.fact = fact
 
 
-class Silence(TimeoutError):
-    """A process of the cluster has been silent for too long: the fact, and what a program can do."""
+class ServerLost(_Absence, RuntimeError):
+    """A parameter server died, and with it what it held; `fact` is which, and how it showed."""
 
-    def __init__(self, fact: str, way_out: str):
-        super().__init__(f"{fact} {way_out}")
-        self.fact = fact
+
+class Silence(_Absence, TimeoutError):
+    """A process of the cluster has been silent for too long; `fact` is which, and for how long."""
 
 
 @contextlib.contextmanager

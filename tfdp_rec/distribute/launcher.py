@@ -1,13 +1,12 @@
 """`python -m tfdp_rec.distribute.launcher`: imports TensorFlow once and forks servers on demand, for a LocalCluster.
 
-Reads one command a line, answers with one line of JSON:
+Reads one order a line, answers with one line of JSON, {"answer": pid} or {"error": words}:
 
-    {"command": "start", "name": …, "job": …, "index": …, "cluster": {…}, "log": …, "seconds": …}  -> {"answer": pid}
-    {"command": "kill", "name": …}    SIGKILL, and waits                                           -> {"answer": null}
-    {"command": "pid", "name": …}                                                                  -> {"answer": pid}
+    {"job": …, "index": …, "cluster": {…}, "log": …, "seconds": …}
 
-Ends with its input, and its servers with it: each holds the reading end of a pipe whose only writer is the launcher. If
-it was given a folder, this is temporary and goes as well.
+Ends with its input, and all of its session with it; if it is killed, each server still ends, by the reading end of a
+pipe whose only writer is the launcher. If it was given a folder, this is temporary and goes as well.
+A server that has ended is not reaped here: its number stays its own as long as the launcher lives.
 Requests to stop are for the parent, which may still need its servers, to save what they hold: a system that tells every
 process of a service tells these in vain.
 Forking is safe because this process itself never makes a TensorFlow device, session or thread pool.
@@ -21,83 +20,10 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tfdp_rec import interruption
 from tfdp_rec.distribute.cluster import Cluster, serve
-
-
-class Nursery:
-    """Starts, watches and kills servers; `private` are descriptors that no server may keep open."""
-
-    def __init__(self, serve: Callable[[dict[str, list[str]], str, int], None], private: list[int]):
-        self._serve, self._private = serve, private
-        self._pids: dict[str, int] = {}
-        self._lifeline, self._alive = os.pipe()
-
-    def start(self, name: str, log: str, seconds: float, **what: Any) -> int:
-        """Forks a server and waits until it listens."""
-        listening, says_so = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            self._live(says_so, log, **what)
-        os.close(says_so)
-        self._pids[name] = pid
-        try:
-            if not select.select([listening], [], [], seconds)[0]:
-                self.kill(name)
-                raise OSError(f"it did not listen within {seconds:g} s.")
-            if not os.read(listening, 1):
-                self.kill(name)
-                raise OSError("it ended.")
-        finally:
-            os.close(listening)
-        return pid
-
-    def pid(self, name: str) -> int | None:
-        """Of a live server."""
-        pid = self._pids.get(name)
-        if pid is not None and os.waitpid(pid, os.WNOHANG)[0]:
-            del self._pids[name]
-            return None
-        return pid
-
-    def kill(self, name: str) -> None:
-        """Kills a server if it lives, and waits for its end."""
-        pid = self._pids.pop(name, None)
-        if pid is not None:  # not reaped yet, so the number is still this server's
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-    def kill_all(self) -> None:
-        """Kills every server."""
-        for name in list(self._pids):
-            self.kill(name)
-
-    def _live(self, says_so: int, log: str, job: str, index: int, cluster: dict[str, list[str]]) -> NoReturn:
-        """A server's life, in the forked process."""
-        try:
-            for descriptor in (*self._private, self._alive):
-                os.close(descriptor)
-            messages = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(messages, 1)
-            os.dup2(messages, 2)
-            self._serve(cluster, job, index)
-            os.write(says_so, b"!")
-            os.read(self._lifeline, 1)  # returns when the launcher is gone
-        except BaseException as problem:
-            os.write(2, f"{type(problem).__name__}: {problem}\n".encode())
-        finally:
-            os._exit(0)
-
-
-def _serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
-    global _server
-    _server = serve(Cluster(cluster), job, index)
-
-
-_server: object = None  # lives as long as the process
 
 
 def main() -> None:
@@ -109,21 +35,57 @@ def main() -> None:
     os.dup2(2, 1)
     import tensorflow  # noqa: F401  before the first fork, not in each server
 
-    nursery = Nursery(_serve, [0, answers.fileno()])
-    commands: dict[str, Callable[..., Any]] = {"start": nursery.start, "kill": nursery.kill, "pid": nursery.pid}
+    lifeline, alive = os.pipe()
     try:
         for line in sys.stdin:
-            order = json.loads(line)
             try:
-                answer: dict[str, Any] = {"answer": commands[order.pop("command")](**order)}
+                answer: dict[str, Any] = {"answer": _start(lifeline, [0, answers.fileno(), alive], **json.loads(line))}
             except OSError as problem:
                 answer = {"error": str(problem)}
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     finally:
-        nursery.kill_all()
         for folder in sys.argv[1:]:
             shutil.rmtree(folder, ignore_errors=True)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # servers that are frozen too, and this process
+
+
+def _start(lifeline: int, private: list[int], seconds: float, **what: Any) -> int:
+    """Forks a server and waits until it listens; `private` are descriptors that it may not keep open."""
+    listening, says_so = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _live(lifeline, private, says_so, **what)
+    os.close(says_so)
+    try:
+        if not select.select([listening], [], [], seconds)[0]:
+            os.kill(pid, signal.SIGKILL)
+            raise OSError(f"it did not listen within {seconds:g} s.")
+        if not os.read(listening, 1):
+            raise OSError("it ended.")
+    finally:
+        os.close(listening)
+    return pid
+
+
+def _live(
+    lifeline: int, private: list[int], says_so: int, log: str, job: str, index: int, cluster: dict[str, list[str]]
+) -> NoReturn:
+    """A server's life, in the forked process."""
+    try:
+        for descriptor in private:
+            os.close(descriptor)
+        messages = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(messages, 1)
+        os.dup2(messages, 2)
+        server = serve(Cluster(cluster), job, index)  # noqa: F841  lives as long as this name
+        os.write(says_so, b"!")
+        os.read(lifeline, 1)  # returns when the launcher is gone
+    except BaseException as problem:
+        os.write(2, f"{type(problem).__name__}: {problem}\n".encode())
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

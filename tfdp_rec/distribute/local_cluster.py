@@ -1,11 +1,8 @@
 """A cluster of real server processes on this machine, for tests, benchmarks and first steps.
 
 One launcher process imports TensorFlow and forks the servers, so that four servers start as fast as one and a killed
-one is back within a tenth of a second. Every end is taken care of: the launcher ends when the pipe from its parent
-closes, which the kernel sees to even if the parent is killed, and the servers when the launcher's does.
-
-The ports are the cluster's for its whole life: a bound socket keeps each one from other programs, also while the server
-that listens there is dead and not yet restarted.
+one is back within a tenth of a second. The launcher ends when the pipe from its parent closes, which the kernel sees to
+even if the parent is killed, and the servers end with the launcher.
 
 TensorFlow's servers listen on all interfaces, whatever address they are given, and ask for no password. Where a
 machine has another interface than loopback, a warning says so. `tfdp-rec train --local` runs in a network of its own
@@ -19,20 +16,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdp_rec.distribute.cluster import Cluster
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+_START_SECONDS = 60.0  # the longest time until a server answers
 
 
 class LocalCluster:
@@ -44,7 +44,6 @@ class LocalCluster:
         workers: Number of workers.
         servers: Number of parameter servers.
         folder: Folder for the logs; a temporary one if left out.
-        start_seconds: Longest time until a server answers.
 
     Raises:
         ValueError: if there is not at least one of each.
@@ -56,12 +55,13 @@ class LocalCluster:
         ...     trainer.fit(100)
     """
 
-    def __init__(self, workers: int = 2, servers: int = 2, folder: str | Path | None = None, start_seconds: float = 60):
+    def __init__(self, workers: int = 2, servers: int = 2, folder: str | Path | None = None):
         if workers < 1 or servers < 1:
             raise ValueError(f"a cluster needs at least one worker and one server, got {workers} and {servers}.")
         self._counts = {"worker": workers, "ps": servers}
-        self._folder_given, self._start_seconds = folder, start_seconds
+        self._folder_given = folder
         self._launcher: subprocess.Popen[str] | None = None
+        self._pids: dict[str, int] = {}
         self._ends = contextlib.ExitStack()
 
     # Life.
@@ -69,10 +69,12 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         warn_of_others()
         with contextlib.ExitStack() as ends:
-            self.folder = Path(self._folder_given or ends.enter_context(_temporary_folder()))
+            if self._folder_given is None:
+                temporary = tempfile.TemporaryDirectory(prefix="tfdp-rec-cluster-", ignore_cleanup_errors=True)
+            self.folder = Path(self._folder_given or ends.enter_context(temporary))
             self.folder.mkdir(parents=True, exist_ok=True)
             self.cluster = Cluster(
-                {job: [ends.enter_context(_Port()).address for _ in range(n)] for job, n in self._counts.items()}
+                {job: [ends.enter_context(_held_port()) for _ in range(n)] for job, n in self._counts.items()}
             )
             self._launcher = _launcher(self.folder, temporary=self._folder_given is None)
             ends.callback(_end, self._launcher)
@@ -99,26 +101,19 @@ class LocalCluster:
     # One process.
 
     def pid(self, name: str) -> int | None:
-        """The process number of a server; None if it is dead.
-
-        Args:
-            name: One of `names`.
-        """
-        return self._ask("pid", name)
+        """The process number of a server, one of `names`; None if it is dead."""
+        pid = self._checked(name)
+        return pid if pid is not None and not _ended(pid, 0) else None
 
     def kill(self, name: str) -> None:
-        """Kills a server without warning (SIGKILL) and returns when it is gone; nothing if it was dead.
-
-        Args:
-            name: One of `names`.
-        """
-        self._ask("kill", name)
+        """Kills a server, one of `names`, without warning (SIGKILL) and returns when it is gone."""
+        pid = self._checked(name)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)  # its number is its own, dead or alive, as long as the launcher lives
+            _ended(pid, None)
 
     def restart(self, name: str) -> None:
-        """Starts a dead server again, at its old address and empty, and returns when it answers.
-
-        Args:
-            name: One of `names`.
+        """Starts a dead server, one of `names`, again, at its old address and empty; returns when it answers.
 
         Raises:
             ValueError: if it is alive.
@@ -129,31 +124,19 @@ class LocalCluster:
         self._start(name)
 
     def log(self, name: str) -> str:
-        """What a server has written, all its lives together.
-
-        Args:
-            name: One of `names`, or `launcher`.
-        """
+        """What a server, one of `names`, or the `launcher` has written, all its lives together."""
         return self._log_path(name).read_text(encoding="utf-8", errors="replace")
 
     def _log_path(self, name: str) -> Path:
         return self.folder / f"{name.replace(':', '-')}.log"
 
     def _start(self, name: str) -> None:
+        self._checked(name)
+        assert self._launcher is not None and self._launcher.stdin is not None and self._launcher.stdout is not None
         job, index = name.split(":")
-        self._ask(
-            "start", name, job=job, index=int(index), log=str(self._log_path(name)), seconds=self._start_seconds,
-            cluster=dict(self.cluster.jobs),
-        )  # fmt: skip
-
-    def _ask(self, command: str, name: str, **arguments: Any) -> Any:
-        if self._launcher is None:
-            raise ValueError("the cluster is not running; use it in a with statement.")
-        if name not in self.names:
-            raise ValueError(f"there is no {name!r}; there are {', '.join(self.names)}.")
-        assert self._launcher.stdin is not None and self._launcher.stdout is not None
+        order = {"job": job, "index": int(index), "log": str(self._log_path(name)), "seconds": _START_SECONDS}
         with contextlib.suppress(BrokenPipeError):
-            self._launcher.stdin.write(json.dumps({"command": command, "name": name, **arguments}) + "\n")
+            self._launcher.stdin.write(json.dumps({**order, "cluster": dict(self.cluster.jobs)}) + "\n")
             self._launcher.stdin.flush()
         line = self._launcher.stdout.readline()
         if not line:
@@ -161,7 +144,24 @@ class LocalCluster:
         answer = json.loads(line)
         if "error" in answer:
             raise OSError(f"{name} did not start: {answer['error']}\n{self.log(name)[-2000:]}.")
-        return answer["answer"]
+        self._pids[name] = answer["answer"]
+
+    def _checked(self, name: str) -> int | None:
+        """The last process number of a server, dead or alive."""
+        if self._launcher is None:
+            raise ValueError("the cluster is not running; use it in a with statement.")
+        if name not in self.names:
+            raise ValueError(f"there is no {name!r}; there are {', '.join(self.names)}.")
+        return self._pids.get(name)
+
+
+def _ended(pid: int, seconds: float | None) -> bool:
+    """Whether a process ends within so many seconds."""
+    watched = os.pidfd_open(pid)
+    try:
+        return bool(select.select([watched], [], [], seconds)[0])
+    finally:
+        os.close(watched)
 
 
 def warn_of_others() -> None:
@@ -181,27 +181,14 @@ def other_interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex() if name != "lo"]
 
 
-class _Port:
-    """A port of 127.0.0.1 that stays ours: servers with TF_GRPC_REUSE_PORT may listen there, no other process can."""
-
-    def __enter__(self) -> _Port:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._socket.bind(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-
-
 @contextlib.contextmanager
-def _temporary_folder():  # type: ignore[no-untyped-def]
-    folder = tempfile.mkdtemp(prefix="tfdp-rec-cluster-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _held_port() -> Iterator[str]:
+    """The address of a port that stays ours, also while the server that listens there is dead."""
+    # Servers with TF_GRPC_REUSE_PORT may listen at a port that is bound here; other programs cannot.
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def _launcher(folder: Path, temporary: bool) -> subprocess.Popen[str]:

@@ -12,11 +12,13 @@ has nothing for a server lands there too. Steps may land in different orders on 
 privacy is in docs/scaling-semantics.md.
 
 The optimizer's variables (marks, totals, clock, velocities, settings, the generator of the noise) live on the server.
+The key of the noise comes from the operating system of that machine and never leaves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,10 +26,11 @@ import tensorflow as tf
 
 from tfdp_rec import mechanisms
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.distribute.checkpoint import ServerState
 from tfdp_rec.distribute.sections import Lock, on_server
-from tfdp_rec.distribute.served_noise import ServedNoise, source_on_server
-from tfdp_rec.distribute.server_state import ServerState
 from tfdp_rec.keras_internals import resource
+from tfdp_rec.noise import EntropyNoise, KeyedNoise, NoiseSource, Request
+from tfdp_rec.noise.system_words import system_numbers
 from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.checks import regularizer_decay
@@ -88,6 +91,8 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
 class ParameterServer:
     """One server's part of the model, and what may be done to it."""
 
+    own_decay: Callable[[keras.Variable], float] = staticmethod(regularizer_decay)
+
     def __init__(self, device: str):
         self.device = device
         self.bytes_held = 0
@@ -107,8 +112,10 @@ class ParameterServer:
         """Makes the server's own optimizer, like `optimizer`, and the sections."""
         refuse_unserved(optimizer)
         with tf.device(self.device):
-            config = {**optimizer.get_config(), **self._collaborators(optimizer)}
-            own = type(optimizer).from_config(config)
+            mechanism = mechanisms.of(optimizer)
+            owed = mechanism is not None and mechanism.rows == "owed"
+            late = {"history": ServedHistory, "arrivals": LateArrivals()} if owed else {}
+            own = type(optimizer).from_config({**optimizer.get_config(), **late})
             places = [place for _, _, place in self._variables]
             own.counts_steps = False  # the coordinator does
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
@@ -119,21 +126,11 @@ class ParameterServer:
         self._rows_of = self.lock.section(self._read)
         self.settle = self.lock.section(self._settle)
 
-    def _collaborators(self, optimizer: PrivateOptimizer) -> dict[str, Any]:
-        """What a mechanism whose rows owe needs where several workers' steps land."""
-        mechanism = mechanisms.of(optimizer)
-        if mechanism is None or mechanism.rows != "owed":
-            return {}
-        return {"history": ServedHistory, "arrivals": LateArrivals()}
-
     @property
     def layout(self) -> list[list[Any]]:
         """What it holds, as JSON: path, first row, shape, and the decay of a table that has one of its own."""
-        held = [(v, first, self._own_decay(v) if table else 0.0) for v, table, (_, first) in self._variables]
+        held = [(v, first, self.own_decay(v) if table else 0.0) for v, table, (_, first) in self._variables]
         return [[v.path, first, list(v.shape), *([decay] if decay else [])] for v, first, decay in held]
-
-    def _own_decay(self, table: keras.Variable) -> float:
-        return regularizer_decay(table)
 
     def state(self) -> ServerState:
         """All that training depends on, for checkpoints; the key of the noise is not among it."""
@@ -176,15 +173,14 @@ class ParameterServer:
 class PlainServer(ParameterServer):
     """A server of an ordinary SGD, without privacy and without a lock: what the mechanisms are compared with."""
 
+    own_decay = staticmethod(lambda table: 0.0)  # it trains by the loss of the examples alone
+
     def open(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Makes the sections."""
         self._shards = {variable.path: variable for variable, _, _ in self._variables}
         self.land = on_server(self.device, self._land)
         self._rows_of = on_server(self.device, self._read)
         self.settle = lambda: None  # nothing is ever owed
-
-    def _own_decay(self, table: keras.Variable) -> float:
-        return 0.0  # it trains by the loss of the examples alone
 
     def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {path: tf.gather(resource(self._shards[path]), own) for path, own in rows.items()}
@@ -198,3 +194,52 @@ class PlainServer(ParameterServer):
             else:
                 variable.assign_sub(rate * found)
 
+
+# Noise.
+
+
+class ServerEntropy(EntropyNoise):
+    """`EntropyNoise` with the generator on the server on whose device it is made."""
+
+    def __init__(self, jit_compile: bool = True) -> None:
+        super().__init__(jit_compile)
+        state = tf.zeros([3], tf.int64)
+        self._generator = tf.random.Generator.from_state(state, alg="philox")
+        tf.function(self._seed, autograph=False)()
+
+    def _seed(self) -> None:
+        self._generator.state.assign(system_numbers(3))  # a Philox generator: counter, counter, key
+
+    def _current_generator(self) -> tf.random.Generator:
+        return self._generator
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("A server's noise belongs to its server and is not copied.")
+
+
+class ServedNoise(NoiseSource):
+    """A noise source for one server, which numbers variables and rows as the whole model does."""
+
+    # So a table in shards gets the keyed noise of an undivided one.
+
+    def __init__(self, source: NoiseSource, places: Sequence[tuple[int, int]]):
+        self._source, self._places = source, tuple(places)
+
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        return self._source.draw([self._translated(request) for request in requests], step)
+
+    def _translated(self, request: Request) -> Request:
+        number, first = self._places[request.variable]
+        return dataclasses.replace(request, variable=number, rows=request.rows + first)
+
+
+def source_on_server(noise: NoiseSource) -> Callable[[], NoiseSource]:
+    """What makes a server's source on its device; a source that needs Python to draw is refused."""
+    if type(noise) is EntropyNoise:
+        return lambda: ServerEntropy(noise.jit_compile)
+    if type(noise) is KeyedNoise:
+        return lambda: noise
+    raise NotPrivate(
+        f"{type(noise).__name__} cannot draw on a parameter server: it would run Python there. Leave out noise= and "
+        "secure=True; the servers' noise is keyed by their own operating systems."
+    )

@@ -10,9 +10,10 @@ counted before it is dispatched, and again when it is dispatched again because i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -34,7 +35,7 @@ from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.meter import void_of
-from tfdp_rec.training.batch import normalised
+from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -114,35 +115,27 @@ class ParameterServerTrainer:
         self._optimizer = optimizer_fn()
         self._private = isinstance(self._optimizer, PrivateOptimizer)
         self._check_optimizer()
-        # Before all that takes long: what may not train here is refused at once.
-        self._attempts = self._open_attempts(checkpoint_directory, data_changed, ledger)
-        try:
-            self._make(cluster, min_shard_bytes, checkpoint_directory)
-        except BaseException:
-            self._attempts.close()
-            raise
+        with contextlib.ExitStack() as failed:
+            # Before all that takes long: what may not train here is refused at once.
+            self._attempts = self._open_attempts(checkpoint_directory, data_changed, ledger)
+            failed.callback(self._attempts.close)
+            if checkpoint_directory is not None and self._private:
+                self._attempts.refuse_forgetting(Checkpoints(checkpoint_directory, [], {}))
+            self._spec = self._checked_spec()
+            devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
+            self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
+            self._refuse_shared_seeds()
+            self._make_step()
+            self._checkpoints = self._make_checkpoints(checkpoint_directory)
+            failed.pop_all()
         self._resumed = self._attempts.count == 0
 
     # Making.
 
-    def _make(self, cluster: Cluster, min_shard_bytes: int, directory: str | None) -> None:
-        self._spec = self._checked_spec()
-        devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
-        self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
-        self._refuse_shared_seeds()
-        self._make_step()
-        self._checkpoints = self._make_checkpoints(directory)
-
     def _open_attempts(self, directory: str | None, data_changed: bool, ledger: Ledger | None) -> Attempts:
-        if directory is None and ledger is None or not self._private:
+        if not self._private or self.sampling is None:
             return Attempts()
-        attempts = opened(directory, self.sampling, data_changed, ledger)  # type: ignore[arg-type]
-        try:
-            attempts.refuse_forgetting(Checkpoints(directory, [], {}) if directory is not None else None)
-        except BaseException:
-            attempts.close()
-            raise
-        return attempts
+        return opened(directory, self.sampling, data_changed, ledger)
 
     def _refuse_shared_seeds(self) -> None:
         """A worker that draws between another's new seed and its draw has the same masks, of neither alone."""
@@ -172,7 +165,7 @@ class ParameterServerTrainer:
     def _checked_spec(self) -> Any:
         streams = self.sampling.graph_streams if self.sampling else 0
         given = self._dataset_fn().element_spec
-        self._source, spec = source_of(given), normalised(given)
+        self._source, spec = source_of(given), examples_of(given)
         if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
         if self._source.sampling not in (None, self.sampling):
@@ -250,6 +243,7 @@ class ParameterServerTrainer:
 
     def save(self) -> None:
         """Writes a checkpoint, if there is a directory for it."""
+        self._refuse_unresumed("save")
         if self._checkpoints is not None:
             count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
             self._watch.during(lambda: checkpoints.save(count, mark))
@@ -280,17 +274,14 @@ class ParameterServerTrainer:
             ServerLost: a parameter server died; start again and `resume()`.
             TimeoutError: no step ended for `seconds_without_progress`; naming the silent process.
         """
+        self._refuse_unresumed("fit")
         model = self.cluster_model
-        if not self._resumed:
-            raise ValueError(
-                f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, whose "
-                "privacy cost would be forgotten: call trainer.resume() before fit, or use another directory."
-            )
         model.stop_training, model.feeding = False, self._source
-        reports = -(-steps // steps_per_report)
+        rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(
-            callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=reports, model=model
-        )
+            callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=len(rounds),
+            model=model,
+        )  # fmt: skip
         history = next(c for c in listeners.callbacks if isinstance(c, keras.callbacks.History))
         listeners.on_train_begin()
         self._refuse_listeners(listeners.callbacks)
@@ -298,7 +289,7 @@ class ParameterServerTrainer:
         logs: dict[str, Any] = {}
         total = np.zeros(2)
         try:
-            for report, number in enumerate(_parts(steps, steps_per_report)):
+            for report, number in enumerate(rounds):
                 model.steps_per_execution = number
                 listeners.on_train_batch_begin(report)
                 total += self._round(number)
@@ -315,20 +306,20 @@ class ParameterServerTrainer:
         listeners.on_train_end(logs)
         return history
 
+    def _refuse_unresumed(self, act: str) -> None:
+        """Before `resume` the servers hold new weights: training them forgets a cost, saving them the old ones."""
+        if not self._resumed:
+            raise ValueError(
+                f"checkpoint_directory is that of a training that has made {self._attempts.count} attempts, which "
+                f"would be forgotten: call trainer.resume() before {act}, or use another directory."
+            )
+
     def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
         if getattr(self._optimizer, "observers", ()):
             raise ValueError("Callbacks that look at the clipped sum do not work here: it is on the workers.")
         saving = [type(c).__name__ for c in callbacks if hasattr(c, "resume")]
         if saving:
             raise ValueError(f"{saving[0]} knows one machine's variables; give the trainer a checkpoint_directory.")
-
-    def _wait_for_servers(self) -> None:
-        self._progress.restart()
-        with refusals_in_words(), servers_alive():
-            try:
-                self._wait()
-            except tf.errors.OutOfRangeError as problem:
-                raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
 
     def _round(self, number: int) -> np.ndarray:
         """So many attempts; the sum of losses and the number of examples."""
@@ -345,7 +336,8 @@ class ParameterServerTrainer:
             for _ in range(number):
                 # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
                 schedule(self._coordinator, attempt, (self._iterator,))
-            self._wait_for_servers()
+            with refusals_in_words(), servers_alive():
+                self._wait()
         finally:
             self._count(self._attempts.count - before)
         return self._progress.total
@@ -363,11 +355,15 @@ class ParameterServerTrainer:
             self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
 
     def _wait(self) -> None:
+        self._progress.restart()
         while not self._coordinator.done():
             if self._progress.seconds() > self._watch.patience:
                 raise self._watch.no_step()
             time.sleep(0.002)
-        self._coordinator.join()
+        try:
+            self._coordinator.join()
+        except tf.errors.OutOfRangeError as problem:
+            raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
 
     def _event(self) -> dp_accounting.DpEvent:
         """What an attempt is paid for; nothing bounds its cost where no sampling drew, or noise can be repeated."""
@@ -394,7 +390,9 @@ class ParameterServerTrainer:
         Raises:
             TimeoutError: naming the server that has said nothing for `seconds_without_progress`.
             ServerLost: a parameter server died.
+            ValueError: `checkpoint_directory` holds a training that was not resumed.
         """
+        self._refuse_unresumed("model")
         self._watch.greet()
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
@@ -402,7 +400,7 @@ class ParameterServerTrainer:
             local.table_reader(self._spec)
         self._watch.during(lambda: self._served.fetch(local))
         if self._private:
-            local.privacy_history.merge_saved(self._optimizer.privacy_history.snapshot())
+            local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
         self.save()
         return local
 
@@ -447,9 +445,3 @@ class _Progress:
 
     def seconds(self) -> float:
         return time.monotonic() - self._last
-
-
-def _parts(total: int, size: int) -> Iterator[int]:
-    while total > 0:
-        yield min(size, total)
-        total -= size

@@ -5,9 +5,8 @@ imported by name, so that a client that only adds noise starts at once.
 """
 
 from tfdp_rec.federated.accounting import ClientAccountant
-from tfdp_rec.federated.calibration import AnalyticGaussian, PureLaplace
 from tfdp_rec.federated.labels import LabelPermutation
-from tfdp_rec.federated.mechanism import AttentionMechanism
+from tfdp_rec.federated.mechanism import AnalyticGaussian, AttentionMechanism, PureLaplace
 
 __all__ = [
     "AnalyticGaussian",

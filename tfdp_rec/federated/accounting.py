@@ -1,22 +1,39 @@
-"""What one client has spent over all its releases.
+"""What one client has spent: in a simulation, added up in memory; on a device, in a ledger.
 
 A client releases attention vectors (about its history) and permuted labels (about its clicks on candidates), again
 and again. Each release is a dp_accounting event whose profile is known (`tfdp_rec.pricing.profiles`), and they are
 composed. A server that chooses the clients itself gets no amplification by sampling: it knows which clients answered.
 
-A click belongs to the history or to the candidates of a round. `epsilon(delta)` assumes that the same click may sit
-in both and composes everything; `epsilon(delta, disjoint=True)` takes the larger of the two books. That is right for
-one training whose histories were fixed before the clicks used as labels, as in `Simulation`; a device, whose label of
-today is history tomorrow, never uses it.
+**In a simulation** a click belongs to the history or to the candidates of a round. `ClientAccountant.epsilon(delta)`
+assumes that the same click may sit in both and composes everything; with `disjoint=True` it takes the larger of the two
+books. That is right for one training whose histories were fixed before the clicks used as labels; a device, whose
+label of today is history tomorrow, never uses it.
+
+**On a device** the ledger is opened only where it is the newest that the device remembers, by a mark in a file of its
+own, and is added up by click. A ledger that is gone, or was put back from an older backup, does not hold that mark and
+is refused: begun anew it would forget what was spent.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import os
 from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.profiles import composed_epsilon
+from tfdp_rec.spending.ledger import REPLACE, Ledger
+from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot, by_item, composed
+
+UNIT = "click"
+EXACT = NonPrivateDpEvent()
+
+_log = logging.getLogger(__name__)
 
 
 class ClientAccountant:
@@ -35,28 +52,13 @@ class ClientAccountant:
         self.labels: Counter[DpEvent] = Counter()
 
     def spend_history(self, release: DpEvent, count: int = 1) -> None:
-        """Record releases about the history.
-
-        Args:
-            release: Mechanism that made the release.
-            count: Number of releases.
-
-        Raises:
-            ValueError: If the count is negative.
-        """
+        """Record `count` releases of the mechanism `release` about the history."""
         _add(self.history, release, count)
 
     def spend_labels(self, release: DpEvent, count: int = 1) -> None:
-        """Record releases that each concern the *same* click among candidates.
+        """Record `count` releases of the mechanism `release` that each concern the *same* click among candidates.
 
         Labels of different clicks compose in parallel: record the most that one click went through.
-
-        Args:
-            release: Mechanism that made the labels.
-            count: Number of labels for one click.
-
-        Raises:
-            ValueError: If the count is negative.
         """
         _add(self.labels, release, count)
 
@@ -81,3 +83,43 @@ def _add(book: Counter[DpEvent], release: DpEvent, count: int) -> None:
         raise ValueError(f"count must not be negative, got {count}.")
     if count:
         book[release] += count
+
+
+# A device's ledger.
+
+
+def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
+    """The device's ledger; a new one, with a warning in the device's log, where the device remembers none."""
+    if mark is not None and not os.path.exists(path):
+        raise BrokenLedger(
+            f"{path} is gone, and this device has paid in it: without it what was spent is not known. Put the newest "
+            "copy of it back."
+        )
+    if not os.path.exists(path):
+        _log.warning("%s is begun. If this device has paid before, put that ledger and what is beside it back.", path)
+    ledger = Ledger(path, UNIT, data, REPLACE)
+    try:
+        if mark is not None:
+            ledger.refuse_behind(0, mark)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def exact_payments(ledger: Ledger, clicks: Collection[str]) -> list[Payment]:
+    """One unbounded payment for those of the clicks, sent as they are, that have none yet."""
+    booked = {item for paid in ledger.paid if paid.event == EXACT for item in paid.about or ()}
+    new = tuple(sorted(set(clicks) - booked))
+    return [Payment(EXACT, label="declared", about=new)] if new else []
+
+
+def epsilon(payments: Sequence[Payment], delta: float, declared: Collection[str]) -> float:
+    """ε of the click with the largest sum of payments, without those that are declared today."""
+    left = [
+        payment if payment.about is None
+        else dataclasses.replace(payment, about=tuple(item for item in payment.about if item not in declared))
+        for payment in payments
+    ]  # fmt: skip
+    items = by_item([payment for payment in left if payment.about != ()])
+    return max(epsilon_of(composed(each), delta) for each in items)

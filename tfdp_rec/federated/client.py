@@ -37,7 +37,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated import device, graphs
+from tfdp_rec.federated import accounting, graphs
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
@@ -146,7 +146,7 @@ class PrivateClient:
             )
         self._state_path = f"{ledger}.clicks"
         state = State.read(self._state_path)
-        self._ledger = device.open_ledger(ledger, DATA, Mark(*state.mark) if state.mark else None)
+        self._ledger = accounting.open_ledger(ledger, DATA, Mark(*state.mark) if state.mark else None)
 
     def record(self, news_id: str, category: str = "") -> None:
         """Remember a click, also on news that the bundle does not have.
@@ -168,7 +168,7 @@ class PrivateClient:
         """ε spent so far, at the budget's δ, of the undeclared click with the largest sum of payments."""
         clicks = State.read(self._state_path).clicks
         declared = {str(number) for number, click in enumerate(clicks) if not self._protects(click)}
-        return device.epsilon(self._ledger.paid, self.budget_delta, declared)
+        return accounting.epsilon(self._ledger.paid, self.budget_delta, declared)
 
     def attention(self) -> NDArray[np.float64]:
         """This user's private attention vector; the same one until something public changes."""
@@ -181,7 +181,7 @@ class PrivateClient:
         protected = np.array([self._protects(state.clicks[n]) for n in window], dtype=bool)
         used = self._used([n for n, secret in zip(window, protected) if secret])
         exact = [n for n, secret in zip(window, protected) if not secret]
-        payments = device.exact_payments(self._ledger, tuple(map(str, exact)))
+        payments = accounting.exact_payments(self._ledger, tuple(map(str, exact)))
         if used:
             payments.append(
                 Payment(self.mechanism.event, 1, "answer", self.mechanism.settings(), about=tuple(map(str, used)))

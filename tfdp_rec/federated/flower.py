@@ -17,7 +17,6 @@ need it, so that the module can be read without it; to run them, `pip install tf
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable
@@ -29,7 +28,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.federated import build
 from tfdp_rec.federated.participant import Participant, Refused
+from tfdp_rec.federated.settings import FederatedSettings
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -115,22 +116,8 @@ def strip(reply: Message) -> Message:
     return reply
 
 
-@dataclasses.dataclass
-class Training:
-    """The settings of the server app."""
-
-    weights: list[NDArray[Any]]
-    rounds: int
-    clients: int
-    fraction: float
-    finish: Callable[[list[NDArray[Any]]], None]
-    eta: float = 1e-2
-    tau: float = 1e-5
-    secure: bool = False
-
-
-def server_app(train: Callable[[Context], Training]) -> ServerApp:
-    """The server app: Flower's FedAdam, under SecAgg+ if asked for."""
+def server_app(settings_of: Callable[[Context], FederatedSettings]) -> ServerApp:
+    """The server app: FedAdam from the initial weights, under SecAgg+ if asked for; writes the trained ones."""
     from flwr.server import LegacyContext, ServerApp, ServerConfig
     from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
@@ -138,31 +125,32 @@ def server_app(train: Callable[[Context], Training]) -> ServerApp:
 
     @app.main()
     def main(grid: Any, context: Context) -> None:
-        training = train(context)
-        strategy = fed_adam(training)
-        legacy = LegacyContext(context=context, config=ServerConfig(num_rounds=training.rounds), strategy=strategy)
+        settings = settings_of(context)
+        model, _ = build.world(settings)
+        strategy = _fed_adam(settings, build.load(settings.initial, model))
+        legacy = LegacyContext(context=context, config=ServerConfig(num_rounds=settings.rounds), strategy=strategy)
         masked = SecAggPlusWorkflow(num_shares=1.0, reconstruction_threshold=0.6, max_weight=1.0)
-        DefaultWorkflow(fit_workflow=masked if training.secure else None)(grid, legacy)
-        training.finish([np.asarray(w) for w in strategy.current_weights])
+        DefaultWorkflow(fit_workflow=masked if settings.secure else None)(grid, legacy)
+        build.save(settings.output, model, [np.asarray(w) for w in strategy.current_weights])
 
     return app
 
 
-def fed_adam(training: Training) -> FedAdam:
-    """Flower's FedAdam with the constants of `simulation.FedAdam`."""
+def _fed_adam(settings: FederatedSettings, weights: list[NDArray[Any]]) -> FedAdam:
+    # with the constants of `simulation.FedAdam`
     from flwr.common import ndarrays_to_parameters
     from flwr.server.strategy import FedAdam
 
     return FedAdam(
-        fraction_fit=training.fraction,
+        fraction_fit=settings.fraction,
         fraction_evaluate=0.0,
-        min_fit_clients=min(2, training.clients),
+        min_fit_clients=min(2, settings.clients),
         min_evaluate_clients=0,
-        min_available_clients=training.clients,
-        initial_parameters=ndarrays_to_parameters(training.weights),
-        eta=training.eta,
+        min_available_clients=settings.clients,
+        initial_parameters=ndarrays_to_parameters(weights),
+        eta=settings.eta,
         eta_l=1.0,
         beta_1=0.9,
         beta_2=0.99,
-        tau=training.tau,
+        tau=1e-5,
     )

@@ -11,7 +11,6 @@ Flower's options change from version to version: up to 1.35 an address for each 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import signal
@@ -22,6 +21,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from tfdp_rec.federated.settings import toml
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,13 +58,13 @@ class Loopback:
         install = "--disable-runtime-dependency-installation"
         quiet = [install] if install in self._help(command) else []
         process = self._start("superlink", command, "--insecure", *where, *quiet)
-        wait_for(lambda: _answers(self.control), 60, lambda: self.log("superlink"))
+        wait_for(lambda: _answers(self.control), 300, lambda: self.log("superlink"))
         return process
 
     def supernode(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Starts a SuperNode with its own configuration."""
         where = self._listening("flower-supernode", {"clientappio": free_port()})
-        values = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        values = " ".join(f"{key}={toml(value)}" for key, value in config.items())
         link = ("--superlink", f"127.0.0.1:{self.fleet}")
         return self._start(name, "flower-supernode", "--insecure", *link, *where, "--node-config", values)
 
@@ -84,7 +85,7 @@ class Loopback:
         if command not in self._helps:
             asked = [str(self._bin / command), "--help"]
             self._helps[command] = subprocess.run(
-                asked, env=self._environment, capture_output=True, text=True, timeout=120
+                asked, env=self._environment, capture_output=True, text=True, timeout=600
             ).stdout
         return self._helps[command]
 
@@ -115,10 +116,6 @@ class Loopback:
     def __exit__(self, *exception: object) -> None:
         for process in self.processes:
             end(process)
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else str(value)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
 
-from tfdp_rec.federated import device
+from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.local import LocalUpdate
@@ -77,13 +77,11 @@ class DeviceTerms:
                 f"The node's configuration lacks {' and '.join(missing)}: a device that has not been told what it may "
                 "spend, and where to count it, takes part in nothing. Give --node-config both."
             )
-        given = {name: float(config[key]) for name, key in _NUMBERS.items() if key in config}
+        numbers = ("budget-epsilon", "budget-delta", "round-epsilon")
+        given: dict[str, Any] = {key.replace("-", "_"): float(config[key]) for key in numbers if key in config}
         if "methods" in config:
-            given["methods"] = tuple(str(config["methods"]).split())  # type: ignore[assignment]
-        return cls(ledger=Path(str(config["ledger"])), **given)  # type: ignore[arg-type]
-
-
-_NUMBERS = {"budget_epsilon": "budget-epsilon", "budget_delta": "budget-delta", "round_epsilon": "round-epsilon"}
+            given["methods"] = tuple(str(config["methods"]).split())
+        return cls(ledger=Path(str(config["ledger"])), **given)
 
 
 @dataclasses.dataclass
@@ -94,7 +92,6 @@ class Participant:
     data: Client
     terms: DeviceTerms
     method: str = "private"
-    client_rate: float = 1.0
     source: words.WordSource = words.os_entropy
 
     def answer(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -107,9 +104,7 @@ class Participant:
         for variable, value in zip(variables, weights):
             variable.assign(value)
         gradients, _ = self.update.gradients(self.update.draw([self.data]))
-        return [
-            w - self.client_rate * np.where(np.isfinite(g), g, 0.0).astype(g.dtype) for w, g in zip(weights, gradients)
-        ]
+        return [w - np.where(np.isfinite(g), g, 0.0).astype(g.dtype) for w, g in zip(weights, gradients)]
 
     def pay_round(self) -> None:
         """Writes one more round down, and the labels that it needs and that were never drawn."""
@@ -118,10 +113,10 @@ class Participant:
                 f"The server asks for method {self.method}, and this node computes {', '.join(self.terms.methods)} "
                 "alone."
             )
-        with device.open_ledger(self.terms.ledger, DATA, _mark(self._marked)) as ledger:
+        with accounting.open_ledger(self.terms.ledger, DATA, _mark(self._marked)) as ledger:
             needed = self._labels_needed(_kept_labels(ledger))
             private = [*self._payment_for_labels(needed), *self._payment_for_round()]
-            payments = [*device.exact_payments(ledger, self.data.exact), *private]
+            payments = [*accounting.exact_payments(ledger, self.data.exact), *private]
             self._refuse_dear(private)
             self._refuse_overspending(ledger, payments)
             for payment in payments:
@@ -207,7 +202,7 @@ class Participant:
     def _refuse_overspending(self, ledger: Ledger, payments: list[Payment]) -> None:
         if self.terms.budget_epsilon == float("inf"):
             return
-        total = device.epsilon([*ledger.paid, *payments], self.terms.budget_delta, self.data.declared)
+        total = accounting.epsilon([*ledger.paid, *payments], self.terms.budget_delta, self.data.declared)
         if total > self.terms.budget_epsilon:
             raise BudgetSpent(
                 f"Another round would bring epsilon to {total:.3g}, above the budget of "

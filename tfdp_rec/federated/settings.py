@@ -60,7 +60,7 @@ class FederatedSettings:
 
     def as_toml(self) -> str:
         """The fields as lines of TOML, for Flower."""
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in dataclasses.asdict(self).items())
+        return "".join(f"{name} = {toml(value)}\n" for name, value in dataclasses.asdict(self).items())
 
     @classmethod
     def of_run(cls, config: Mapping[str, Any]) -> FederatedSettings:
@@ -111,5 +111,6 @@ def refuse_more_than(users: int, clients: int) -> None:
         )
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """A number, a truth value or a text as TOML has it."""
     return str(value) if isinstance(value, float) else json.dumps(value)

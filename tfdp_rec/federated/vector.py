@@ -22,7 +22,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated import calibration
+from tfdp_rec.federated.mechanism import unit_sigma
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
 
@@ -34,10 +34,16 @@ class ClippedVector(abc.ABC):
     order: ClassVar[int]
     """Which norm is clipped: 1 or 2."""
 
+    def __post_init__(self) -> None:
+        if not (self.clip > 0 and math.isfinite(self.clip)):
+            raise ValueError(f"l{self.order}_norm_clip must be positive and finite, got {self.clip}.")
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
+
     @property
-    @abc.abstractmethod
     def clip(self) -> float:
         """The clip C."""
+        return float(getattr(self, f"l{self.order}_norm_clip"))
 
     @property
     @abc.abstractmethod
@@ -45,9 +51,12 @@ class ClippedVector(abc.ABC):
         """Standard deviation (Gaussian) or scale (Laplace) of the noise on every coordinate."""
 
     @property
-    @abc.abstractmethod
     def event(self) -> DpEvent:
         """What one release costs."""
+        return NonPrivateDpEvent() if self.noiseless else self._noised()
+
+    @abc.abstractmethod
+    def _noised(self) -> DpEvent: ...
 
     @abc.abstractmethod
     def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
@@ -68,12 +77,6 @@ class ClippedVector(abc.ABC):
         weights = np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(float).tiny))
         clipped = np.where(finite, values * np.where(finite, weights, 0.0), 0.0)
         return clipped + self.mean_noise(1, values.shape, source)
-
-    def _check(self, name: str) -> None:
-        if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ValueError(f"{name} must be positive and finite, got {self.clip}.")
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,27 +103,18 @@ class VectorMechanism(ClippedVector):
     order: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        self._check("l2_norm_clip")
+        super().__post_init__()
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}.")
-
-    @property
-    def clip(self) -> float:
-        """The clip C."""
-        return self.l2_norm_clip
 
     @property
     def scale(self) -> float:
         """Standard deviation of the noise on every coordinate."""
         if self.noiseless:
             return 0.0
-        return 2.0 * self.l2_norm_clip * calibration.unit_sigma(self.epsilon, self.delta)
+        return 2.0 * self.l2_norm_clip * unit_sigma(self.epsilon, self.delta)
 
-    @property
-    def event(self) -> DpEvent:
-        """What one release costs."""
-        if self.noiseless:
-            return NonPrivateDpEvent()
+    def _noised(self) -> DpEvent:
         return GaussianDpEvent(self.scale / (2.0 * self.l2_norm_clip))
 
     def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
@@ -149,23 +143,13 @@ class PureVectorMechanism(ClippedVector):
 
     order: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        self._check("l1_norm_clip")
-
-    @property
-    def clip(self) -> float:
-        """The clip C."""
-        return self.l1_norm_clip
-
     @property
     def scale(self) -> float:
         """Scale of the Laplace noise on every coordinate."""
         return 2.0 * self.l1_norm_clip / self.epsilon
 
-    @property
-    def event(self) -> DpEvent:
-        """What one release costs."""
-        return NonPrivateDpEvent() if self.noiseless else PureDpEvent(self.epsilon)
+    def _noised(self) -> DpEvent:
+        return PureDpEvent(self.epsilon)
 
     def mean_noise(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         """As in `ClippedVector`; a sum of Laplace variables is none, so each release's noise is drawn."""

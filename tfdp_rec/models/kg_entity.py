@@ -76,9 +76,6 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
     Raises:
         ValueError: a feature has no vocabulary size, or `num_heads` does not divide `width`.
 
-    Reference:
-        Berlowitz et al., EANA, RecSys 2022, section 4.2.2.
-
     Example:
         >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
         >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)
@@ -169,6 +166,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         """
         query = self({feature: tf.convert_to_tensor(batch[feature]) for feature in FEATURES})
         table = self.labels.embeddings.value
+        # The best so far and the best of the next chunk: never the scores of all labels at once.
         scores = tf.fill([tf.shape(query)[0], 0], tf.constant(0.0, query.dtype))
         ids = tf.zeros([tf.shape(query)[0], 0], tf.int64)
         for start in range(1, self.num_labels, chunk):  # label 0 is padding

@@ -23,6 +23,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 
 from tfdp_rec.pricing import events, profiles
+from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
 from tfdp_rec.pricing.profiles import Distribution
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
@@ -80,8 +81,6 @@ def orders() -> tuple[float, ...]:
 
 def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Rényi divergences of an event at some orders, rounded up; infinite where none is known."""
-    if not events.is_private(event) or not RdpAccountant().supports(event):
-        return np.full(len(orders), np.inf)
     parts = [count * _divergences(json.dumps(events.to_json(part)), orders) for part, count in events.parts_of(event)]
     return sum(parts, np.zeros(len(orders)))
 
@@ -107,13 +106,21 @@ def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
 
 @functools.lru_cache(maxsize=128)
 def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Rényi divergences of one event at some orders, rounded up; infinite where a series does not converge."""
+    """Rényi divergences of one event at some orders, rounded up; infinite where none is known or a series diverges."""
+    event, alpha = events.from_json(json.loads(part)), np.array(orders)
     absl = logging.getLogger("absl")
     absl.addFilter(_without_series)
     try:
-        found = RdpAccountant(list(orders)).compose(events.from_json(json.loads(part))).rdp
+        if isinstance(event, PureDpEvent) and events.is_private(event):
+            found = profiles.pure_divergences(event.epsilon, alpha)
+        elif isinstance(event, PaddedDpEvent):
+            found = profiles.padded_divergences(event.padding, divergences(event.event, orders), alpha)
+        elif events.is_private(event) and RdpAccountant().supports(event):
+            found = RdpAccountant(list(orders)).compose(event).rdp
+        else:
+            found = np.full(len(orders), np.inf)
         found = np.where(np.isnan(found), np.inf, found)  # every comparison with NaN is false
-        return np.maximum(found, 0.0) + _ROUNDING / np.minimum(np.subtract(orders, 1.0), 1.0)  # log A(α) / (α - 1)
+        return np.maximum(found, 0.0) + _ROUNDING / np.minimum(alpha - 1.0, 1.0)  # log A(α) / (α - 1)
     finally:
         absl.removeFilter(_without_series)
 

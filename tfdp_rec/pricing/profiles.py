@@ -37,6 +37,7 @@ Releases = tuple[tuple[DpEvent, int], ...]
 Distribution: TypeAlias = "privacy_loss_distribution.PrivacyLossDistribution"
 
 _TAIL = 1e-13
+_GRID_UP_TO = 500.0  # dp_accounting computes e^ε in float64; above this ε, only pure ε has a price
 
 
 def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
@@ -144,6 +145,20 @@ def composed_epsilon(releases: dict[DpEvent, int], delta: float) -> float:
     return _composed(tuple(sorted(releases.items(), key=repr)), delta)
 
 
+def pure_divergences(pure_epsilon: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rényi divergences of randomised response, of which every pure `pure_epsilon` mechanism is a post-processing."""
+    # log(p^α q^(1-α) + q^α p^(1-α)) / (α - 1) with p = e^ε q, p + q = 1. Rounded to more than ε for large ε.
+    larger = np.logaddexp(orders * pure_epsilon, (1 - orders) * pure_epsilon) - np.logaddexp(pure_epsilon, 0.0)
+    return np.minimum(larger / (orders - 1), pure_epsilon)
+
+
+def padded_divergences(padding: float, inner: NDArray[np.float64], orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A bound on the Rényi divergences of a release with padding, from those without."""
+    # E_Q[(P/Q)^α] is jointly convex in (P, Q), and 1 for the part that holds the fixed item in both.
+    kept = math.log1p(-padding) + (orders - 1) * inner
+    return np.logaddexp(kept, math.log(padding) if padding else -math.inf) / (orders - 1)
+
+
 def _pure_epsilon(release: DpEvent) -> float:
     if isinstance(release, PaddedDpEvent):
         inner = _pure_epsilon(release.event)
@@ -155,9 +170,9 @@ def _pure_epsilon(release: DpEvent) -> float:
 def _composed(releases: Releases, delta: float) -> float:
     if not releases:
         return 0.0
+    if max(_crude_epsilon(release) for release, _ in releases) > _GRID_UP_TO:  # no grid reaches so far
+        return sum(count * _pure_epsilon(release) for release, count in releases)
     crude = sum(count * _crude_epsilon(release) for release, count in releases)
-    if math.isinf(crude):  # no grid reaches so far
-        return math.inf
     interval = float(np.clip(crude / 20_000, 1e-7, 1e-2))
     parts = [_distribution(release, interval).self_compose(count) for release, count in releases]
     total = functools.reduce(lambda left, right: left.compose(right), parts)

@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import json
 import math
-from collections import Counter
 from typing import Any
 
 import dp_accounting
@@ -36,7 +35,7 @@ from tfdp_rec.pricing.composition import (
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import Mark, Snapshot
@@ -120,7 +119,6 @@ class Accountant:
         self.event = event
         self.asserted = asserted
         self.restarts_ahead = 0  # number of times that a forecast assumes the batches to be iterated anew
-        self.spent: list[tuple[DpEvent, str]] = []
         self._recorded, self._followed = Entries(), list[Any]()
         self._block: _Block | None = None
         self._epsilons: dict[str, float] = {}
@@ -186,7 +184,8 @@ class Accountant:
     @property
     def checked(self) -> bool:
         """Whether every batch so far carried the proof of its draw."""
-        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in self.carried)
+        paid = self.payments.entries() if self.payments else ()
+        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in (*self.carried, *paid))
 
     def _own(self) -> list[Entry]:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
@@ -207,16 +206,14 @@ class Accountant:
         """(event, label) of every expense but the steps under this sampling."""
         if self.payments is not None:
             return self.payments.others()
-        return [*self.spent, *self._others()]
+        carried = self.carried
+        return [*carried.uses, *self._of_other_samplings(carried)]
 
-    def _others(self) -> list[tuple[DpEvent, str]]:
-        """(event, label) of what models carry of other samplings, and of uses of the data before training."""
+    def _of_other_samplings(self, carried: Entries) -> list[tuple[DpEvent, str]]:
         mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
         found = []
-        for entry in self.carried:
-            if entry.label and entry.origin != ORDINARY and (entry.event, entry.label) not in self.spent:
-                found.append((entry.event, entry.label))
-            elif not entry.label and entry.origin != UNPROVEN and entry.sampling != mine:
+        for entry in carried:
+            if not entry.label and entry.origin != UNPROVEN and entry.sampling != mine:
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
             sampling = Sampling.from_state(json.loads(state))
@@ -233,13 +230,7 @@ class Accountant:
             Unaccounted: Steps were made on unproven batches, without payment, or without a record.
         """
         carried = self.carried
-        unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
-        if unproven and not self.asserted:
-            raise Unaccounted(
-                f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
-                "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
-                "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
-            )
+        self._refuse_unproven(carried)
         unpaid = sum(self.payments.unpaid(carried).values()) if self.payments else 0
         if self.payments and unpaid:
             raise Unaccounted(
@@ -253,6 +244,15 @@ class Accountant:
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
                 "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint, or "
                 "record these steps: accountant.record(event, steps), and set optimizer.iterations to 0."
+            )
+
+    def _refuse_unproven(self, carried: Entries) -> None:
+        unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
+        if unproven and not self.asserted:
+            raise Unaccounted(
+                f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
+                "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
+                "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
             )
 
     # Its cost.
@@ -334,16 +334,18 @@ class Accountant:
             id, last = next(reversed(list(self._recorded.items())), ("", None))
             id = id if last is not None and last.kind == entry.kind else new_id()
             if self.payments is not None:
-                id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id)
+                id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id, BY_HAND)
             self._recorded.extend(id, entry)
         Changes.made += 1
 
-    def spend(self, event: DpEvent, label: str) -> None:
+    def spend(self, event: DpEvent, label: str, id: str = "") -> None:
         """Counts one other use of the units' data, such as a count of popularity.
 
         Args:
             event: Event of the whole use, without sampling.
             label: Name of the use in the statement.
+            id: Id of the use, under which it is counted once, also where a state that holds it is restored; by default
+                a new one.
 
         Example:
             >>> from tfdp_rec.privacy import PoissonSampling
@@ -354,9 +356,10 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
+        id = id or new_id()
         if self.payments is not None:
-            self.payments.pay_once(event, label)
-        self.spent.append((event, label))
+            self.payments.pay_once(event, label, id)
+        self._recorded.add(Entry(event, 1, DRAWN, label=label), id)
         Changes.made += 1
 
     # Paying in the ledger.
@@ -383,7 +386,8 @@ class Accountant:
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
-            id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "")
+            proof = "" if sampling else BY_HAND if optimizer is None else self.asserted
+            id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "", proof)
             self._block, ahead = _Block(id, self.event, optimizer, sampling), wanted
             if optimizer is not None:
                 optimizer.privacy_history.use_receipt(optimizer, sampling, id)
@@ -422,9 +426,20 @@ class Accountant:
             self.payments.note_checkpoint(event, steps)
 
     def pay_for_history(self) -> None:
-        """Pays for all steps of the models that the ledger has not paid for, such as those before it was begun."""
+        """Pays for all steps of the models that the ledger has not paid for, such as those before it was begun.
+
+        Raises:
+            Unaccounted: Steps were made on unproven batches, or have no guarantee.
+        """
         if self.payments is not None:
-            self.payments.pay_for(self.carried)
+            # A ledger's total is claimed by accountants that do not follow these models.
+            self._refuse_unproven(self.carried)
+            if self.void:
+                raise Unaccounted(
+                    f"No payment is made for steps without a guarantee: {self.void}. Their epsilon is infinite; train "
+                    "another model."
+                )
+            self.payments.pay_for(self.carried, self.asserted)
             Changes.made += 1
 
     def close(self) -> None:
@@ -473,7 +488,6 @@ class Accountant:
             "delta": self.delta,
             "event": events.to_json(self.event),
             "history": self.carried.dumps(),
-            "spent": [[events.to_json(event), label] for event, label in self.spent],
             "sampling": self.sampling.get_state(),
         }
 
@@ -487,27 +501,29 @@ class Accountant:
             ValueError: The state is not an accountant's; it is of another δ or, without a ledger, of another sampling;
                 or the ledger lacks lines that it had when the state was made.
         """
-        missing = {"delta", "event", "history", "spent", "sampling"} - set(state)
+        missing = {"delta", "event", "history", "sampling"} - set(state)
         if missing:
             raise ValueError(f"This is not the state of an Accountant: it lacks {', '.join(sorted(missing))}.")
         if state["delta"] != self.delta:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
-        event = events.from_json(state["event"])
-        spent = [(events.from_json(each), label) for each, label in state["spent"]]
+        event, history = events.from_json(state["event"]), Entries.loads(state["history"])
         if self.payments is None:  # a ledger prices each step by its own sampling: with one, the data may have grown
             self.sampling.set_state(state["sampling"])
         if self.payments is not None:
             if state.get("mark"):
                 self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
-            # The expenses of an accountant without a ledger have to be paid in this one's, as steps have.
-            for each, label in dict.fromkeys(spent):
-                self._recorded.add(Entry(each, spent.count((each, label)), DRAWN, label=label))
-        self._recorded.merge(Entries.loads(state["history"]))
-        # What this accountant has counted already stays: a use that both have may be one, a use that one has is one.
-        missing_here = Counter(spent) - Counter(self.spent)
-        self.spent += missing_here.elements()
+        for use, label in self._uses_without_ids(state, history):
+            history.add(Entry(use, 1, DRAWN, label=label))
+        self._recorded.merge(history)
         self.event = event
         Changes.made += 1
+
+    def _uses_without_ids(self, state: dict[str, Any], history: Entries) -> list[tuple[DpEvent, str]]:
+        # Of states of versions before 0.3. They may be others than those counted here, but for those that the history
+        # has under an id, and those that stand in the ledger, which the state's mark has seen.
+        found = [(events.from_json(event), label) for event, label in state.get("spent", ())]
+        found = [(event, label) for event, label in found if not history.steps_of(id_of_use(event, label))]
+        return self.payments.without_those_paid(found) if self.payments and state.get("mark") else found
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)

@@ -40,6 +40,11 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
+def id_of_use(event: DpEvent, label: str) -> str:
+    """The id of a use that its event and label identify, as those of a pre-selection do."""
+    return json.dumps([events.to_json(event), label])
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """Training steps of one kind, or one other use of the data."""
@@ -139,6 +144,12 @@ class Entries:
         return cls.loads(bytes(np.asarray(saved)).decode())
 
     @property
+    def uses(self) -> list[tuple[DpEvent, str]]:
+        """(event, label) of every use of the data that is no step."""
+        own = [entry for entry in self if entry.label and entry.origin != ORDINARY]
+        return [(entry.event, entry.label) for entry in own for _ in range(entry.steps)]
+
+    @property
     def ordinary(self) -> dict[str, int]:
         """Number of ordinary steps after private training, by name of the optimizer."""
         found = Counter[str]()
@@ -154,6 +165,8 @@ class Entries:
             saved = json.loads(text)
             for id, fields in saved if isinstance(saved, list) else saved["entries"]:
                 entry = Entry.from_json(fields)
+                if entry.label and entry.origin != ORDINARY and id.endswith(f": {entry.label}"):
+                    id = id_of_use(entry.event, entry.label)  # versions before 0.3 had one for each model
                 found.add(dataclasses.replace(entry, receipted=False) if isinstance(saved, list) else entry, id)
         except (TypeError, KeyError, AttributeError) as problem:
             raise ValueError(f"This is not the privacy history of a model: {problem}.") from problem

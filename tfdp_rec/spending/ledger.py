@@ -222,6 +222,8 @@ class Ledger:
         Raises:
             ValueError: The event cannot stand in a ledger, a number is out of range, or the filter's rest is exceeded.
         """
+        if about is not None and not about:  # would count for no item
+            raise ValueError("about must name at least one item; leave it out for an expense that is about all.")
         payment = Payment(event, attempts, label, settings or {}, steps, about, id or new_id())
         entry = {"unit": self.unit, "adjacency": self.adjacency, "data": self.data.to_json()}
         line = {"kind": "pay", **payment.fields(), **entry}
@@ -252,6 +254,8 @@ class Ledger:
         """
         paid = self.chain.payments.get(number)
         within = paid is not None and 0 <= attempts <= paid.attempts and 0 <= steps <= paid.steps
+        if within and paid is not None and paid.steps:  # or ε would fall while receipts for the steps stay valid
+            within = attempts <= steps
         if paid is None or not within or paid.session != self._session or not attempts + steps:
             raise ValueError(
                 f"Entry {number} has no {attempts} attempts that this process paid for and did not make: attempts that "

@@ -28,7 +28,7 @@ from dp_accounting import DpEvent, NoOpDpEvent
 
 from tfdp_rec.demands import demand, given
 from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 
 _NO_LIMIT = 2**62
 _KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
@@ -68,7 +68,7 @@ class Meter:
         self._optimizer = optimizer  # the optimizer whose `iterations` are the check
         self._present = optimizer  # the only optimizer whose steps are allowed
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
-        self._id = new_id()
+        self._half_restored = False  # whether `iterations` may have been restored after the entries
         self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
         self._receipt: tuple[Any, str | None, str] | None = None  # optimizer, sampling's name, id of the payment in use
@@ -84,7 +84,7 @@ class Meter:
         gate += demand(counter.price_now() == counter.price, _REPRICED)
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
-            gate += demand(limit.allows(), _NO_MORE)
+            gate += demand(limit.takes_one(), _NO_MORE)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
             # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
@@ -92,14 +92,13 @@ class Meter:
             position, one = tf.cast(source.position, tf.int64), given(tf.constant(1, tf.int64), gate)
             follows = tf.cast(tf.equal(position, counter.next), tf.int64)
             begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
-            counted = [
+            return [
                 self._made.assign_add(one),
                 self._begun.assign_add(begins),
                 counter.steps.assign_add(one),
                 counter.begun.assign_add(begins),
                 counter.next.assign(position + 1),
             ]
-            return counted if limit is None else [*counted, limit.made.assign_add(one)]
 
     def count_ordinary(self, optimizer: Any) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
@@ -146,6 +145,12 @@ class Meter:
         """Adds the entries of a saved model or checkpoint."""
         self._closed.merge(entries)
         self.restored()
+
+    def merge_restored(self, entries: Entries) -> None:
+        """Adds the entries of a TensorFlow checkpoint, which restores `iterations` before or after them."""
+        self._closed.merge(entries)
+        self._half_restored = True
+        Changes.made += 1
 
     def restored(self) -> None:
         """Adapts the check to `iterations` that were restored; call after every restore."""
@@ -197,7 +202,7 @@ class Meter:
         private = {id(c.optimizer): c.optimizer for c in self._counters.values() if int(c.steps.numpy())}
         for optimizer in private.values():
             for event, label in getattr(optimizer, "events_before_training", list)():
-                found.add(Entry(event, 1, DRAWN, label=label), f"{self._id}: {label}")
+                found.add(Entry(event, 1, DRAWN, label=label), id_of_use(event, label))
 
     @property
     def _own_steps(self) -> int:
@@ -218,6 +223,9 @@ class Meter:
     def _undescribed(self) -> int:
         if self._optimizer is None:
             return 0
+        if self._half_restored:
+            self._half_restored = False
+            self.restored()
         return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._earlier))
 
     # Meters that belong together.
@@ -355,9 +363,11 @@ class StepLimit:
     def __init__(self, most: int):
         self.made, self.most = _number(0), _number(most)
 
-    def allows(self) -> tf.Tensor:
-        """Whether one more step may be made."""
-        return self.made < self.most
+    def takes_one(self) -> tf.Tensor:
+        """Takes one step of what is left; whether there was one."""
+        # Taken before it is compared: of two threads at the last step at most one finds that it is within.
+        with tf.control_dependencies([self.made.assign_add(1)]):
+            return self.made.read_value() <= self.most
 
     def set_left(self, steps: int | None) -> None:
         """Sets the number of further steps; None for no limit."""

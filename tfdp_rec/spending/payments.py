@@ -16,9 +16,8 @@ which another part has continued already, and a part that continues after anothe
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dp_accounting
@@ -27,7 +26,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
-from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Entries, Entry, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.ledger_lines import BrokenLedger, Paid
 
@@ -35,6 +34,7 @@ BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
 _CLAIMED = "payment claimed"  # label of a note: the entry that a payment without an id was for
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
+_ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
 
@@ -63,14 +63,16 @@ class Payments:
 
     # Paying.
 
-    def pay_once(self, event: DpEvent, label: str) -> None:
+    def pay_once(self, event: DpEvent, label: str, id: str) -> None:
         """Pays for one use of all data that is no step."""
-        self.ledger.pay(event, label=label, settings={"sampling": None})
+        self.ledger.pay(event, label=label, settings={"sampling": None}, id=id)
 
-    def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
+    def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
         id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        if asserted:
+            settings[_ASSERTED] = asserted
         if isinstance(event, PlannedDpEvent):
             price, first = self._price_of_plan(event)
             self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
@@ -128,19 +130,32 @@ class Payments:
             paid[each.id] += each.steps
         for id, steps in self._claims().items():
             paid[id] += steps
-        # A use before training has a label that identifies its content (`Preselection.label`).
-        once = Counter[str]()
-        for each in self.ledger.paid:
-            once[_use(each.event, each.label)] += 0 if each.steps else each.attempts
+        uses = self._uses()
         owed = {
-            id: entry.steps - (once[_use(entry.event, entry.label)] if entry.label else paid[id])
+            id: entry.steps - (uses[id] if entry.label else paid[id])
             for id, entry in carried.items()
             if entry.origin != ORDINARY
         }
         return {id: steps for id, steps in owed.items() if steps > 0}
 
-    def pay_for(self, carried: Entries) -> None:
-        """Pays for all entries of models that this ledger has not paid for."""
+    def _uses(self) -> Counter[str]:
+        # Number of uses that were paid for, by their ids, and by that of their event and label.
+        found = Counter[str]()
+        for each in self.ledger.paid:
+            for id in {each.id, id_of_use(each.event, each.label)}:
+                found[id] += 0 if each.steps else each.attempts
+        return found
+
+    def without_those_paid(self, uses: Iterable[tuple[DpEvent, str]]) -> list[tuple[DpEvent, str]]:
+        """Those of the uses that the ledger does not hold, by event and label."""
+        paid, left = self._uses(), []
+        for event, label in uses:
+            paid[id_of_use(event, label)] -= 1
+            left += [(event, label)] if paid[id_of_use(event, label)] < 0 else []
+        return left
+
+    def pay_for(self, carried: Entries, asserted: str = "") -> None:
+        """Pays for all entries of models that this ledger has not paid for; `asserted`: what drew unproven batches."""
         if self.ledger.limit is not None and self.unpaid(carried):
             raise ValueError(
                 f"{self.ledger.path} is {self.ledger.limit}, which holds for uses that were paid for in advance: "
@@ -151,14 +166,15 @@ class Payments:
             entry = dict(carried.items())[id]
             if entry.label:
                 for _ in range(steps):
-                    self.pay_once(entry.event, entry.label)
+                    self.pay_once(entry.event, entry.label, id)
                 continue
             state = self._sampling.get_state() if entry.origin == UNPROVEN else entry.sampling
             if not entry.receipted:
                 steps -= self._claim(id, dataclasses.replace(entry, steps=steps, sampling=state))
             if steps:
                 assert state is not None
-                Payments(self.ledger, Sampling.from_state(state)).pay_steps(entry.event, steps, id)
+                proof = "" if entry.origin == DRAWN else asserted or entry.origin
+                Payments(self.ledger, Sampling.from_state(state)).pay_steps(entry.event, steps, id, proof)
 
     # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
 
@@ -240,11 +256,7 @@ def _steps_of(paid: Paid) -> Entry | None:
     else:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
-    return Entry(event, paid.steps, DRAWN, dict(state)) if fits else None
-
-
-def _use(event: DpEvent, label: str) -> str:
-    return json.dumps([events.to_json(event), label])
+    return Entry(event, paid.steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
 
 
 def _alike(paid: Entry | None, entry: Entry) -> bool:

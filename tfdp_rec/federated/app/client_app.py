@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 def join(context: Context) -> Participant:
     """The participant that a node stands for: the run says what to compute, the node whether, and at what cost."""
-    return build.participant(settings_of(context), context.node_config)
+    return build.participant(FederatedSettings.of_run(context.run_config), context.node_config)
 
 
-def settings_of(context: Context) -> FederatedSettings:
-    """The settings of the run."""
-    return FederatedSettings.of_run(context.run_config)
-
-
-app = flower.client_app(join, secure=lambda context: settings_of(context).secure)
+app = flower.client_app(join, secure=lambda context: FederatedSettings.of_run(context.run_config).secure)

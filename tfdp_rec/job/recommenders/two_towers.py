@@ -33,6 +33,7 @@ from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.entries import id_of_use
 from tfdp_rec.spending.statement import Statement
 
 _RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
@@ -164,7 +165,7 @@ def accounting(
         return None, []
     accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
     for event, label in [] if ledger else run.budget.before_training:
-        accountant.spend(event, label)
+        accountant.spend(event, label, id_of_use(event, label))
     accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
     return accountant, within

@@ -32,9 +32,6 @@ class NRMSEncoder(SavedByArguments, keras.layers.Layer):
         attention_units: Width of the pooling's hidden layer.
         dropout: Share dropped in training.
 
-    Reference:
-        Wu et al., "Neural News Recommendation with Multi-Head Self-Attention", 2019.
-
     Example:
         >>> import numpy as np
         >>> NRMSEncoder(50, 16, 8)({"title": np.ones((4, 6), "int32")}).shape
@@ -62,7 +59,6 @@ class NRMSEncoder(SavedByArguments, keras.layers.Layer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Build the word table and the attention."""
         self.words.build(input_shape["title"])
         self.text.build((*input_shape["title"], self.embedding_dim))
 
@@ -86,9 +82,6 @@ class NAMLEncoder(SavedByArguments, keras.layers.Layer):
         kernel_size: Words a filter sees.
         attention_units: Width of each pooling's hidden layer.
         dropout: Share dropped in training.
-
-    Reference:
-        Wu et al., "Neural News Recommendation with Attentive Multi-View Learning", 2019.
 
     Example:
         >>> import numpy as np
@@ -131,7 +124,6 @@ class NAMLEncoder(SavedByArguments, keras.layers.Layer):
         self.drop = keras.layers.Dropout(dropout)
 
     def build(self, input_shape: Any) -> None:
-        """Build the four views and their pooling."""
         self.words.build(input_shape["title"])
         for view, convolution in self.convolutions.items():
             convolution.build((*input_shape[view], self.embedding_dim))
@@ -164,9 +156,6 @@ class PLMEncoder(SavedByArguments, keras.layers.Layer):
         dim: Width of a news vector.
         attention_units: Width of the pooling's hidden layer.
 
-    Reference:
-        Wu et al., "Empowering News Recommendation with Pre-trained Language Models", 2021.
-
     Example:
         >>> import numpy as np
         >>> from tfdp_rec.models.news import tiny_transformer
@@ -186,7 +175,6 @@ class PLMEncoder(SavedByArguments, keras.layers.Layer):
         self.project = keras.layers.Dense(dim, name="project")
 
     def build(self, input_shape: Any) -> None:
-        """Build the pooling and the projection for what the backbone gives."""
         title = tuple(input_shape["title"])
         inputs = {
             "token_ids": keras.KerasTensor(title, dtype="int32"),
