@@ -7,7 +7,7 @@ examples,
 
     gradient = L(σ(G)), L linear    =>    share of example b = L(G_b)
 
-L is made of sums, reshapes, casts and additions: no model that is counted in docs/privacy-independence.md needs others.
+L is made of sums, reshapes, slices, casts and additions: no model that is counted in docs/privacy-independence.md needs others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GradientShares:
         self._walk, self._subject = walk, subject
         self._rules = {
             "Sum": self._of_a_sum, "Reshape": self._reshaped, "Cast": self._cast, "Identity": self._passed_on,
-            "AddN": self._added, "AddV2": self._added,
+            "AddN": self._added, "AddV2": self._added, "StridedSliceGrad": self._of_a_slice,
         }  # fmt: skip
 
     def of_tensor(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -63,6 +63,16 @@ class GradientShares:
         if len({at.rank(n) for n in range(len(at.values))}) > 1:
             raise self._refusal(at.op)
         return tf.add_n([self.of_tensor(t) for t in at.op.inputs])
+
+    def _of_a_slice(self, at: At) -> tf.Tensor:
+        # The same slice of each example's gradient: one more item in front, which takes the whole axis.
+        found = self.of_tensor(at.op.inputs[4])
+        shape, begin, end, strides = (tf.cast(t, tf.int64) for t in at.op.inputs[:4])
+        masks = {f"{n}_mask": at.attr(f"{n}_mask") << 1 for n in ("ellipsis", "new_axis", "shrink_axis")}
+        masks |= {f"{n}_mask": at.attr(f"{n}_mask") << 1 | 1 for n in ("begin", "end")}
+        given = {"shape": (tf.shape(found, tf.int64)[:1], shape), "begin": ([0], begin), "end": ([0], end),
+                 "strides": ([1], strides)}  # fmt: skip
+        return tf.raw_ops.StridedSliceGrad(**{n: tf.concat(both, 0) for n, both in given.items()}, dy=found, **masks)
 
     def _refusal(self, operation: tf.Operation) -> Exception:
         return self._walk.reading.refuse(operation, "shares", subject=self._subject)
