@@ -7,7 +7,7 @@ examples,
 
     gradient = L(σ(G)), L linear    =>    share of example b = L(G_b)
 
-L is made of sums, reshapes, slices, casts and additions: no model that is counted in docs/privacy-independence.md needs others.
+L is made of sums, reshapes, slices, casts and additions: no model counted in docs/privacy-independence.md needs others.
 """
 
 from __future__ import annotations
