@@ -27,8 +27,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfCompose
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import Chain, Payment
+from tfdp_rec.spending.ledger import Chain, Ledger, Payment
 from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums import set_union
 
@@ -153,9 +152,9 @@ class Lifetime:
 
     def decided(self, ledger: Ledger) -> Lifetime:
         """The decision that stands in a ledger; this one, written there, if there is none."""
-        if not _notes(ledger.chain):
+        if not _notes(ledger):
             ledger.note(LABEL, dataclasses.asdict(self))
-        return Lifetime.of(ledger.chain)
+        return Lifetime.of(ledger)
 
     @classmethod
     def of(cls, chain: Chain) -> Lifetime:

@@ -98,32 +98,19 @@ class BufferedToeplitz:
         return len(self.scales)
 
     def next_noise(self, unit: Any, buffers: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """n_t, and the buffers after it.
-
-        Args:
-            unit: z_t, an array or a tensor.
-            buffers: T_1 … T_d before the step.
-        """
+        """n_t from z_t, `unit`, and T_1 … T_d, `buffers`; and the buffers after it."""
         noise = unit
         for scale, held in zip(self.scales, buffers):
             noise = noise - scale * held
         return noise, [decay * held + noise for decay, held in zip(self.decays, buffers)]
 
     def coefficients(self, steps: int) -> Array:
-        """c_0, c_1, … of C.
-
-        Args:
-            steps: Number of coefficients.
-        """
+        """c_0, c_1, … of C, as many as `steps`."""
         powers = np.power(np.array(self.decays)[:, None], np.arange(steps - 1)[None])
         return np.concatenate([[1.0], np.array(self.scales) @ powers])[:steps]
 
     def inverse_coefficients(self, steps: int) -> Array:
-        """Coefficients of C⁻¹: the response of the noise to one z.
-
-        Args:
-            steps: Number of coefficients.
-        """
+        """Coefficients of C⁻¹, as many as `steps`: the response of the noise to one z."""
         move = np.diag(self.decays) - np.array(self.scales)[None, :]  # T ← M T + z, so that the response is Mⁱ 1
         response = np.ones([self.buffers, 1])
         while response.shape[1] < steps:  # from M⁰ … Mⁱ⁻¹ to M⁰ … M²ⁱ⁻¹ by the power Mⁱ
@@ -144,20 +131,12 @@ class BufferedToeplitz:
         return float(np.sqrt(np.sum(np.square(together.ravel()[:steps])))) * _ROUNDED_UP
 
     def last_error(self, rates: Array) -> float:
-        """‖wᵀ C⁻¹‖: the noise in the weights after the last step, in units of z's.
-
-        Args:
-            rates: w, the weight of each step's noise in them.
-        """
+        """‖wᵀ C⁻¹‖, w = `rates`: the noise in the weights after the last step, in units of z's."""
         response = self.inverse_coefficients(len(rates))
         return float(np.linalg.norm(signal.fftconvolve(rates[::-1], response)[: len(rates)]))
 
     def errors(self, rates: Array) -> Array:
-        """The noise in the weights, Σ_{j ≤ t} w_j n_j, after every step t, in units of z's.
-
-        Args:
-            rates: w, the weight of each step's noise in them.
-        """
+        """The noise in the weights, Σ_{j ≤ t} w_j n_j, w = `rates`, after every step t, in units of z's."""
         # The covariance of (weight, buffers) from step to step: rates that change have no Toeplitz response.
         size, scales = 1 + self.buffers, np.array([0.0, *self.scales])
         covariance, found = np.zeros([size, size]), []
@@ -281,12 +260,7 @@ class Correlation:
         return float(np.sqrt(np.square(summed) @ np.arange(self.steps, 0, -1) / self.steps))
 
     def against_independent(self, measure: Measure = "last", rates: Sequence[float] | None = None) -> float:
-        """The noise in a weight, divided by that of independent noise at the same ε without sampling.
-
-        Args:
-            measure: Measure as in `error`.
-            rates: Rates as in `error`.
-        """
+        """The noise in a weight, with `measure` and `rates`, divided by that of independent noise at the same ε."""
         independent = Correlation(INDEPENDENT, self.steps, self.separation, self.participations)
         ours, theirs = (plan.sensitivity * plan.error(measure, rates) for plan in (self, independent))
         return ours / theirs

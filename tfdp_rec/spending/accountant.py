@@ -38,10 +38,9 @@ from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
-from tfdp_rec.spending.statement import Facts, Statement, statement
+from tfdp_rec.spending.statement import Statement, statement
 
 
 class Unaccounted(ValueError):
@@ -128,10 +127,12 @@ class Accountant:
         self._check(event)
         if ledger is not None:
             payments.refuse_unpayable(event, sampling)
-            self.payments = Payments(_opened(ledger, sampling), sampling)
+            if not isinstance(opened := ledger, Ledger):
+                data = Snapshot(sampling.num_units, sampling.unit)
+                opened = Ledger(ledger, sampling.unit, data, sampling.adjacency)
+            self.payments = Payments(opened, sampling)
             try:
                 self._check(event)
-                self._refuse_unclaimed()
             except ValueError:
                 if not isinstance(ledger, Ledger):
                     self.payments.ledger.close()
@@ -161,7 +162,7 @@ class Accountant:
             found.followed = True
 
     def begin_fit(self, model: Any) -> None:
-        """Raises where a fit under this accountant is going on in another thread."""
+        """Raises where a fit under this accountant, of this `model` or another, is going on in another thread."""
         # Each of two would take the last step that fits, and give back the block that the other has paid for.
         mine = threading.current_thread()
         thread, other = self._fitting or (mine, None)
@@ -384,17 +385,7 @@ class Accountant:
     # Paying in the ledger.
 
     def pay_ahead(self, steps: int, most: int, optimizer: Any = None, sampling: str | None = None) -> int:
-        """Pays in the ledger, if there is one, for steps before they are made.
-
-        Args:
-            steps: Number of steps the caller is about to make.
-            most: Number of steps the caller may make in all.
-            optimizer: Optimizer that makes the steps; None if they are recorded by hand.
-            sampling: Name of the sampling that draws the batches; None for batches without a proof.
-
-        Returns:
-            The number of steps that are paid for.
-        """
+        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many are paid."""
         if self.payments is None:
             return most
         planned, block = isinstance(self.event, PlannedDpEvent), self._block
@@ -435,11 +426,7 @@ class Accountant:
         self._block = None
 
     def note_checkpoint(self, event: DpEvent) -> None:
-        """Notes in the ledger that a checkpoint was written: a training that continues from it has paid for its plan.
-
-        Args:
-            event: Event of the next step of the optimizer that the checkpoint holds.
-        """
+        """Notes that a checkpoint was written, whose next step has this `event`: its plan is paid for."""
         if self.payments is not None:
             steps = sum(entry.steps for entry in self.carried if entry.event == event)
             self.payments.note_checkpoint(event, steps)
@@ -478,27 +465,9 @@ class Accountant:
         Raises:
             BrokenLedger: The ledger was removed or replaced while it was open.
         """
-        return statement(self.facts(steps))
-
-    def facts(self, steps: int | None = None) -> Facts:
-        """The contents of the statement of some number of steps, by default those made."""
         if self.payments is not None:
             self.payments.ledger.refuse_lost()
-        count = self.steps if steps is None else steps
-        return Facts(
-            sampling=self.sampling,
-            runs=self.runs(count),
-            spent_besides=self.spent_besides,
-            epsilon=self.epsilon(count),
-            delta=self.delta,
-            accountant=self.accountant,
-            void=self.void,
-            checked=self.checked,
-            asserted=self.asserted,
-            made=bool(self.steps),
-            ordinary=self.carried.ordinary,
-            chain=self.payments.ledger.chain if self.payments else None,
-        )
+        return statement(self, self.steps if steps is None else steps)
 
     def get_state(self) -> dict[str, Any]:
         """Everything that is counted, as JSON-able dicts, for a checkpoint."""
@@ -530,7 +499,7 @@ class Accountant:
             self.sampling.set_state(state["sampling"])
         if self.payments is not None:
             if state.get("mark"):
-                self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+                self.payments.ledger.refuse_without(Mark(**state["mark"]))
         for use, label in self._uses_without_ids(state, history):
             history.add(Entry(use, 1, DRAWN, label=label))
         self._recorded.merge(history)
@@ -563,19 +532,11 @@ class Accountant:
         check_supported(step, self.accountant)
         if self.limit is not None:
             self.limit.refuse_unpriced(step)
-
-    def _refuse_unclaimed(self) -> None:
-        if self.limit is not None and self.delta < self.limit.delta:
-            raise ValueError(
-                f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
-                f"{self.limit.delta:g}."
-            )
-
-
-def _opened(ledger: Path | Ledger, sampling: Sampling) -> Ledger:
-    if isinstance(ledger, Ledger):
-        return ledger
-    return Ledger(ledger, sampling.unit, Snapshot(sampling.num_units, sampling.unit), sampling.adjacency)
+            if self.delta < self.limit.delta:
+                raise ValueError(
+                    f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
+                    f"{self.limit.delta:g}."
+                )
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

@@ -16,8 +16,7 @@ from scipy import optimize
 from tfdp_rec.pricing.composition import checked_count, checked_epsilon, epsilon_of, searches
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import composed
+from tfdp_rec.spending.ledger import Ledger, composed
 
 Search = tuple[str, float]  # accountant, and factor on its grid
 _NEAR = 5e-4  # relative distance to the budget at which the search ends: less noise would gain no more than that
