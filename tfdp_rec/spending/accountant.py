@@ -385,7 +385,7 @@ class Accountant:
     # Paying in the ledger.
 
     def pay_ahead(self, steps: int, most: int, optimizer: Any = None, sampling: str | None = None) -> int:
-        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns the number paid."""
+        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
         if self.payments is None:
             return most
         planned, block = isinstance(self.event, PlannedDpEvent), self._block
