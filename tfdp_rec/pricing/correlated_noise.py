@@ -212,24 +212,13 @@ class Correlation:
         return self.strategy.sensitivity(self.steps, self.separation, self.participations)
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
-        """The event of the whole training.
-
-        Args:
-            noise_multiplier: σ, the standard deviation of each z_t in units of the clip.
-
-        Raises:
-            ValueError: σ is negative or not finite.
-        """
+        """The event of the whole training; `noise_multiplier` is σ, of each z_t in units of the clip."""
         if not 0 <= noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise_multiplier!r}.")
         return GaussianDpEvent(noise_multiplier / self.sensitivity) if noise_multiplier else NonPrivateDpEvent()
 
     def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        """The σ with which the whole training costs at most ε at δ.
-
-        Args:
-            epsilon: ε that the whole training may cost.
-            delta: δ of the whole training.
+        """The σ with which the whole training costs at most `epsilon` at `delta`.
 
         Example:
             >>> plan = Correlation(BufferedToeplitz(), steps=100, separation=25)
@@ -284,16 +273,7 @@ class Correlation:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Correlation:
-        """The inverse of `get_config`.
-
-        Args:
-            config: Arguments that `get_config` returned.
-
-        Example:
-            >>> plan = Correlation(BufferedToeplitz([0.5], [0.9]), steps=10, separation=5)
-            >>> Correlation.from_config(plan.get_config()) == plan
-            True
-        """
+        """The inverse of `get_config`, whose result `config` is."""
         return cls(**{**config, "strategy": BufferedToeplitz(**config["strategy"])})
 
 
@@ -308,13 +288,8 @@ def optimised_correlation(
 ) -> Correlation:
     """The plan with the least noise in the weights at equal ε, found by L-BFGS from a few starts.
 
-    Args:
-        steps: Number of steps as in `Correlation`.
-        separation: Distance of a unit's steps as in `Correlation`.
-        buffers: d; one buffer has nearly all of the gain, two a little more for many steps.
-        participations: Number of a unit's steps as in `Correlation`.
-        measure: Measure as in `Correlation.error`.
-        rates: Rates as in `Correlation.error`; like all arguments, they must not depend on the data.
+    Arguments as `Correlation` and `Correlation.error`; none may depend on the data. Of d `buffers`, one has nearly all
+    of the gain, two a little more for many steps.
 
     Example:
         >>> round(optimised_correlation(steps=600, separation=600, buffers=2).against_independent(), 3)

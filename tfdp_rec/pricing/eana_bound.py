@@ -94,29 +94,18 @@ def eana_rdp_published(
 
 
 def eana_rdp_coordinate(order: int, *, count: int, l2_norm_clip: float, noise_stddev: float) -> float:
-    """The share of one coordinate with its own count: the paper's (8), exact.
+    """The share of one coordinate with its own `count` of noise draws: the paper's (8), exact.
 
     Composing these over the coordinates an example touches pays for L² once per coordinate; use it
-    for coordinates with large counts only, or `eana_rdp_instance` when the gradient is known.
-
-    Args:
-        order: α, an integer with 1 < α ≤ `count`.
-        count: C^j, the number of noise draws of this coordinate without the example.
-        l2_norm_clip: L, the bound on the coordinate's gradient.
-        noise_stddev: σ of one noise draw.
-
-    Raises:
-        TypeError: The count or the order is not an integer.
-        ValueError: A condition does not hold.
+    for coordinates with large counts only, or `eana_rdp_instance` when the gradient is known. Other
+    arguments as `eana_rdp`: `order`, `l2_norm_clip` and `noise_stddev`.
 
     Example:
         >>> norms = {"l2_norm_clip": 1.0, "noise_stddev": 1.0}
         >>> eana_rdp_coordinate(2, count=500, **norms) < eana_rdp_coordinate(2, count=5, **norms)
         True
     """
-    return eana_rdp(
-        order, min_count=count, max_nonzero=1, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev
-    )
+    return eana_rdp(order, min_count=count, max_nonzero=1, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev)
 
 
 def eana_rdp_instance(
@@ -152,13 +141,7 @@ def eana_rdp_instance(
 
 
 def eana_epsilon(
-    *,
-    delta: float,
-    min_count: int,
-    max_nonzero: int,
-    l2_norm_clip: float,
-    noise_stddev: float,
-    published: bool = False,
+    *, delta: float, min_count: int, max_nonzero: int, l2_norm_clip: float, noise_stddev: float, published: bool = False
 ) -> float:
     """The data-dependent ε at δ that follows from Theorem 3.1, by dp_accounting's conversion.
 

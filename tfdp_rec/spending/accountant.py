@@ -53,11 +53,11 @@ class _Block:
 
     id: str  # of the payment, and of the model's entry
     event: DpEvent  # of one step
-    optimizer: Any  # None for steps that are recorded by hand
+    optimizer: Any
     sampling: str | None  # name of the sampling that draws the batches
 
     def is_for(self, event: DpEvent, optimizer: Any, sampling: str | None) -> bool:
-        counted = optimizer is None or optimizer.privacy_history.receipt == self.id
+        counted = optimizer.privacy_history.receipt == self.id
         return counted and self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
 
 
@@ -384,7 +384,7 @@ class Accountant:
 
     # Paying in the ledger.
 
-    def pay_ahead(self, steps: int, most: int, optimizer: Any = None, sampling: str | None = None) -> int:
+    def pay_ahead(self, steps: int, most: int, optimizer: Any, sampling: str | None) -> int:
         """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
         if self.payments is None:
             return most
@@ -396,11 +396,10 @@ class Accountant:
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
-            proof = "" if sampling else BY_HAND if optimizer is None else self.asserted
+            proof = "" if sampling else self.asserted
             id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "", proof)
             self._block, ahead = _Block(id, self.event, optimizer, sampling), wanted
-            if optimizer is not None:
-                optimizer.privacy_history.use_receipt(optimizer, sampling, id)
+            optimizer.privacy_history.use_receipt(optimizer, sampling, id)
         return min(most, ahead)
 
     @property
@@ -419,8 +418,7 @@ class Accountant:
         block, left = self._block, self.ahead
         if self.payments is None or block is None:
             return
-        if block.optimizer is not None:  # later steps have an id of their own
-            block.optimizer.privacy_history.use_receipt(block.optimizer, block.sampling, "")
+        block.optimizer.privacy_history.use_receipt(block.optimizer, block.sampling, "")  # later steps have another id
         if left:
             self.payments.give_back(block.id, left)
         self._block = None

@@ -197,12 +197,7 @@ class RenyiFilter(PrivacyFilter):
 class GaussianFilter(PrivacyFilter):
     """A filter of Gaussians alone: planned noise, private sums, counts; no sampled steps.
 
-    It admits as much as a composition of events that were fixed beforehand.
-
-    Args:
-        epsilon: Claimed ε.
-        delta: Claimed δ.
-        failing: Share of δ for events that may fail.
+    It admits as much as a composition of events that were fixed beforehand. Arguments as `PrivacyFilter`.
 
     Example:
         >>> round(GaussianFilter(8.0, 1e-6).used(GaussianDpEvent(1.0)), 3)
