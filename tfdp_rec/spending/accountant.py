@@ -127,15 +127,14 @@ class Accountant:
         self._check(event)
         if ledger is not None:
             payments.refuse_unpayable(event, sampling)
-            if not isinstance(opened := ledger, Ledger):
-                data = Snapshot(sampling.num_units, sampling.unit)
-                opened = Ledger(ledger, sampling.unit, data, sampling.adjacency)
+            data = Snapshot(sampling.num_units, sampling.unit)
+            opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, sampling.unit, data, sampling.adjacency)
             self.payments = Payments(opened, sampling)
             try:
                 self._check(event)
             except ValueError:
-                if not isinstance(ledger, Ledger):
-                    self.payments.ledger.close()
+                if opened is not ledger:
+                    opened.close()
                 raise
 
     # What is counted.
