@@ -18,7 +18,7 @@ import tfdp_rec
 
 FOLDER = pathlib.Path(__file__).parents[1] / "tutorials" / "examples"
 EXAMPLES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
-QUICK = ("basic_ranking", "tfrs_basic_ranking", "wide_and_deep")
+QUICK = ("basic_ranking", "tfrs_basic_ranking")
 WAS = re.compile(r"( *)# was: (.*)")
 
 

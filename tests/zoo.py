@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import seeding
 import tensorflow as tf
 from helpers import Scored
 from keras import layers
@@ -107,7 +108,7 @@ ZOO = {f.__name__: f for f in (mlp, two_tower, dlrm, transformer, text, gru)}
 
 def built(name, seed=0):
     """A model of the zoo with random weights, and its batch, in Keras' float type."""
-    keras.utils.set_random_seed(seed)
+    seeding.seed(seed)
     model, batch = ZOO[name]()
     batch["weight"] = np.random.default_rng(seed).uniform(0.1, 2.0, size=[SIZE])
     kind = keras.config.floatx()

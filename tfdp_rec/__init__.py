@@ -50,7 +50,7 @@ __getattr__ = imported_when_asked(__name__, _HOMES)
 
 
 def _classes() -> Iterator[tuple[str, str]]:
-    """What a saved model may name."""
+    # The classes that a saved model may name.
     from tfdp_rec import models
 
     for module, homes in (("tfdp_rec", _HOMES), ("tfdp_rec.models", models.HOMES)):

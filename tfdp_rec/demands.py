@@ -26,19 +26,7 @@ _CHECK = "_tfdp_rec_check"
 
 
 def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
-    """Operations that fail unless `condition` holds; eagerly, an empty list.
-
-    Args:
-        condition: Bool tensor, all of whose elements must be true.
-        *sentence: Parts of the error's sentence: texts, and tensors whose values are shown.
-
-    Raises:
-        tf.errors.InvalidArgumentError: The condition does not hold, and is evaluated eagerly.
-
-    Example:
-        >>> demand(tf.constant([1, 2]) > 0, "The numbers must be positive.")
-        []
-    """
+    """Operations that fail with a sentence of texts and tensors unless `condition` holds; eagerly, an empty list."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = 0 if graph is None else len(graph.get_operations())
     parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in sentence]

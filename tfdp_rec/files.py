@@ -1,8 +1,8 @@
-"""Files and folders that are whole or not there, and large arrays a few rows at a time.
+"""Files and folders that are complete or not there, and large arrays a few rows at a time.
 
-What is written for good goes to a temporary name in the same folder, is synced to disk, and then takes its place under
-the name it was meant for, which is synced too. Whoever reads the name finds the old content or the new, also after a
-kill or a power cut; a half-written temporary begins with a dot and ends as the name does.
+A file is written under a temporary name in the same folder, synced to disk, and then renamed, and the new name is
+synced too. A reader of the name finds the old content or the new, also after a kill or a power cut; a half-written
+temporary begins with a dot and ends as the name does.
 """
 
 from __future__ import annotations
@@ -24,21 +24,7 @@ Path = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[str]:
-    """A temporary name beside `path` that takes its place, synced to disk, once the block is done.
-
-    A folder that is there already is moved away first: for that moment the name is free, and nothing is lost.
-
-    Args:
-        path: of a file or folder; its folder must exist.
-
-    Example:
-        >>> import tempfile
-        >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
-        >>> with replacing(path) as temporary:
-        ...     _ = open(temporary, "w").write("whole")
-        >>> open(path).read(), os.listdir(os.path.dirname(path))
-        ('whole', ['figures.txt'])
-    """
+    """A temporary name beside the path of a file or folder, which it replaces when the block ends, synced to disk."""
     folder, name = os.path.split(os.path.abspath(path))
     temporary = os.path.join(folder, f".{uuid.uuid4().hex[:12]}.{name}")  # ends as the name does: Keras looks there
     try:
@@ -53,22 +39,7 @@ def replacing(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def writing(path: Path, mode: str = "w", private: bool = False, reserve: int = 0) -> Iterator[IO[Any]]:
-    """An open file that appears under its name, whole and synced, once the block is done.
-
-    Args:
-        path: the file's path; its folder must exist.
-        mode: "w" for text in UTF-8, "wb" for bytes.
-        private: whether its owner alone may read it.
-        reserve: bytes of the disk that are the file's before the block begins, so that no full disk stops it later.
-
-    Example:
-        >>> import tempfile
-        >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
-        >>> with writing(path) as file:
-        ...     _ = file.write("whole")
-        >>> open(path).read()
-        'whole'
-    """
+    """An open file that appears under its name when the block ends; `reserve` bytes of the disk are its own before."""
     with replacing(path) as temporary:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666)
         with open(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -80,18 +51,13 @@ def writing(path: Path, mode: str = "w", private: bool = False, reserve: int = 0
 
 
 def matching(pattern: str) -> list[str]:
-    """The file or folder of that name; if there is none, those that the pattern fits, sorted.
-
-    A shell that fits `w*.csv` gives the name `w[1].csv`, which as a pattern would mean `w1.csv`.
-
-    Args:
-        pattern: a path, or a pattern of paths.
-    """
+    """The file or folder of that name; if there is none, those that the pattern fits, sorted."""
+    # A shell that expands `w*.csv` gives the name `w[1].csv`, which as a pattern would mean `w1.csv`.
     return [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern))
 
 
 def only_for_owner(path: Path) -> None:
-    """Closes a file, or a folder with all that is in it, to everybody but its owner."""
+    """Makes a file, or a folder with all that is in it, readable by its owner alone."""
     for folder, _, files in os.walk(path):
         os.chmod(folder, 0o700)
         for file in files:
@@ -110,19 +76,8 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time makes what stands at `path`; others wait. What a killed one has left of it is removed.
-
-    Args:
-        path: of a file or folder that `replacing` makes; its folder must exist. A lock file stays beside it.
-
-    Example:
-        >>> import tempfile
-        >>> path = os.path.join(tempfile.mkdtemp(), "figures.txt")
-        >>> with alone(path), replacing(path) as temporary:
-        ...     _ = open(temporary, "w").write("whole")
-        >>> sorted(os.listdir(os.path.dirname(path)))
-        ['.figures.txt.lock', 'figures.txt']
-    """
+    """A block in which no other process makes the file or folder of a path; removes what a killed one left of it."""
+    # A lock file stays beside it.
     folder, name = os.path.split(os.path.abspath(path))
     with open(os.path.join(folder, f".{name}.lock"), "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -135,14 +90,8 @@ _held: dict[str, Any] = {}  # open files, as long as this process lives
 
 
 def hold(directory: Path) -> None:
-    """Keeps a directory for this process as long as it lives: two that went on from one checkpoint would count as one.
-
-    Args:
-        directory: of a training; made if missing.
-
-    Raises:
-        ValueError: if another process has it.
-    """
+    """Keeps the directory of a training for this process as long as it lives; refused if another process has it."""
+    # Two processes that continued from one checkpoint would count as one.
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.realpath(os.path.join(directory, "in-use"))
     if path in _held:
@@ -157,7 +106,7 @@ def hold(directory: Path) -> None:
 
 
 def let_go(directory: Path) -> None:
-    """Lets another process hold a directory that this one held."""
+    """Ends `hold`."""
     file = _held.pop(os.path.realpath(os.path.join(directory, "in-use")), None)
     if file is not None:
         file.close()
@@ -165,11 +114,7 @@ def let_go(directory: Path) -> None:
 
 @contextlib.contextmanager
 def unheld(directory: Path) -> Iterator[bool]:
-    """Whether no process holds a directory; held by this one for as long as the block lasts.
-
-    Args:
-        directory: one that `hold` was called for.
-    """
+    """Whether no process holds a directory; held by this one as long as the block lasts."""
     path = os.path.realpath(os.path.join(directory, "in-use"))
     with contextlib.ExitStack() as stack:
         free = False
@@ -181,23 +126,10 @@ def unheld(directory: Path) -> Iterator[bool]:
 
 
 class Temporary:
-    """A folder in the system's place for temporary files, for its owner alone, that lasts as long as this object.
-
-    A process that was killed leaves its own. The next that makes one of the same kind removes those.
-
-    Args:
-        kind: what its name begins with.
-
-    Example:
-        >>> folder = Temporary("tfdp-rec-example-")
-        >>> os.path.isdir(folder.name)
-        True
-        >>> folder.cleanup()
-        >>> os.path.exists(folder.name)
-        False
-    """
+    """A folder in the system's place for temporary files, for its owner alone, that lasts as long as this object."""
 
     def __init__(self, kind: str):
+        # `kind` begins the folder's name. A process that was killed leaves its folder; the next of the kind removes it.
         for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{kind}*", "in-use")):
             # Another process may remove the same folder at this moment.
             with contextlib.suppress(FileNotFoundError), unheld(os.path.dirname(left)) as free:
@@ -218,26 +150,12 @@ def _end_of(folder: str, owner: int) -> None:
 
 
 def rows_at_a_time(shape: Sequence[int], values: int) -> int:
-    """How many rows of an array hold about so many values: one at least.
-
-    Args:
-        shape: of the array, rows first.
-        values: handled at once.
-
-    Example:
-        >>> rows_at_a_time([1_000_000, 64], values=1 << 20)
-        16384
-    """
+    """The number of rows of an array that hold about so many values; at least one."""
     return max(1, values // max(1, math.prod(shape[1:])))
 
 
 def row_chunks(shape: Sequence[int], values: int) -> Iterator[tuple[int, int]]:
-    """First row and end of every chunk of an array, about so many values each.
-
-    Example:
-        >>> list(row_chunks([5, 2], values=4))
-        [(0, 2), (2, 4), (4, 5)]
-    """
+    """First row and end of each chunk of an array, of about so many values."""
     rows = rows_at_a_time(shape, values)
     for start in range(0, shape[0], rows):
         yield start, min(start + rows, shape[0])
@@ -247,14 +165,14 @@ def _put_in_place(temporary: str, path: str) -> None:
     if not os.path.isdir(path):
         os.replace(temporary, path)
         return
-    old = f"{temporary}.old"  # a folder cannot be replaced in one go; it can be moved away
+    old = f"{temporary}.old"  # a folder cannot be replaced in one operation; for a moment the name is free
     os.rename(path, old)
     os.rename(temporary, path)
     remove(old)
 
 
 def _sync(path: str) -> None:
-    """Flushes a file, or a folder with all that is in it, to disk."""
+    # A file, or a folder with all that is in it.
     for folder, _, files in os.walk(path):
         for file in files:
             sync_entry(os.path.join(folder, file))

@@ -1,6 +1,6 @@
-"""One answer to every polite request to stop: Ctrl-C, SIGTERM (docker stop, systemd, batch queues), a closed terminal.
+"""The same end for every request to stop: Ctrl-C, SIGTERM (docker stop, systemd, batch queues), a closed terminal.
 
-All three raise `KeyboardInterrupt` in the main thread, so that what a program does after Ctrl-C it does after each.
+All three raise `KeyboardInterrupt` in the main thread.
 """
 
 from __future__ import annotations
@@ -12,53 +12,34 @@ from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_asked: int | None = None  # the signal that asked last
+_asked: int | None = None  # the last signal
 _deferring, _deferred = 0, False
 
 
-class Asked:
-    """Which signal asked a program to stop.
-
-    Attributes:
-        code: what a shell expects of a program that it ended.
-    """
-
-    @property
-    def code(self) -> int:
-        """128 and the signal's number."""
-        return 128 + last()
-
-
 def last() -> int:
-    """The signal that asked last."""
+    """The last signal that asked the program to stop."""
     return _asked or signal.SIGINT
 
 
+def exit_code() -> int:
+    """The exit code that a shell expects of a program that a signal ended."""
+    return 128 + last()
+
+
 @contextlib.contextmanager
-def answered() -> Iterator[Asked]:
-    """Has the three signals raise `KeyboardInterrupt` as long as the block lasts.
-
-    A signal that is ignored, as nohup has it with SIGHUP, stays ignored. Once a program was told to stop, SIGTERM and
-    SIGHUP say nothing new: it cleans up. A second Ctrl-C interrupts that, too.
-
-    Example:
-        >>> import os
-        >>> with answered() as asked:
-        ...     try:
-        ...         os.kill(os.getpid(), signal.SIGTERM)
-        ...     except KeyboardInterrupt:
-        ...         print(asked.code)
-        143
-    """
+def answered() -> Iterator[None]:
+    """A block in which the three signals raise `KeyboardInterrupt`."""
+    # An ignored signal, such as SIGHUP under nohup, stays ignored. After the first request, SIGTERM and SIGHUP are no
+    # news: the program cleans up. A second Ctrl-C interrupts that, too.
     global _asked
-    if threading.current_thread() is not threading.main_thread():  # where Python lets nobody set a handler
-        yield Asked()
+    if threading.current_thread() is not threading.main_thread():  # handlers can be set there alone
+        yield
         return
     _asked = None
     taken = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in taken}
     try:
-        yield Asked()
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -66,7 +47,7 @@ def answered() -> Iterator[Asked]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Lets the block end before the program is interrupted: for what must be done whole, and is short."""
+    """A short block that ends before the program is interrupted."""
     global _deferring, _deferred
     _deferring += 1
     try:

@@ -1,4 +1,4 @@
-"""Imports at first use: names of a package, so that what needs no TensorFlow loads none, and libraries of an extra."""
+"""Imports at first use: names of a package, so that TensorFlow is loaded only if needed, and libraries of an extra."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ from typing import Any
 
 
 def imported_when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__` (PEP 562).
-
-    Args:
-        package: the package's name.
-        homes: name -> the module of the package that has it; a name that is its own home is that module.
-
-    Example:
-        >>> get = imported_when_asked("tfdp_rec", {"imported_when_asked": "lazily", "lazily": "lazily"})
-        >>> get("imported_when_asked") is imported_when_asked, get("lazily").__name__
-        (True, 'tfdp_rec.lazily')
-    """
+    """A package's `__getattr__` (PEP 562), from each name's module; a name that is its own home is a module."""
 
     def __getattr__(name: str) -> Any:
         if name not in homes:

@@ -1,8 +1,8 @@
-"""The mechanisms: what each is called, where its class is, and what holds of it. The only list of them.
+"""The only list of the mechanisms: names, classes and properties.
 
-A record loads nothing: its class is imported when it is asked for, so that `tfdp-rec --help` need not wait for
-TensorFlow. A new mechanism is its file in `optimizers`, its import in `optimizers/__init__.py` and its record here; the
-commands, the plan for a cluster, the reports and the contract that every mechanism is tested against take it from here.
+A record imports its class when it is asked for, so that `tfdp-rec --help` does not wait for TensorFlow. A new mechanism
+is its file in `optimizers`, its import in `optimizers/__init__.py` and its record here; commands, clusters, reports and
+the tests that all mechanisms must pass take it from here.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ NoisyRows = Literal["none", "every", "owed", "touched", "chosen"]
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """What holds of a mechanism, whatever its settings.
+    """Properties of a mechanism that hold under all its settings.
 
     Attributes:
-        name: on the command line and in files.
-        class_name: of the optimizer.
-        module: where the class is.
-        rows: of a table, which get noise in a step: every one; those that owe some and are about to be read; those that
-            the batch touched; those that were chosen privately.
-        colour: in plots.
-        claims_epsilon: whether its event has a guarantee.
-        own: settings that it needs beside those that all have.
-        in_order: whether its steps have to be made in one order, as correlated noise is.
-        says: what to call it where its class's name does not say enough.
+        name: Name on the command line and in files.
+        class_name: Name of the optimizer's class.
+        module: Module of the class.
+        rows: Rows of a table that get noise in a step: every one; those that owe some and are about to be read; those
+            that the batch touched; those that were chosen privately.
+        colour: Colour in plots.
+        claims_epsilon: Whether its event has a guarantee.
+        own: Settings that it needs beside the common ones.
+        in_order: Whether its steps must be made in one order, as correlated noise is.
+        says: Name in tables and plots, if not the class's.
 
     Example:
         >>> lazy_dp_sgd.label, lazy_dp_sgd.served, ada_fest.served
         ('LazyDPSGD', True, False)
-        >>> optimizer = lazy_dp_sgd.optimizer(0.5, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=1024)
-        >>> of(optimizer) is lazy_dp_sgd
-        True
     """
 
     name: str
@@ -51,12 +48,12 @@ class Mechanism:
 
     @property
     def label(self) -> str:
-        """In tables, plots and on the screen."""
+        """Name in tables and plots, and on the screen."""
         return self.says or self.class_name
 
     @property
     def served(self) -> bool:
-        """Whether parameter servers have it: each decides about its own rows, as steps come, and knows of no others."""
+        """Whether parameter servers offer it: a server decides about its own rows, in no fixed order of steps."""
         return self.rows != "chosen" and not self.in_order
 
     @property
@@ -65,19 +62,12 @@ class Mechanism:
         return getattr(importlib.import_module(self.module), self.class_name)
 
     def optimizer(self, learning_rate: Any, **settings: Any) -> Any:
-        """A fresh optimizer.
-
-        Args:
-            learning_rate: float or Keras schedule.
-            **settings: l2_norm_clip, noise_multiplier, expected_batch_size, its `own`, and what else the class takes.
-        """
+        """A new optimizer, with the arguments of its class."""
         return self.kind(learning_rate, **settings)
 
 
-sgd = Mechanism(
-    "sgd", "SGD", "keras.optimizers", "none", "#555555", claims_epsilon=False, says="SGD (no privacy)"
-)
-"""What the mechanisms are compared with; not one of them."""
+# For comparison; not one of the mechanisms.
+sgd = Mechanism("sgd", "SGD", "keras.optimizers", "none", "#555555", claims_epsilon=False, says="SGD (no privacy)")
 
 dp_sgd = Mechanism("dpsgd", "DPSGD", "tfdp_rec.optimizers.dp_sgd", "every", "#1f77b4")
 lazy_dp_sgd = Mechanism("lazydpsgd", "LazyDPSGD", "tfdp_rec.optimizers.lazy.lazy_dp_sgd", "owed", "#d62728")
@@ -115,20 +105,11 @@ lazy_dp_ftrl = Mechanism(
 )
 
 MECHANISMS = (dp_sgd, lazy_dp_sgd, eana, fest, ada_fest, exponential, dp_ftrl, lazy_dp_ftrl)
-COMMON = tuple(mechanism for mechanism in MECHANISMS if not mechanism.own)
-"""Those that the settings that all have are enough for."""
+COMMON = tuple(mechanism for mechanism in MECHANISMS if not mechanism.own)  # without settings of their own
 
 
 def named(name: str) -> Mechanism:
-    """The mechanism of that name; `sgd` too.
-
-    Raises:
-        ValueError: there is none.
-
-    Example:
-        >>> named("dpsgd").rows
-        'every'
-    """
+    """The mechanism of that name, or `sgd`."""
     known = {mechanism.name: mechanism for mechanism in (sgd, *MECHANISMS)}
     if name not in known:
         raise ValueError(f"There is no mechanism {name!r}; there are {', '.join(known)}.")
@@ -136,12 +117,11 @@ def named(name: str) -> Mechanism:
 
 
 def of(optimizer: Any) -> Mechanism | None:
-    """The mechanism that an optimizer is, None if it is none of these; a subclass is another."""
+    """The mechanism of an optimizer; None for other optimizers, subclasses of these included."""
     kind = type(optimizer)
-    found = (m for m in MECHANISMS if (m.class_name, m.module) == (kind.__name__, kind.__module__))
-    return next(found, None)
+    return next((m for m in MECHANISMS if (m.class_name, m.module) == (kind.__name__, kind.__module__)), None)
 
 
 def names(mechanisms: Iterable[Mechanism]) -> tuple[str, ...]:
-    """Their names on the command line."""
+    """The mechanisms' names on the command line."""
     return tuple(mechanism.name for mechanism in mechanisms)

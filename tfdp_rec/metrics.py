@@ -1,12 +1,12 @@
-"""How good recommendations are, with given splits: several held-out items a user, and what is uncertain about the mean.
+"""Metrics of recommendations on held-out items, and the standard error of their mean.
 
-For a user with the relevant items R, recommended the items r_1 … r_k (best first, what they had before left out),
+For a user with the relevant items R, and recommendations r_1 … r_k (best first, without the items of the history),
 
     recall@k = |R ∩ {r_1 … r_k}| / |R|           hit@k = 1 if any of them is in R, else 0
     DCG@k = Σ over places p with r_p in R of 1/log₂(p + 1),   nDCG@k = DCG@k / (DCG@k of the best possible order).
 
-Each function gives a value a user; `Mean` says what they come to. Numbers of users' test items never leave a private
-training, so these are for held-out users, or for users who agreed to be counted.
+Each function gives a value per user, and `Mean` their mean. No ε covers these numbers: use them for held-out users, or
+for users who agreed to be counted.
 """
 
 from __future__ import annotations
@@ -35,19 +35,15 @@ class Mean:
 
     @classmethod
     def of(cls, values: ArrayLike) -> Mean:
-        """The mean of a value a user.
-
-        Raises:
-            ValueError: there are none.
-        """
+        """The mean of one value per user."""
         found = np.asarray(values, np.float64)
         if found.ndim != 1 or not found.size:
-            raise ValueError("A mean needs one value a user, of at least one user.")
+            raise ValueError("A mean needs one value per user, for at least one user.")
         error = found.std(ddof=1) / found.size**0.5 if found.size > 1 else np.inf
         return cls(float(found.mean()), float(error), found.size)
 
     def interval(self, errors: float = 1.96) -> tuple[float, float]:
-        """Where the mean over all such users lies, with 95% confidence."""
+        """Interval of some standard errors about the mean; by default a 95% confidence interval."""
         return self.value - errors * self.error, self.value + errors * self.error
 
     def __str__(self) -> str:
@@ -58,11 +54,11 @@ def hits(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.bo
     """Whether each recommended item is one of its user's relevant ones, `[users, k]`.
 
     Args:
-        recommended: item ids, best first, `[users, k]`; 0 stands for none.
-        relevant: the ids of each user, at least one.
+        recommended: Item ids, best first, `[users, k]`; 0 stands for none.
+        relevant: Ids of each user's relevant items, at least one.
 
     Raises:
-        ValueError: they are not of the same users, or a user has nothing that is relevant.
+        ValueError: The numbers of users differ, or a user has no relevant item.
 
     Example:
         >>> hits([[3, 1], [2, 4]], [[1], [4, 2]]).tolist()
@@ -77,32 +73,17 @@ def hits(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.bo
 
 
 def recall_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """recall@k of each user.
-
-    Example:
-        >>> recall_at_k([[3, 1], [2, 4]], [[1, 7], [4, 2]]).tolist()
-        [0.5, 1.0]
-    """
+    """recall@k of each user; arguments as for `hits`."""
     return hits(recommended, relevant).sum(1) / np.array([len(np.unique(items)) for items in relevant])
 
 
 def hit_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """hit@k of each user.
-
-    Example:
-        >>> hit_at_k([[3, 1], [2, 4]], [[7], [4, 2]]).tolist()
-        [0.0, 1.0]
-    """
+    """hit@k of each user; arguments as for `hits`."""
     return np.asarray(hits(recommended, relevant).any(1), np.float64)
 
 
 def ndcg_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """nDCG@k of each user.
-
-    Example:
-        >>> ndcg_at_k([[3, 1], [2, 4]], [[1], [4, 2]]).round(4).tolist()
-        [0.6309, 1.0]
-    """
+    """nDCG@k of each user; arguments as for `hits`."""
     found = hits(recommended, relevant)
     gains = 1 / np.log2(np.arange(2, found.shape[1] + 2))
     most = np.array([min(len(np.unique(items)), found.shape[1]) for items in relevant])

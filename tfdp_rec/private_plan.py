@@ -152,8 +152,14 @@ class PrivatePlan:
 
     def _note(self, noise: float) -> dict[str, Any]:
         # The plan's identity, and its σ.
-        step, asked = events.to_json(self.make_event(noise)), {"epsilon": self._target, "delta": self.delta}
-        return {**asked, "steps": self.steps, "sampling": self.sampling.get_state(), "sigma": noise, "step": step}
+        return {
+            "epsilon": self._target,
+            "delta": self.delta,
+            "steps": self.steps,
+            "sampling": self.sampling.get_state(),
+            "sigma": noise,
+            "step": events.to_json(self.make_event(noise)),
+        }
 
     def _noted(self) -> float | None:
         # The σ of the same plan in an earlier process; None if the ledger has no such note.
@@ -193,12 +199,7 @@ class PrivatePlan:
         return self._payer
 
     def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
-        """The sampling's batches.
-
-        Args:
-            fetch: Function from the indices of drawn units to their rows.
-            **options: Further options of `sampling.batches`.
-        """
+        """The sampling's batches; arguments as for `sampling.batches`."""
         return self.sampling.batches(fetch, **options)
 
     def budget(self) -> PrivacyBudget:
@@ -219,14 +220,7 @@ class PrivatePlan:
     # For optimizers.
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's settings, completed from the plan.
-
-        Args:
-            settings: Settings that the optimizer was given.
-
-        Raises:
-            ValueError: The batch size is not the sampling's.
-        """
+        """An optimizer's settings, completed from the plan."""
         batch = self.sampling.expected_batch_size
         if settings.get("expected_batch_size", batch) != batch:
             raise ValueError(
@@ -237,18 +231,11 @@ class PrivatePlan:
         if self.correlation is not None:
             own["correlation"] = self.correlation
         if "noise_multiplier" not in settings:
-            own["noise_multiplier"] = self.noise_multiplier
-        return {**own, **settings}
+            own["noise_multiplier"] = self.noise_multiplier  # computed now
+        return own | settings
 
     def accept(self, optimizer: Any) -> None:
-        """Follows and limits an optimizer that was made with the plan.
-
-        Args:
-            optimizer: Optimizer, whose settings are complete.
-
-        Raises:
-            ValueError: A step of it costs more than was planned, or it spends on something that was not planned.
-        """
+        """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
         if self._target is not None:
             self._refuse_dearer(type(optimizer).__name__, optimizer.dp_event())
         before: list[tuple[DpEvent, str]] = getattr(optimizer, "events_before_training", list)()
@@ -269,10 +256,8 @@ class PrivatePlan:
         self._limited = -1
 
     def limit_steps(self) -> None:
-        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`.
-
-        With a ledger there are no steps outside: the budget pays for steps before they are made.
-        """
+        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`."""
+        # With a ledger there are no steps outside: the budget pays for steps before they are made.
         if self._limited != Changes.made:
             self._limit.set_left(0 if self._payer.payments else max(0, self._before + self.steps - self._payer.steps))
             self._limited = Changes.made

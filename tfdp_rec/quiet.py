@@ -1,6 +1,7 @@
-"""TensorFlow for commands: without what it says of machines without a GPU, and with memory that it keeps.
+"""TensorFlow for commands: without its messages about machines without a GPU, and with an allocator that keeps memory.
 
-Large temporaries, allocated anew at every step, cost more in the system than the step (docs/benchmarks-speed.md).
+Large temporaries that are allocated anew at every step cost more time than the step (docs/benchmarks-speed.md).
+TFDP_REC_DEBUG=1 shows all messages.
 """
 
 from __future__ import annotations
@@ -13,13 +14,8 @@ from collections.abc import Iterator
 
 
 def import_tensorflow(of_a_cluster: bool = False) -> None:
-    """Imports TensorFlow and has it look for devices, its standard error closed meanwhile; TFDP_REC_DEBUG=1 leaves it
-    open. What fails raises as ever.
-
-    Args:
-        of_a_cluster: whether servers are going to be called. Of a lost one TensorFlow says so in a thousand lines, and
-            raises it as well.
-    """
+    """Imports TensorFlow and has it look for devices, its standard error closed meanwhile."""
+    # For a lost server of a cluster TensorFlow writes a thousand lines, and raises an error as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if of_a_cluster and not os.environ.get("TFDP_REC_DEBUG") else "2")
     os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
     loud = os.environ.get("TFDP_REC_DEBUG") or "tensorflow" in sys.modules
@@ -32,10 +28,9 @@ def import_tensorflow(of_a_cluster: bool = False) -> None:
 
 
 def when_all_is_said() -> None:
-    """Has the end of this process close standard error: TensorFlow's context tells every server of a cluster then, for
-    every function that it compiled, that it is gone, and fills pages if they went first. TFDP_REC_DEBUG=1 leaves it
-    open.
-    """
+    """Closes standard error at the end of this process."""
+    # TensorFlow's context then calls every server of a cluster for every compiled function, and writes pages if the
+    # servers ended first.
     if not os.environ.get("TFDP_REC_DEBUG"):
         atexit.register(_to_nowhere)
 
@@ -47,7 +42,7 @@ def _to_nowhere() -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Standard error goes nowhere, what C++ writes there too."""
+    # The file itself, since C++ writes there too.
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

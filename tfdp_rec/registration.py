@@ -1,8 +1,8 @@
-"""After `import tfdp_rec`, Keras finds the package's classes in files: whichever of the two is imported first.
+"""After `import tfdp_rec`, Keras finds the package's classes by their names in files.
 
 Keras knows a class by name once the module that defines it was imported. Importing all of them here would load
-TensorFlow for whoever asks only for a command's help or an accountant. So the names are entered when Keras is imported,
-each with a stand-in that imports its class when a file asks for it; once defined, the class takes its place.
+TensorFlow for a command's help or an accountant. So the names are registered when Keras is imported, each with a
+stand-in that imports its class when a file asks for it; once defined, the class takes its place.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from typing import Any
 
 
 def register(package: str, names: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """Enters classes in Keras' registry, now or as soon as Keras is imported.
-
-    Args:
-        package: the name that they are registered under.
-        names: gives pairs of a module and a class that it has.
-    """
+    """Enters classes, (module, class) pairs, in Keras' registry, now or as soon as Keras is imported."""
 
     def enter() -> None:
         registry = importlib.import_module("keras").saving.get_custom_objects()
@@ -36,7 +31,7 @@ def register(package: str, names: Callable[[], Iterable[tuple[str, str]]]) -> No
 
 
 class StandIn:
-    """Answers for a class that is not imported yet: its attributes are the class's."""
+    """A stand-in for a class that is not imported yet: its attributes are the class's."""
 
     def __init__(self, module: str, name: str):
         self._module, self._name = module, name
@@ -48,7 +43,7 @@ class StandIn:
 
 
 class _WhenImported:
-    """A finder of one module, by the others, that does something once it was imported."""
+    # A finder of one module, by the other finders, that calls a function after the module's import.
 
     def __init__(self, module: str, act: Callable[[], None]):
         self._module, self._act = module, act
@@ -56,7 +51,6 @@ class _WhenImported:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, whose loader acts when it is done."""
         if name != self._module:
             return None
         sys.meta_path.remove(self)

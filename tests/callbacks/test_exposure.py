@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 
 import tfdp_rec
@@ -19,7 +20,7 @@ NEGATIVES = {"negatives": np.arange(1, MOVIES + 1)}
 
 
 def make_model(optimizer):
-    keras.utils.set_random_seed(1)
+    seeding.seed(1)
     model = TwoTower(vocabulary=list(range(1, MOVIES + 1)), width=16, hidden=0, ks=(1, 2))
     model.compile(optimizer=optimizer)
     return model

@@ -11,6 +11,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 
 import tfdp_rec
@@ -36,7 +37,7 @@ KEYED = KeyedNoise(4)
 
 
 def model_of(rows=ROWS, kind=tfdp_rec.LazyDPSGD, noise=KEYED, **options):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     ids = keras.Input([3], dtype="int32")
     hidden = keras.layers.Flatten()(keras.layers.Embedding(rows, 4, name="items")(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
@@ -104,9 +105,8 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("stops", [[2, 4], [5], [8]])
-def test_killed_and_resumed(tmp_path, uninterrupted, stops):
-    for stop in stops:
+def test_killed_and_resumed(tmp_path, uninterrupted):
+    for stop in (2, 5, 5):  # before the first checkpoint; at the end of an epoch, from 0; in the middle of one, from 3
         setup = Setup(tmp_path)
         setup.checkpoint.__class__ = NoLastWords
         with pytest.raises(KeyboardInterrupt):

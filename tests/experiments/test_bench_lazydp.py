@@ -3,9 +3,9 @@
 import argparse
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
+import seeding
 
 from experiments.bench import lazydp, measures
 from experiments.bench.cases import Case
@@ -17,7 +17,7 @@ TINY = {"label": "tiny", "workload": "rmc1", "table_sizes": (7, 9), "batch_size"
 
 
 def contestant(name, **changes):
-    keras.utils.set_random_seed(5)
+    seeding.seed(5)
     return Contestant(name, Case(**{**TINY, **changes}))
 
 

@@ -6,6 +6,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from scipy import stats
 
@@ -23,7 +24,7 @@ class Searcher:
 
     def __init__(self, num_basis, theta, seed, length=3):
         self.length = length
-        keras.utils.set_random_seed(seed)
+        seeding.seed(seed)
         self.encoder = news.user_encoder("nrms", DIM, 2, 4)
         self.attention = PrivateAttention(num_basis, theta, basis_initializer="random_normal")
         self.anonymous = tf.random.stateless_normal((1, DIM), (seed, 1))

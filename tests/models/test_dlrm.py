@@ -1,5 +1,6 @@
 """DLRM against the same forward pass in numpy, its shapes, its refusals, and training under every mechanism."""
 
+import seeding
 import keras
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ SMALL = {"width": 4, "dense_features": 3, "bottom": [6], "top": [8, 5]}
 
 
 def small(pooling=1):
-    keras.utils.set_random_seed(1)
+    seeding.seed(1)
     return DLRM(SIZES, **SMALL, pooling=pooling)
 
 

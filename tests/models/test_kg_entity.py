@@ -2,6 +2,7 @@
 
 import inspect
 
+import seeding
 import keras
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ SIZES = {"entities": 401, "unigrams": 401, "bigrams": 401}
 
 
 def make_model(**changes):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     return KGEntity(
         SIZES, num_labels=401, **{"width": 8, "num_heads": 2, "context_length": 6, "num_blocks": 1, **changes}
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp_rec.federated import mechanism
-from tfdp_rec.models.news.layers import PrivateAttention
+from tfdp_rec.models.news.layers import AdditiveAttention, PrivateAttention, SelfAttentionPooling
 from tfdp_rec.models import news
 
 VOCABULARY, TITLE, DIM = 40, 6, 8
@@ -123,8 +123,8 @@ def test_attention_is_the_mechanisms_clip_of_the_softmax(theta):
     "layer",
     (
         PrivateAttention(3),
-        news.AdditiveAttention(2),
-        news.SelfAttentionPooling(1, 2, 3, 4),
+        AdditiveAttention(2),
+        SelfAttentionPooling(1, 2, 3, 4),
         encoder("nrms"),
         encoder("naml"),
         encoder("plm"),
@@ -142,7 +142,7 @@ def test_config_has_every_argument(layer):
     (
         (lambda: PrivateAttention(1), "num_basis"),
         (lambda: PrivateAttention(3, 0.0), "clip_norm"),
-        (lambda: news.AdditiveAttention(0), "units"),
+        (lambda: AdditiveAttention(0), "units"),
         (lambda: news.user_encoder("gru", 8), "kind"),
     ),
 )

@@ -6,6 +6,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from helpers import bytes_in
 
@@ -38,7 +39,7 @@ def fetch(indices):
 
 
 def model_of(kind=tfdp_rec.LazyDPFTRL, eagerly=True, seed=0, **options):
-    keras.utils.set_random_seed(seed)
+    seeding.seed(seed)
     ids = keras.Input([2], dtype="int32")
     table = keras.layers.Embedding(ROWS, WIDTH, name="items")
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))

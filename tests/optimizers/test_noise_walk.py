@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from helpers import Seeded
 
@@ -77,7 +78,7 @@ def test_a_first_rate_keeps_within_noise_and_clip(noise, clip, momentum):
 
 
 def model_of(rate, optimizer=tfdp_rec.LazyDPSGD, **options):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     ids = keras.Input([], dtype="int32")
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Embedding(9, 16, name="items")(ids)))
     settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4, **options}

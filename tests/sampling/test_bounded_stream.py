@@ -6,6 +6,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ PLAN = optimised_correlation(steps=40, separation=APART, participations=OFTEN)
 
 
 def model_of(kind=tfdp_rec.LazyDPFTRL):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     row = keras.Input([], dtype="int64")
     model = tfdp_rec.PrivateModel(row, keras.layers.Dense(1)(keras.layers.Embedding(400, 3)(row)))
     settings = {"l2_norm_clip": 1.0, "noise_multiplier": 2.0, "expected_batch_size": SEATS}

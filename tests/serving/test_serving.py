@@ -35,8 +35,12 @@ def folder(model, tmp_path_factory):
     return path
 
 
-def ask(folder, histories):
-    served = tf.saved_model.load(str(folder))
+@pytest.fixture(scope="module")
+def served(folder):
+    return tf.saved_model.load(str(folder))
+
+
+def ask(served, histories):
     answer = served.serve(tf.constant(histories, tf.int64))
     return answer["ids"].numpy(), answer["scores"].numpy()
 
@@ -52,36 +56,36 @@ def expected(model, history, k=4):
 
 
 @pytest.mark.parametrize("history", [HISTORY, [2571], [318, 296, 593, 356, 50][:3], [50, 480, 2571, 318]])
-def test_answers_are_the_models(model, folder, history):
-    ids, scores = ask(folder, [history])
+def test_answers_are_the_models(model, served, history):
+    ids, scores = ask(served, [history])
     k = min(4, len(VOCABULARY) - len(history))
     want_ids, want_scores = expected(model, history)
     assert ids[0, :k].tolist() == want_ids[:k].tolist()
     np.testing.assert_allclose(scores[0, :k], want_scores[:k], rtol=1e-5)
 
 
-def test_padding_may_stand_anywhere(folder):
-    ids, scores = ask(folder, [[318, 593, 0, 0], [0, 0, 318, 593], [318, 0, 593, 0]])
+def test_padding_may_stand_anywhere(served):
+    ids, scores = ask(served, [[318, 593, 0, 0], [0, 0, 318, 593], [318, 0, 593, 0]])
     assert (ids == ids[0]).all()
     np.testing.assert_allclose(scores - scores[0], 0, atol=1e-6)
 
 
-def test_unknown_ids_are_ignored_and_an_empty_history_is_answered(folder):
-    known, _ = ask(folder, [[318, 593, 0]])
-    with_unknown, _ = ask(folder, [[318, 999_999, 593]])
-    nothing, _ = ask(folder, np.zeros([1, 0]))
-    padding, _ = ask(folder, [[0, 0, 0]])
+def test_unknown_ids_are_ignored_and_an_empty_history_is_answered(served):
+    known, _ = ask(served, [[318, 593, 0]])
+    with_unknown, _ = ask(served, [[318, 999_999, 593]])
+    nothing, _ = ask(served, np.zeros([1, 0]))
+    padding, _ = ask(served, [[0, 0, 0]])
     assert known.tolist() == with_unknown.tolist()
     assert nothing.tolist() == padding.tolist()
 
 
-def test_the_history_is_left_out_and_what_is_missing_is_zero(folder):
-    ids, _ = ask(folder, [VOCABULARY[:5]])
+def test_the_history_is_left_out_and_what_is_missing_is_zero(served):
+    ids, _ = ask(served, [VOCABULARY[:5]])
     assert set(ids[0].tolist()) == {480, 2571, 0}
 
 
-def test_only_the_last_movies_count_but_all_are_left_out(folder):
-    long, _ = ask(folder, [[356, 318, 296, 593]])
+def test_only_the_last_movies_count_but_all_are_left_out(served):
+    long, _ = ask(served, [[356, 318, 296, 593]])
     assert 356 not in long[0]
 
 
@@ -91,20 +95,21 @@ def test_k_out_of_range_is_refused(model, tmp_path, k):
         model.export(str(tmp_path / "x"), k=k)
 
 
-def test_saved_model_cli_gives_the_same_answer(folder, tmp_path):
+@pytest.mark.slow
+def test_saved_model_cli_gives_the_same_answer(folder, served, tmp_path):
     np.save(tmp_path / "history.npy", np.array([HISTORY], np.int64))
     command = pathlib.Path(sys.executable).with_name("saved_model_cli")
     arguments = [command, "run", "--dir", folder, "--tag_set", "serve", "--signature_def", "serving_default"]
     arguments += ["--inputs", f"history={tmp_path / 'history.npy'}", "--outdir", tmp_path]
     subprocess.run(arguments, check=True, capture_output=True, timeout=120)
-    ids, scores = ask(folder, [HISTORY])
+    ids, scores = ask(served, [HISTORY])
     assert np.load(tmp_path / "ids.npy").tolist() == ids.tolist()
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_a_c_program_gives_the_same_answer(folder, tmp_path):
+def test_a_c_program_gives_the_same_answer(folder, served, tmp_path):
     library = pathlib.Path(tf.__file__).parent
     shared = sorted(library.glob("libtensorflow_cc.so.*")) + sorted(library.glob("libtensorflow_framework.so.*"))
     program = tmp_path / "client"
@@ -115,6 +120,6 @@ def test_a_c_program_gives_the_same_answer(folder, tmp_path):
         [program, folder, *map(str, HISTORY)], check=True, capture_output=True, text=True, timeout=120
     ).stdout
     lines = [line.split() for line in said.splitlines()]
-    ids, scores = ask(folder, [HISTORY])
+    ids, scores = ask(served, [HISTORY])
     assert [int(line[0]) for line in lines] == ids[0].tolist()
     np.testing.assert_allclose([float(line[1]) for line in lines], scores[0], rtol=1e-4)

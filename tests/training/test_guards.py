@@ -7,10 +7,12 @@ import contextlib
 import copy
 import dataclasses
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model_of, raw
 
@@ -39,13 +41,16 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("way", READS)
-def test_an_eager_read_settles(way, eager_tables):
-    model = in_training()
-    found = READS[way](table_of(model))
-    assert_settled(raw(model), eager_tables[2])
-    if found is not None:
-        assert_settled(found, eager_tables[2])
+def test_an_eager_read_settles(eager_tables):
+    model = model_of()
+    for way, batch, expected in zip(READS, BATCHES, eager_tables, strict=True):
+        model.train_on_batch(*batch)
+        assert not model.optimizer.releasable
+        found = READS[way](table_of(model))
+        assert model.optimizer.releasable, way
+        assert_settled(raw(model), expected)
+        if found is not None:
+            assert_settled(found, expected)
 
 
 def test_a_copy_is_a_variable_of_its_own(eager_tables):
@@ -194,14 +199,15 @@ OLDER = {
 }
 
 
-@pytest.mark.parametrize("way", OLDER)
-def test_what_was_compiled_before_the_first_step_reads_no_row_that_owes(way):
+def test_what_was_compiled_before_the_first_step_reads_no_row_that_owes():
     model = model_of(eager=False)
-    read = OLDER[way](model)
-    read()
-    for _ in range(2):  # settling gives the rows back, and the next step takes them again
+    reads = {way: older(model) for way, older in OLDER.items()}
+    for read in reads.values():
+        read()
+    for way, read in [*reads.items()] * 2:  # settling gives the rows back, and the next step takes them again
         for x, y in BATCHES[:3]:
             model.train_on_batch(x, y)
+        assert not model.optimizer.releasable
         with contextlib.suppress(tf.errors.InvalidArgumentError):
             read()
             assert model.optimizer.releasable, way
@@ -338,7 +344,7 @@ def eager_like(model, table, seed):
 
 
 def two_models(kind):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     table = keras.layers.Embedding(ROWS, 3, name="items")
     models = [sharing(table, 1), sharing(table, 2)]
     if kind == "eager":
@@ -349,13 +355,15 @@ def two_models(kind):
 
 
 def test_two_models_that_share_a_table_are_both_settled():
-    expected = two_models("eager")[1].embeddings
-    for who in (0, 1):
-        lazy, table = two_models("lazy")
+    (eager, expected), (lazy, table) = two_models("eager"), two_models("lazy")
+    for number in (0, 1):
         assert not lazy[0].optimizer.releasable and not lazy[1].optimizer.releasable
-        lazy[who].get_weights()
+        lazy[number].get_weights()
         assert lazy[0].optimizer.releasable and lazy[1].optimizer.releasable
-        np.testing.assert_allclose(table.embeddings, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(table.embeddings, expected.embeddings, rtol=1e-4, atol=1e-5)
+        for models in (eager, lazy):
+            for model, batch in zip(models, BATCHES):
+                model.train_on_batch(*batch)
 
 
 def test_decay_on_a_shared_table_is_refused():
@@ -458,3 +466,30 @@ def test_a_sum_of_rows_that_owe_changes_no_dense_weight_either():
         model.optimizer.apply(taken)
     for variable, before in zip(model.layers[-1].trainable_variables, dense, strict=True):
         np.testing.assert_array_equal(variable, before)
+
+
+# Threads.
+
+
+def in_another_thread(work):
+    """The error that a function raises in another thread; None if it ends."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).exception()
+
+
+def test_one_thread_of_a_process_trains(eager_tables):
+    model, other, found = model_of(tfdp_rec.LazyDPSGD), model_of(tfdp_rec.DPSGD), []
+
+    def ask(batch, logs):
+        found.extend(in_another_thread(lambda each=each: each.train_on_batch(*BATCHES[3])) for each in (model, other))
+        found.extend(map(in_another_thread, (model.get_weights, table_of(model).numpy)))
+        found.append(in_another_thread(lambda: other.predict_on_batch(BATCHES[0][0])))
+
+    model.fit(batches().take(3), verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=ask)])
+    for first, second, whole, table, unrelated in zip(*[iter(found)] * 5):
+        assert isinstance(first, NotPrivate) and isinstance(second, NotPrivate), "one draw could be used by two steps"
+        assert "Another thread trains" in str(whole) and "Another thread trains" in str(table)
+        assert unrelated is None
+    assert len(found) == 15 and int(model.optimizer.iterations) == 3
+    assert_settled(raw(model), eager_tables[2])
+    assert in_another_thread(lambda: model.train_on_batch(*BATCHES[3])) is None  # later, another thread may

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 
 import tfdp_rec
@@ -85,7 +86,7 @@ def test_only_what_makes_ids_runs_ahead():
 
 def test_fit_adds_it_and_announces_every_row(monkeypatch):
     """With look-ahead the guard finds nothing to do after the first batch."""
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     ids = keras.Input([2], dtype="int32")
     hidden = keras.layers.Flatten()(keras.layers.Embedding(50, 2)(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))

@@ -90,3 +90,16 @@ def test_a_layer_frozen_after_a_fit_is_refused(again):
         model.fit(batches(), verbose=0) if again == "fit" else model.train_on_batch(IDS[:4], LABELS[:4])
     model.layers[-1].trainable = True
     model.fit(batches(), verbose=0)
+
+
+def test_a_batch_of_unknown_rank_is_refused_in_words():
+    model = tfdp_rec.PrivateModel(inputs := keras.Input([3]), keras.layers.Dense(1)(inputs))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), loss="mse")
+    model.prepare((tf.ones([4, 3]), tf.zeros([4, 1])))
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        return model.train_step((x, tf.py_function(lambda value: value, [y], tf.float32)))
+
+    with pytest.raises(tfdp_rec.NotPrivate, match="shape <unknown>.*fixed length"):
+        step(tf.ones([4, 3]), tf.zeros([4, 1]))

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from helpers import tensors_of_shape
 from keras.regularizers import L1, L1L2, L2, OrthogonalRegularizer
@@ -13,6 +14,7 @@ from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import Adagrad, Preselection
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.refused import NotPrivate
+from tfdp_rec.training.validation import _of_the_tables
 
 ROWS, WIDTH, SIZE = 53, 5, 4
 RNG = np.random.default_rng(4)
@@ -38,7 +40,7 @@ STRONG, WEAK = L2(0.2), L2(0.03)
 
 
 def model_of(optimizer, regularizer=STRONG, other=WEAK, **options):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     ids = keras.Input([3], dtype="int32")
     some = keras.layers.Embedding(ROWS, WIDTH, embeddings_regularizer=regularizer, name="some")(ids)
     others = keras.layers.Embedding(ROWS, 2, embeddings_regularizer=other, name="others")(ids)
@@ -157,10 +159,11 @@ REFUSED = {
 def test_what_is_no_exact_decay_is_refused_in_training_and_told_before(name):
     regularizer, optimizer, match = REFUSED[name]
     model = model_of(optimizer(), regularizer, None)
-    report = tfdp_rec.validate(model, (IDS, LABELS))
     with pytest.raises(NotPrivate, match=match) as refused:
         model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
-    assert [str(refused.value)] == list(report.refusals)
+    assert [str(refused.value)] == _of_the_tables(model, {"some/embeddings"})
+    if name in ("L1", "EANA"):  # the whole of it takes seconds
+        assert [str(refused.value)] == list(tfdp_rec.validate(model, (IDS, LABELS)).refusals)
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 
 

@@ -152,6 +152,7 @@ def test_every_door_settles_where_no_guard_stands(tmp_path, monkeypatch):
     """Most are protected twice: a read of a table would settle as well. Here the doors are alone."""
     monkeypatch.setattr(Debts, "before_a_read", lambda debts: None)
     model, doors = in_training(), [name for name, door in vars(ReleaseMethods).items() if hasattr(door, "__wrapped__")]
+    doors.sort(key="load_weights".__eq__)  # from a file that another door wrote
     assert len(doors) == 15, doors
     for door in doors:
         step(model)

@@ -139,6 +139,7 @@ class Canaries:
             planted = indices >= num_units
             if np.any((indices < 0) | (indices >= num_units + owners.size)):
                 raise IndexError(f"Unit indices must lie in [0, {num_units + owners.size}).")
+            # Unit 0 stands in for each canary: rows keep their places, and features that canaries lack have values.
             originals = fetch(np.where(planted, 0, indices) if planted.any() else indices)
             canaries = owners[np.where(planted, indices - num_units, 0)]
             planted_features = {

@@ -114,23 +114,12 @@ def skew_normal_fit_error(reference_losses: ArrayLike) -> float:
 
 
 def skew_normal_log_cdf(z: ArrayLike, shape: float) -> Floats:
-    """ln of the standard skew-normal cumulative distribution, accurate far into the left tail.
-
-    The closed form Φ(z) − 2 T(z, a) (Owen's T) cancels there, while the interesting canaries are exactly
-    those far to the left. There ∫ 2 φ(z − s) Φ(a (z − s)) ds over s > 0 is taken instead: the density is
-    log-concave, so its slope at z says how far the integral reaches.
-
-    Args:
-        z: Standardised values, any shape.
-        shape: The skewness parameter a.
-
-    Example:
-        >>> float(skew_normal_log_cdf(-1.0, 0.0)) == float(special.log_ndtr(-1.0))
-        True
-    """
+    """ln of the standard skew-normal cumulative distribution, accurate far into the left tail."""
     z = np.asarray(z, dtype=np.float64)
     if shape == 0:
         return np.asarray(special.log_ndtr(z))
+    # The closed form Φ(z) − 2 T(z, a) (Owen's T) cancels in the left tail, while the interesting canaries are exactly
+    # those far to the left. There ∫ 2 φ(z − s) Φ(a (z − s)) ds over s > 0 is taken instead.
     closed = special.ndtr(z) - 2 * special.owens_t(z, shape)
     tail = (z < _LEFT_TAIL) | (closed < 1e-4)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -143,7 +132,7 @@ def _log_tail(z: Floats, shape: float) -> Floats:
 
     u = shape * z
     mills = np.exp(-(u**2) / 2 - 0.5 * np.log(2 * np.pi) - special.log_ndtr(u))  # φ(u) / Φ(u)
-    slope = np.maximum(-z + shape * mills, 1e-3)
+    slope = np.maximum(-z + shape * mills, 1e-3)  # the density is log-concave: its slope at z bounds the integral
     reach = np.minimum(40 / slope, 40.0)
     nodes, weights = np.polynomial.legendre.leggauss(200)
     steps = (nodes + 1) / 2 * reach[..., None]

@@ -137,22 +137,7 @@ def one_run_audit(
 
 
 def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float) -> float:
-    """Greatest probability that (ε, δ)-DP training lets so many guesses be right.
-
-    Args:
-        num_canaries: Number m of canaries, each included by a fair coin.
-        num_guesses: Number r ≤ m of guesses.
-        num_correct: Number v ≤ r of correct guesses.
-        epsilon: ε of the claim under test.
-        delta: δ of the claim under test.
-
-    Raises:
-        ValueError: the counts are not 0 ≤ v ≤ r ≤ m with m ≥ 1, or ε < 0, or δ outside [0, 1].
-
-    Example:
-        >>> audit_p_value(num_canaries=10, num_guesses=10, num_correct=10, epsilon=0.0, delta=0.0) == 0.5**10
-        True
-    """
+    """Greatest probability that (ε, δ)-DP training lets so many of the guesses be right (Theorem 5.2)."""
     _check_counts(num_canaries, num_guesses, num_correct, delta)
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon}.")
@@ -168,22 +153,7 @@ def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsi
 def epsilon_lower_bound(
     *, num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The ε up to which the claim of (ε, δ)-DP is refuted; 0 when nothing is.
-
-    Args:
-        num_canaries: Number m of canaries.
-        num_guesses: Number r of guesses.
-        num_correct: Number v of correct guesses.
-        delta: δ of the claim under test.
-        confidence: Probability with which the bound holds, between 0 and 1.
-
-    Raises:
-        ValueError: as `audit_p_value`, or `confidence` outside (0, 1).
-
-    Example:
-        >>> round(epsilon_lower_bound(num_canaries=1000, num_guesses=100, num_correct=100, delta=0.0), 2)
-        3.49
-    """
+    """The ε up to which the claim of (ε, δ)-DP is refuted; 0 when nothing is."""
     _check_counts(num_canaries, num_guesses, num_correct, delta)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")

@@ -1,4 +1,4 @@
-"""How exposed planted canaries are, epoch by epoch.
+"""Exposure of planted canaries, epoch by epoch.
 
 - Pending noise is settled before a loss is computed: what is measured is the model that would be released.
 - Every canary and every reference is scored with the same public inputs (negatives), so that losses compare.
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -23,8 +23,8 @@ def per_example_losses(
     batch_size: int = 1024,
 ) -> np.ndarray:
     """Each example's loss, float64 `[n]`, from the weights as released."""
-    settle: Callable[[], None] = getattr(model, "settle", lambda: None)
-    settle()
+    if hasattr(model, "settle"):
+        model.settle()
     common = {name: tf.convert_to_tensor(values) for name, values in (shared or {}).items()}
     loss = tf.function(lambda batch: model.per_example_loss({**batch, **common}, training=False), autograph=False)
     data = tf.data.Dataset.from_tensor_slices(dict(features)).batch(batch_size)
@@ -46,7 +46,7 @@ class Exposure(keras.callbacks.Callback):
         batch_size: Number of examples at a time.
 
     Raises:
-        TypeError: `canaries` is not a `Canaries`, or in `fit`, the model has no `per_example_loss`.
+        TypeError: `canaries` is not a `Canaries`; in `fit`, the model has no `per_example_loss`.
         ValueError: `every` is below 1.
 
     Reference:
@@ -77,12 +77,10 @@ class Exposure(keras.callbacks.Callback):
         self.history: list[tuple[int, dict[int, np.ndarray]]] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses a model whose losses cannot be had one by one."""
         if not hasattr(self.model, "per_example_loss"):
             raise TypeError("Exposure needs a model with per_example_loss, such as tfdp_rec.PrivateModel.")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Measures when it is time."""
         last = epoch + 1 == (self.params or {}).get("epochs")
         if (epoch + 1) % self.every and not last:
             return
@@ -92,13 +90,11 @@ class Exposure(keras.callbacks.Callback):
             logs.update({f"exposure_{count}": float(np.median(values)) for count, values in exposures.items()})
 
     def measure(self, model: keras.Model | None = None) -> dict[int, np.ndarray]:
-        """Exposures by repeat count of the model as it is now.
-
-        Args:
-            model: Another model than the one that is being fitted.
-        """
+        """Exposures by repeat count of the model that is being fitted, or of another."""
         model = model or self.model
-        losses = per_example_losses(model, self.canaries.features, self.shared, self.batch_size)
-        references = per_example_losses(model, self.canaries.references, self.shared, self.batch_size)
+        losses, references = (
+            per_example_losses(model, features, self.shared, self.batch_size)
+            for features in (self.canaries.features, self.canaries.references)
+        )
         expose = exposure_extrapolation if self.extrapolate else exposure_interpolation
         return expose(self.canaries.by_repeats(losses), references)

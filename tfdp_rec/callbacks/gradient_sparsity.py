@@ -1,11 +1,11 @@
-"""How many rows and bytes of the tables training reads gradients into, against what dense noise would update.
+"""How many rows and bytes of the tables get a gradient, beside what dense noise would update.
 
 A step of a dense mechanism updates every row of every table; a sparse or lazy one those that its batch gave a gradient
-to (and, under LazyDPSGD, as many again that the next batch will read). The callback counts the first of these, by
-looking at the slices that each step hands to the optimizer.
+to (and, under LazyDPSGD, as many again that the next batch will read). The callback counts the first of these, in the
+slices that each step hands to the optimizer.
 
-The counts are computed from private data and protected by nothing: how many rows a batch touches can reveal which
-examples were in it. They are for your eyes, and for comparing mechanisms on public data.
+The counts are computed from private data without noise: how many rows a batch touches can reveal its examples. They
+are for comparing mechanisms on public data.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.keras_internals import resource
+from tfdp_rec.optimizers import PrivateOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Sparsity:
-    """What the steps so far updated, summed over tables.
+    """Updates of some steps, summed over tables.
 
     Attributes:
         steps: Number of steps.
@@ -41,7 +41,7 @@ class Sparsity:
 
     @property
     def reduction(self) -> float:
-        """How many times fewer bytes a step updates than a dense one."""
+        """Bytes of a dense update, divided by those of a sparse one."""
         return self.dense_bytes / self.bytes if self.bytes else float("inf")
 
 
@@ -52,7 +52,7 @@ class GradientSparsity(keras.callbacks.Callback):
         total: A `Sparsity` over all steps of this callback's life.
 
     Raises:
-        TypeError: in `fit`, if the model was not compiled with a mechanism of this package.
+        TypeError: In `fit`, the model was not compiled with a mechanism of this package.
 
     Example:
         >>> Sparsity(steps=10, rows=50, bytes=1600, dense_rows=1000, dense_bytes=32000).reduction
@@ -67,40 +67,37 @@ class GradientSparsity(keras.callbacks.Callback):
         self._epoch_start: Sparsity | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts to listen to the optimizer."""
         optimizer = self.model.optimizer
         if not isinstance(optimizer, PrivateOptimizer):
             raise TypeError(f"GradientSparsity needs a private optimizer such as tfdp_rec.EANA, got {optimizer!r}.")
         if self._counts is None:
             self._counts = tf.Variable(tf.zeros([3], tf.int64), trainable=False)  # steps, rows, bytes
-        optimizer.observers = (*(o for o in optimizer.observers if o != self._observe), self._observe)
-        self.model.make_train_function(force=True)
+        self._listen(self._observe)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Stops listening."""
+        self._listen()
+
+    def _listen(self, *observers: Any) -> None:
         optimizer = self.model.optimizer
-        optimizer.observers = tuple(o for o in optimizer.observers if o != self._observe)
+        optimizer.observers = (*(o for o in optimizer.observers if o != self._observe), *observers)
         self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remembers where the epoch began."""
         self._epoch_start = self.total
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Logs the epoch's figures."""
         start, end = self._epoch_start, self.total
         if logs is None or start is None or end.steps == start.steps:
             return
-        epoch_only = Sparsity(
-            *(getattr(end, f.name) - getattr(start, f.name) for f in dataclasses.fields(Sparsity))
-        )
+        before, after = dataclasses.astuple(start), dataclasses.astuple(end)
+        epoch_only = Sparsity(*(b - a for a, b in zip(before, after)))
         logs["updated_rows"] = epoch_only.rows / epoch_only.steps
         logs["updated_bytes"] = epoch_only.bytes / epoch_only.steps
         logs["reduction"] = epoch_only.reduction
 
     @property
     def total(self) -> Sparsity:
-        """Everything counted so far."""
+        """Updates of all steps so far."""
         if self._counts is None:
             return Sparsity(0, 0, 0, 0, 0)
         steps, rows, size = (int(value) for value in self._counts.numpy())
@@ -110,15 +107,14 @@ class GradientSparsity(keras.callbacks.Callback):
         return Sparsity(steps, rows, size, steps * dense, steps * dense_bytes)
 
     def _observe(self, clipped: ClippedSum) -> None:
-        added = [tf.constant(1, tf.int64), tf.constant(0, tf.int64), tf.constant(0, tf.int64)]
+        steps, rows, size = (tf.constant(n, tf.int64) for n in (1, 0, 0))
         for path, table in self.model.optimizer.tables.items():
             found = clipped.gradients.get(path)
             if isinstance(found, tf.IndexedSlices):
                 touched = tf.reduce_any(tf.not_equal(found.values, 0), axis=1)
                 count = tf.size(tf.unique(tf.boolean_mask(found.indices, touched))[0], tf.int64)
-                added[1] += count
-                added[2] += count * _row_bytes(table)
-        self._counts.assign_add(tf.stack(added))  # type: ignore[union-attr]
+                rows, size = rows + count, size + count * _row_bytes(table)
+        self._counts.assign_add(tf.stack([steps, rows, size]))  # type: ignore[union-attr]
 
 
 def _row_bytes(table: Any) -> int:

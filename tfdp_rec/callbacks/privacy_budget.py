@@ -2,10 +2,10 @@
 
 - ε never exceeds the target, not by one step: a step is counted before it runs, and training stops while the next one
   (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
-- Whoever makes it: until the fit ends, the step itself refuses to be one too many, also in a callback, or of another price:
-  on other batches, by another optimizer, after a change of settings, by another model on shared weights.
+- Until the fit ends, the step itself refuses to be one too many, also in a callback, or of another price: on other
+  batches, by another optimizer, after a change of settings, by another model on shared weights.
 - With a ledger, steps are paid for in it before they run, in blocks (`spending.payments`).
-- The count is the model's own meter (`spending.meter`): what was interrupted, restored or made elsewhere is in it.
+- The count is the model's own meter (`spending.meter`), with interrupted, restored and earlier steps.
 - The accountant is asked when something else than a step of this fit has happened, not at every step: at most 15 Python
   calls of this package are made in a step, under a ledger too.
 """
@@ -33,14 +33,14 @@ class PrivacyBudget(keras.callbacks.Callback):
     Args:
         accountant: Accountant that follows the model from here on; its `sampling` drew the batches of this fit.
         target_epsilon: Budget, at the accountant's δ.
-        check_sampling: Whether batches that `accountant.sampling` did not draw are refused. Turn it off only where they
-            are sampled just as it says by other means, and better say by which: `Accountant(..., asserted="...")`.
-        steps: Most steps of the accountant in all, whatever ε allows; None for no such limit.
+        check_sampling: Whether batches that `accountant.sampling` did not draw are refused. Turn it off only if other
+            means sample them in the same way; better, name these: `Accountant(..., asserted="...")`.
+        steps: Largest number of steps of the accountant in all, whatever ε allows; None for no such limit.
 
     Raises:
-        ValueError: target_epsilon is not positive; in `fit`, if not even one step fits, if the model has made steps
-            that the accountant cannot account for, or if the batches are not the sampling's.
-        TypeError: in `fit`, if the optimizer is not a private one.
+        ValueError: target_epsilon is not positive; in `fit`, no step fits, the model has made steps that the accountant
+            cannot account for, or the batches are not the sampling's.
+        TypeError: In `fit`, the optimizer is not a private one.
 
     Example:
         >>> import tfdp_rec
@@ -67,7 +67,6 @@ class PrivacyBudget(keras.callbacks.Callback):
             accountant.asserted = "check_sampling=False"
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses a fit that cannot be accounted for."""
         if not hasattr(self.model.optimizer, "privacy_history"):
             raise TypeError(
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
@@ -76,34 +75,35 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.follow(self.model)
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
-        self._spend_before_training()
-        self.accountant.restarts_ahead = self._iterations_ahead()
+        # The optimizer's own choices, such as a pre-selection of rows, cost before the first step.
+        for event, label in getattr(self.model.optimizer, "events_before_training", list)():
+            if (event, label) not in self.accountant.spent_besides:
+                self.accountant.spend(event, label, id_of_use(event, label))
+        # The number of times that this fit may begin iterating its batches: shuffled ones cost more each time.
+        self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
         self._basis: Any = None
         self._priced: Any = None
+        self.ended_fit = False
         self._optimizer, self._others = self.model.optimizer, list[Meter]()
         if self._optimizer.plan is not None:
             self._optimizer.plan.suspend_limit()  # while this budget is kept instead
         self._refuse_overspending()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Refuses what Keras is about to run, if it does not fit."""
         self._refuse_overspending()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stops if the next steps do not fit."""
         if self._left() < int(self.model.steps_per_execution) and not self.model.stop_training:
-            self.model.stop_training = True
+            self.model.stop_training = self.ended_fit = True
             if self.params.get("verbose"):
                 print(f"\n{self._spent()}: training ends.", flush=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Logs ε."""
         self.on_train_batch_end(0)
         if logs is not None:
             logs["epsilon"] = self.accountant.epsilon()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Later steps are for a later budget."""
         self.accountant.restarts_ahead = 0
         self.accountant.end_fit()
         self.model.optimizer.privacy_history.allow(None)
@@ -111,7 +111,6 @@ class PrivacyBudget(keras.callbacks.Callback):
             self.model.optimizer.plan.limit_steps()
 
     def _check_source(self) -> None:
-        """Before the first step: what the data and the optimizer are known to be."""
         source = getattr(self.model, "feeding", None) or Source()
         void = void_of(self.model.optimizer, source)
         if void:
@@ -130,29 +129,19 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "accountant's: give both the same object."
             )
 
-    def _iterations_ahead(self) -> int:
-        """How often this fit may begin iterating its batches: shuffled ones cost more each time."""
-        return 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
-
-    def _spend_before_training(self) -> None:
-        """Counts what the optimizer's own choices, such as a pre-selection of rows, cost before the first step."""
-        for event, label in getattr(self.model.optimizer, "events_before_training", list)():
-            if (event, label) not in self.accountant.spent_besides:
-                self.accountant.spend(event, label, id_of_use(event, label))
-
     def _left(self) -> int:
-        """Steps that still fit: one read, unless something else than a step was done since everything was priced."""
+        # Steps that still fit: one read, unless something else than a step was done since everything was priced.
         meter = self._optimizer.privacy_history
         if self._optimizer is not self.model.optimizer or self._priced != self._state(meter):
             self._price()
         return self._most - self._optimizer.privacy_history.made
 
     def _state(self, meter: Meter) -> Any:
-        """What a step of this fit does not change: the target, iterations begun anew, steps of other models."""
+        # What a step of this fit does not change: the target, iterations begun anew, steps of other models.
         return Changes.made, self.target_epsilon, meter.begun, [*map(_MADE, self._others)]
 
     def _price(self) -> None:
-        """The most steps that may be made, under the optimizer's present noise."""
+        # The most steps that may be made, under the optimizer's present noise.
         accountant, self._optimizer = self.accountant, self.model.optimizer
         self._others = [each for each in accountant.meters if each is not self._optimizer.privacy_history]
         accountant.refuse()
@@ -162,8 +151,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         before = runs[:-1] if runs and runs[-1][0] == event else runs
         basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
         if basis != self._basis:  # otherwise more of the same was made
-            self._basis, self._limit = basis, accountant.max_steps(self.target_epsilon)
-            self._limit = min(self._limit, self._limit if self.steps is None else self.steps)
+            most = accountant.max_steps(self.target_epsilon)
+            self._basis, self._limit = basis, most if self.steps is None else min(most, self.steps)
         meter = self._optimizer.privacy_history
         left = self._limit - accountant.steps
         self._most = self._paid = meter.made + left
@@ -173,13 +162,13 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._priced = self._state(meter)
 
     def _allow(self) -> None:
-        """Lets the step itself refuse to be one too many, one of another price, or one that is not paid for."""
+        # Lets the step itself refuse to be one too many, one of another price, or one that is not paid for.
         meter = self._optimizer.privacy_history
         meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
 
     @property
     def _origin(self) -> str | None:
-        """Name of the sampling that this fit's batches come from; None for batches without a proof."""
+        # Name of the sampling that this fit's batches come from; None for batches without a proof.
         sampling, priced = (getattr(self.model, "feeding", None) or Source()).sampling, self.accountant.sampling
         if sampling is None:
             return None

@@ -1,18 +1,17 @@
-"""Checkpoints to go on from, as opposed to models to release.
+"""Training checkpoints: states from which training continues, not models to release.
 
-A training checkpoint keeps what a release must not: tables whose rows may still owe noise, and the ledger that says how
-much. It is one file, `NNNNNN-step-S.training-checkpoint`, that no Keras function loads, readable by its owner alone.
-Keep it as private as the data it was trained on.
+Rows in a training checkpoint may still owe noise, and its marks say how much. It is one file,
+`NNNNNN-step-S.training-checkpoint`, that no Keras function loads, readable by its owner alone. Keep it as private as
+the data.
 
 - It does not settle: pending noise stays pending, and is drawn after resuming. It holds no noise key.
-- It is whole or not there: written under another name, synced, renamed; the one before it stays until then.
-- What was released is never forgotten. Whenever weights are about to leave training in the middle of a fit (by an
-  evaluation, `ModelCheckpoint`, `model.save`), or after a resumption, the settled state is checkpointed first.
-  Otherwise a run killed after a release would resume from before it, draw other noise for the same gradients, and
-  count its steps once where two releases had spent them; and a checkpoint that was resumed and released k times would
-  give its pending noise k times, to be averaged away. The states are in docs/privacy-lazy.md.
-- ε counts each step once: it holds the model's privacy history, where a step that was cut short may have run and is
-  counted.
+- It is complete or not there: written under another name, synced, renamed; the one before it stays until then.
+- A release is never forgotten. Whenever weights are about to leave training in the middle of a fit (by an evaluation,
+  `ModelCheckpoint`, `model.save`), or after a resumption, the settled state is checkpointed first. Otherwise a run
+  killed after a release would resume from before it, draw other noise for the same gradients, and count its steps once
+  where two releases had spent them; and a checkpoint that was resumed and released k times would give its pending noise
+  k times, to be averaged away. The states are in docs/privacy-lazy.md.
+- ε counts each step once, by the model's privacy history; a step that was cut short may have run, and is counted.
 
 Layout: a zip archive of `training_checkpoint.json` and the raw little-endian values of each variable, in chunks.
 """
@@ -49,12 +48,12 @@ _CHUNK_VALUES = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """Where a training goes on.
+    """Place at which a training continues.
 
     Attributes:
-        step: Number of steps taken so far; also how many batches of a seeded sampling were used (`position`).
-        epoch: Number of the epoch that goes on, as `fit` counts them.
-        steps_in_epoch: Number of steps of that epoch that are done; `fit` makes the others.
+        step: Number of steps made; also the number of batches used of a seeded sampling (`position`).
+        epoch: Number of the epoch that continues, as `fit` counts them.
+        steps_in_epoch: Number of steps of that epoch that are made; `fit` makes the others.
     """
 
     step: int
@@ -63,7 +62,7 @@ class Resumed:
 
 
 class TrainingCheckpoint(keras.callbacks.Callback):
-    """Writes training checkpoints during `fit`, and resumes from the last one as if nothing had happened.
+    """Writes training checkpoints during `fit`, and resumes from the last one.
 
     Args:
         directory: Directory of the checkpoints; made if missing. One training, one directory.
@@ -72,9 +71,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         sampling: Sampling scheme, if there is no accountant to keep it.
 
     Raises:
-        ValueError: `every` is not positive; in `fit`, if the directory holds a checkpoint that was not resumed from, or
-            if another process trains with the directory.
-        TypeError: in `fit` and `resume`, if the model was not compiled with a mechanism of this package.
+        ValueError: `every` is not positive; in `fit`, the directory holds a checkpoint that was not resumed from, or
+            another process trains with the directory.
+        TypeError: In `fit` and `resume`, the model was not compiled with a mechanism of this package.
 
     Example:
         >>> import keras, tempfile, tfdp_rec
@@ -87,7 +86,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         True
     """
 
-    keeps_off_weights = True  # see release.settle_for: this one wants them as they are
+    keeps_off_weights = True  # this one wants them as they are (`release.settling_ahead`)
 
     def __init__(
         self,
@@ -100,16 +99,16 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if every is not None and (int(every) != every or every < 1):
             raise ValueError(f"every must be a positive number of steps or None, got {every!r}.")
         self.directory = os.fspath(directory)
-        self.every, self.accountant, self.sampling = every, accountant, sampling
+        self.every, self.accountant = every, accountant
+        self._holders = {"accountant": accountant, "sampling": sampling}  # of a state that is kept with the model's
         self._resumed: Resumed | None = None
         self._epoch, self._done, self._to_skip = 0, 0, 0
         self._saved: Any = None
         self._own_stop = False
 
-    # What fit calls.
+    # Hooks of fit.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses to train past a checkpoint, and sets the first epoch."""
         _private_optimizer(self.model)
         hold(self.directory)
         self._clean_up()
@@ -127,29 +126,26 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._guard_releases()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """A resumed epoch has steps behind it."""
         begin_at_epoch(self.model, None)
         self._epoch, self._done = epoch, self._to_skip
         self._resumed = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves if it is time; ends a resumed epoch early by the steps it had behind it."""
         self._done = self._to_skip + batch + 1
         if self.every is not None and self._steps() - self._saved[0] >= self.every:
             self.save()
+        # A resumed epoch ends early by the steps that were made before.
         if self._to_skip and self._done >= (self.params.get("steps") or float("inf")) and not self.model.stop_training:
             self.model.stop_training = self._own_stop = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves, as the beginning of the next epoch."""
         if self._own_stop:
             self.model.stop_training = self._own_stop = False
         self._epoch, self._done, self._to_skip = epoch + 1, 0, 0
         self.save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The next fit begins where its caller says."""
-        begin_at_epoch(self.model, None)
+        begin_at_epoch(self.model, None)  # the next fit begins where its caller says
         self._resumed = None
 
     def _before_release(self) -> None:
@@ -169,8 +165,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             archive.writestr(_HEADER, json.dumps(self._header(), indent=1))
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
-                    for chunk in _chunks(variable):
-                        file.write(chunk)
+                    file.writelines(_chunks(variable))
         if self.accountant is not None:
             self.accountant.note_checkpoint(self.model.optimizer.dp_event())
         for path_before in older:
@@ -191,15 +186,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "steps_in_epoch": self._done,
             "steps_per_epoch": (self.params or {}).get("steps"),
             "history": optimizer.privacy_history.snapshot().dumps(),
-            "accountant": None if self.accountant is None else self.accountant.get_state(),
-            "sampling": None if self.sampling is None else self.sampling.get_state(),
+            **{key: None if holder is None else holder.get_state() for key, holder in self._holders.items()},
         }
 
     def _steps(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
 
     def _state(self) -> tuple[int, int | None, bool]:
-        """What changes when the weights do: steps, the ledger's clock (failed steps too), settled or not."""
+        # What changes when the weights do: steps, the ledger's clock (failed steps too), settled or not.
         optimizer = self.model.optimizer
         clock = optimizer.ledger_variables.get("clock")
         return self._steps(), None if clock is None else int(clock.numpy()), getattr(optimizer, "releasable", True)
@@ -210,7 +204,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return [os.path.join(self.directory, name) for _, name in found]
 
     def _clean_up(self) -> None:
-        """Removes what a killed process had begun to write."""
+        # A killed process leaves what it had begun to write.
         for name in os.listdir(self.directory) if os.path.isdir(self.directory) else []:
             if name.startswith(".") and name.endswith(SUFFIX):
                 os.remove(os.path.join(self.directory, name))
@@ -222,16 +216,16 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return (self._paths() or [None])[-1]  # type: ignore[list-item]
 
     def resume(self, model: Any) -> Resumed | None:
-        """Puts a model, its optimizer and the accountant where the last checkpoint left them; None if there is none.
+        """Restores a model, its optimizer and the accountant from the last checkpoint; None if there is none.
 
-        Then call `fit` with the same arguments as ever: it goes on in the epoch it was in. Batches of a sampling with a
-        seed go on at `position=resumed.step`; without a seed they are drawn afresh, as they should be.
+        Then call `fit` with the same arguments: it continues in the epoch of the checkpoint. Batches of a sampling with
+        a seed continue at `position=resumed.step`; without a seed they are drawn afresh.
 
         Args:
             model: Model, built, and compiled with a mechanism made with the same arguments.
 
         Raises:
-            ValueError: the checkpoint is of another mechanism, other settings or other tables; both values are named.
+            ValueError: The checkpoint is of another mechanism, other settings or other tables; both values are named.
         """
         optimizer = _private_optimizer(model)
         hold(self.directory)
@@ -251,7 +245,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                         _fill(variables[name], shape, file)
                 optimizer.ledger_restored()
         optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
-        for holder, key in ((self.accountant, "accountant"), (self.sampling, "sampling")):
+        for key, holder in self._holders.items():
             if holder is not None:
                 holder.set_state(header[key])
         if self.accountant is not None:
@@ -262,7 +256,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return self._resumed
 
     def _guard_releases(self) -> None:
-        """From now on what leaves the model is in a checkpoint first, whether or not a fit is going on."""
+        # From now on what leaves the model is in a checkpoint first, whether or not a fit is going on.
         self._saved = self._state()
         if self.model.optimizer.built:
             self.model.release.guard(self.model.optimizer)
@@ -285,7 +279,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 if name.split("/")[:2] == ["ledger", "totals"]:
                     variables[name] = ["grows with the steps"]
         _refuse_difference("variables", theirs, mine_now)
-        for holder, key in ((self.accountant, "accountant"), (self.sampling, "sampling")):
+        for key, holder in self._holders.items():
             if (holder is None) != (header[key] is None):
                 here, there = ("None", "one") if holder is None else ("one", "None")
                 raise ValueError(f"The checkpoint was written with {key}={there}, this callback has {here}.")
@@ -299,7 +293,7 @@ def _private_optimizer(model: Any) -> PrivateOptimizer:
 
 
 def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
-    """What must be the same when training goes on: mechanism, constructor's settings, weights' shapes."""
+    # What must be the same when training continues: mechanism, constructor's settings, weights' shapes.
     config = {**optimizer.get_config(), **optimizer.constructed_with}
     weights = model.trainable_variables
     return {
@@ -311,13 +305,13 @@ def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
 
 
 def _decays(optimizer: PrivateOptimizer) -> dict[str, float]:
-    """The decay of each table that has one of its own, by its number."""
+    # The decay of each table that has one of its own, by its number.
     found = {f"weights {table.number}": regularizer_decay(table.variable) for table in optimizer.tables.values()}
     return {name: decay for name, decay in found.items() if decay}
 
 
 def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
-    """Names and TensorFlow variables of all that training depends on; metrics start anew with every epoch."""
+    # Names and TensorFlow variables of all that training depends on; metrics start anew with every epoch.
     metrics = {id(v) for v in model.metrics_variables}
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
@@ -326,12 +320,12 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
 
 
 def _shape(variable: tf.Variable) -> list[int]:
-    """The shape it has now: that of the totals grows."""
+    # The present shape: that of the totals grows.
     return [int(size) for size in tf.shape(variable)]
 
 
 def _chunks(variable: tf.Variable) -> Iterator[bytes]:
-    """A variable's values, some rows at a time."""
+    # A variable's values, some rows at a time.
     if not variable.shape.rank:
         yield variable.numpy().tobytes()
         return
@@ -340,7 +334,7 @@ def _chunks(variable: tf.Variable) -> Iterator[bytes]:
 
 
 def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
-    """Reads what `_chunks` wrote."""
+    # Reads what `_chunks` wrote.
     kind = np.dtype(variable.dtype.as_numpy_dtype)
     if not shape or variable.shape.as_list() != shape:
         variable.assign(np.frombuffer(file.read(), kind).reshape(shape))

@@ -109,7 +109,7 @@ def _in_options(message: str, args: argparse.Namespace) -> str:
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
     args.given = given
-    with interruption.answered() as asked:
+    with interruption.answered():
         try:
             return args.run(args)
         except (KeyboardInterrupt, ValueError, OSError) as problem:
@@ -117,7 +117,7 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
                 raise
             if isinstance(problem, KeyboardInterrupt):
                 print(f"{parser.prog}: interrupted", file=sys.stderr)
-                return asked.code
+                return interruption.exit_code()
             message = _in_options(" ".join(_said(problem).split()), args) or type(problem).__name__
             print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
             return 2

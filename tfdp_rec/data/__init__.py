@@ -1,4 +1,4 @@
-"""What a training loop needs of its data, in one room: sampling schemes, the look-ahead stage, data sets."""
+"""Sampling schemes, the look-ahead stage and data sets."""
 
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items

@@ -43,7 +43,8 @@ class Catalogue:
         self._sorted = self.ids[self._order]
         if self._sorted[0] <= 0 or (np.diff(self._sorted) == 0).any():
             raise ValueError("item_ids must be positive and all different (0 is padding).")
-        self._in_order = self._sorted[-1] == len(ids) and bool((np.diff(self._order) == 1).all())  # 1, 2, ..., M
+        # Numbers of a log are 1, 2, ..., M: those need no search.
+        self._in_order = self._sorted[-1] == len(ids) and bool((np.diff(self._order) == 1).all())
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -188,6 +189,11 @@ def log_of(given: Any) -> InParts:
     return given if hasattr(given, "parts") else UserLists(given)
 
 
+def values_at(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
+    """Values at places, which may lie beyond the end where they count for nothing; zeros of an empty array."""
+    return np.asarray(array[np.minimum(places, len(array) - 1)]) if len(array) else np.zeros(places.shape, array.dtype)
+
+
 def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, int]]:
     """Users from `start` to `end` at a time, of about so many rows together, and at least one."""
     start = 0
@@ -206,5 +212,6 @@ def _joined(held: list[NDArray[Any]], catalogue: Catalogue) -> Part:
 def _part(items: NDArray[Any], lengths: NDArray[np.int64], catalogue: Catalogue) -> Part:
     users = np.repeat(np.arange(len(lengths)), lengths)
     places = catalogue.places(items)
+    # One number a (user, item): what a user repeats counts once, and users stay in order.
     pairs = np.unique((users * len(catalogue) + places)[places >= 0])
     return Part(len(lengths), pairs // len(catalogue), pairs % len(catalogue))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.datasets.log import values_at
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.timelines import PADDING, Timelines
 
@@ -106,8 +107,8 @@ class NextItemExamples:
         """Labels at these places of the users' items, with their context."""
         starts, has = self.starts[indices], self.lengths[indices] > 0
         before = self._before(positions) if self.ordered else self._others(indices, positions, rng)
-        context = np.where(before >= 0, self._taken(starts[:, None] + np.maximum(before, 0)), PADDING)
-        label = np.where(has, self._taken(starts + positions), PADDING)
+        context = np.where(before >= 0, values_at(self.items, starts[:, None] + np.maximum(before, 0)), PADDING)
+        label = np.where(has, values_at(self.items, starts + positions), PADDING)
         return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
 
     def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -121,17 +122,14 @@ class NextItemExamples:
         """Any places but each user's label's, none twice (Floyd's draw); -1 where there are no more."""
         others = np.maximum(self.lengths[indices] - 1, 0)
         drawn = np.full((len(indices), self.history), -1)
+        # Floyd: column j draws from the first n − k + j + 1 places; one that is taken gives way to the last of them, so
+        # that each set of k places is equally likely, without a permutation of a long history.
         for column in range(self.history):
             last = others - np.minimum(others, self.history) + column
             place = rng.integers(0, np.maximum(last, 0) + 1)
             place = np.where((drawn == place[:, None]).any(axis=1), last, place)
             drawn[:, column] = np.where(last < others, place, -1)
         return np.where(drawn >= positions[:, None], drawn + 1, drawn)  # the label's place is skipped
-
-    def _taken(self, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        if not len(self.items):
-            return np.zeros(places.shape, np.int32)
-        return np.asarray(self.items[np.minimum(places, len(self.items) - 1)])
 
     def _draw_negatives(self) -> NDArray[np.int32]:
         drawn = self._rng.choice(self.num_items, self.negatives, replace=False, shuffle=False)

@@ -35,7 +35,7 @@ from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.meter import void_of
-from tfdp_rec.training.batch import normalised
+from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -165,7 +165,7 @@ class ParameterServerTrainer:
     def _checked_spec(self) -> Any:
         streams = self.sampling.graph_streams if self.sampling else 0
         given = self._dataset_fn().element_spec
-        self._source, spec = source_of(given), normalised(given)
+        self._source, spec = source_of(given), examples_of(given)
         if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
         if self._source.sampling not in (None, self.sampling):

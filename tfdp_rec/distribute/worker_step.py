@@ -22,8 +22,8 @@ from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.tables import distinct_rows
 from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
+from tfdp_rec.training.lookahead import TableReader
 from tfdp_rec.training.private_step import PrivateStep, finite_losses
-from tfdp_rec.training.table_reader import TableReader
 
 
 class WorkerStep:

@@ -170,6 +170,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         """
         query = self({feature: tf.convert_to_tensor(batch[feature]) for feature in FEATURES})
         table = self.labels.embeddings.value
+        # The best so far and the best of the next chunk: never the scores of all labels at once.
         scores = tf.fill([tf.shape(query)[0], 0], tf.constant(0.0, query.dtype))
         ids = tf.zeros([tf.shape(query)[0], 0], tf.int64)
         for start in range(1, self.num_labels, chunk):  # label 0 is padding

@@ -70,7 +70,6 @@ class PCTR(SavedByArguments, PrivateTraining, keras.Model):
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes all variables; called by the constructor, since all shapes are known."""
         for table in self.tables:
             table.build()
         width = sum(self.embedding_widths) + self.num_numeric

@@ -195,6 +195,7 @@ class TwoTowerAnswers(tf.Module):
     def __init__(self, model: TwoTower):
         super().__init__()
         self.places = np.arange(len(model.vocabulary))
+        # Copies: what is exported does not change when training goes on, and the Keras model does not come along.
         self.candidates = tf.Variable(model._candidates(), trainable=False)
         self.tower = [tf.Variable(w.numpy(), trainable=False) for w in _tower_weights(model)]
         self.history_length = model.history_length
@@ -210,6 +211,7 @@ class TwoTowerAnswers(tf.Module):
 
     def _scores(self, history: tf.Tensor) -> tf.Tensor:
         """Scores of the catalogue, `[batch, items]`; what the history holds is left out."""
+        # Only the last items make the query, but none of the history is answered.
         known = tf.cast(history >= 0, tf.int64)
         recent = tf.cast(tf.cumsum(known, axis=1, reverse=True) <= self.history_length, tf.int64)
         query = _with_one(self._encode(history + 1, known * recent))

@@ -100,6 +100,7 @@ class Served:
         return {name: _plain(value) for name, value in sorted(outputs.items())}
 
     def _refuse_too_much(self, tensors: Mapping[str, tf.Tensor]) -> None:
+        # Before the model runs: a request of few bytes may ask for an answer of gigabytes, by k or by lengths.
         lengths = tensors.get("lengths", tf.zeros([0], tf.int32))
         sizes = [value.shape.as_list() for value in tensors.values() if value.shape.rank == 2]
         rows = max([size[0] for size in sizes] + [len(lengths)])

@@ -217,20 +217,13 @@ class Handler(BaseHTTPRequestHandler):
             self._length()
         except _HttpError:
             self._unread = False
-            return True  # `do_POST` gives the reason
+            return True  # `_body` gives the reason
         return super().handle_expect_100()
 
     def do_GET(self) -> None:
-        """Answers with the status or the metadata."""
-        self._respond(self._description)
-
-    def do_POST(self) -> None:
-        """Answers with predictions."""
-        self._respond(self._prediction)
-
-    def _respond(self, answer: Any) -> None:
+        """Answers with the status, the metadata or, to a POST, predictions."""
         try:
-            status, found = HTTPStatus.OK, answer()
+            status, found = HTTPStatus.OK, self._answer()
         except BadRequest as refusal:
             status, found = refusal.status, {"error": str(refusal)}
         except Exception as problem:  # without an answer the caller would wait in vain
@@ -239,22 +232,23 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the request's body may not have been read
         self._send(status, found)
 
-    def _description(self) -> dict[str, Any]:
+    do_POST = do_GET
+
+    def _answer(self) -> dict[str, Any]:
         what = self._path()
+        if self.command == "POST":
+            if what != ":predict":
+                raise _HttpError(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
+            text = self._body()
+            with self.server.prediction_slots:
+                return self.server.served.predict(_parsed(text))
         if what == "":
             fine = {"error_code": "OK", "error_message": ""}
             return {"model_version_status": [{"version": "1", "state": "AVAILABLE", "status": fine}]}
-        if what != "/metadata":
-            raise _HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"Send a POST to {self.path}.")
-        spec = {"name": self.server.model_name, "signature_name": "", "version": "1"}
-        return {"model_spec": spec, "metadata": {"signature_def": self.server.served.metadata()}}
-
-    def _prediction(self) -> dict[str, Any]:
-        if self._path() != ":predict":
-            raise _HttpError(HTTPStatus.NOT_FOUND, f"Only :predict is answered here, not {self.path[:100]}.")
-        text = self._body()
-        with self.server.prediction_slots:
-            return self.server.served.predict(_parsed(text))
+        if what == "/metadata":
+            spec = {"name": self.server.model_name, "signature_name": "", "version": "1"}
+            return {"model_spec": spec, "metadata": {"signature_def": self.server.served.metadata()}}
+        raise _HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"Send a POST to {self.path}.")
 
     def _path(self) -> str:
         """The path after this model's name; other models and other Host headers are refused."""

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import batches
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, checked_batch, without_draw
-from tfdp_rec.training.lookahead import LookAhead
+
+
+class LookAhead(NamedTuple):
+    """An element of a dataset with look-ahead: a batch, and the ids that the next batch will read."""
+
+    batch: Any
+    upcoming: dict[str, tf.Tensor]  # by table path; empty after the last batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,20 +36,14 @@ class Batch:
 
     @classmethod
     def from_data(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
-        """The batch in an element of training data.
-
-        Example:
-            >>> Batch.from_data((tf.constant([1.0, 2.0]), None, None)).examples.shape
-            TensorShape([2])
-        """
+        """The batch in an element of training data."""
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return cls(batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs), upcoming)
 
     @classmethod
     def proved(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
         """The batch of a training step, whose proof of its draw, if it has one, is checked and used up."""
-        drawn = without_nones(data.batch if isinstance(data, LookAhead) else data)
-        examples, source = checked_batch(drawn, shared_inputs, expected_batch_size)
+        examples, source = checked_batch(_drawn(data), shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return dataclasses.replace(cls.from_data(examples, shared_inputs), upcoming=upcoming, source=source)
 
@@ -54,17 +54,16 @@ class Batch:
 
 
 def examples_of(data: Any) -> Any:
-    """The batch as the model takes it, without look-ahead and proof."""
-    return normalised(data.batch if isinstance(data, LookAhead) else data)
+    """The batch as the model takes it, or its spec, without look-ahead, trailing Nones and the proof of its draw."""
+    return _without_nones(without_draw(_drawn(data)))
 
 
-def normalised(data: Any) -> Any:
-    """A batch, or its spec, without Keras' trailing Nones and without the proof of its draw."""
-    return without_nones(without_draw(without_nones(data)))
+def _drawn(data: Any) -> Any:
+    return _without_nones(data.batch if isinstance(data, LookAhead) else data)
 
 
-def without_nones(data: Any) -> Any:
-    """Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y)."""
+def _without_nones(data: Any) -> Any:
+    # Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y).
     if isinstance(data, tuple) and not hasattr(data, "_fields"):
         while len(data) > 1 and data[-1] is None:
             data = data[:-1]
@@ -87,12 +86,15 @@ def loose_spec(value: Any) -> tf.TensorSpec:
     return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
 
 
-def hidden_spec(leaf: Any, spec: Any, shared: Sequence[str]) -> Any:
-    """A tensor spec with its batch axis of unknown length, unless the entry is shared by the batch."""
-    examples = batches.example_leaves(spec, shared)
-    if not isinstance(leaf, tf.TensorSpec) or not any(leaf is e for e in examples) or not leaf.shape.rank:
-        return leaf
-    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+def hidden_specs(spec: Any, shared: Sequence[str]) -> list[Any]:
+    """The tensor specs of a batch, with a batch axis of unknown length in those that are not shared by the batch."""
+    examples = {id(leaf) for leaf in batches.example_leaves(spec, shared)}
+
+    def hidden(leaf: Any) -> Any:
+        by_example = isinstance(leaf, tf.TensorSpec) and id(leaf) in examples and leaf.shape.rank
+        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if by_example else leaf
+
+    return [hidden(leaf) for leaf in tf.nest.flatten(spec) if leaf is not None]
 
 
 def predictions_of(examples: Any, outputs: list[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 A lazy mechanism settles those rows in the step before they are read. The ids are derived from the model: its loss is
 traced once in a scratch graph while the inputs of embedding layers are recorded, and the graph is pruned to the
-operations that produce them. The pruned function is mapped over the dataset, ahead of training.
+operations that produce them. The pruned function is mapped over the dataset, ahead of training, without the weights.
 
     batches b_1, b_2, …, b_n   ->   (b_1, ids(b_2)), (b_2, ids(b_3)), …, (b_n, nothing)
 
@@ -11,27 +11,16 @@ Correctness does not depend on it: rows that it does not announce are settled wh
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.clipping.recorder import recording, refuse_added_losses
+from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, without_draw
+from tfdp_rec.training.batch import LookAhead, examples_of, hidden_specs
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
-
-
-class LookAhead(NamedTuple):
-    """A batch, and the ids that the next batch will read."""
-
-    batch: Any
-    upcoming: dict[str, tf.Tensor]  # by table path; empty after the last batch
-
-
-class ReadsTables(Protocol):
-    """A model with a table reader, such as `PrivateTraining`."""
-
-    def table_reader(self, spec: Any) -> Any:
-        """A function batch -> {table path: ids [n] int64} for batches of that element spec."""
 
 
 def is_lookahead(dataset: tf.data.Dataset) -> bool:
@@ -39,7 +28,7 @@ def is_lookahead(dataset: tf.data.Dataset) -> bool:
     return isinstance(dataset.element_spec, LookAhead)
 
 
-def lookahead(dataset: tf.data.Dataset, model: ReadsTables, reader: Any = None) -> tf.data.Dataset:
+def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.data.Dataset:
     """Pairs each batch with the ids that the next one will read.
 
     Args:
@@ -104,3 +93,51 @@ def _blank(spec: Any) -> Any:
         return tf.fill(shape, "") if leaf.dtype == tf.string else tf.zeros(shape, leaf.dtype)
 
     return tf.nest.map_structure(blank, spec)
+
+
+class TableReader:
+    """A function from a batch to the ids that it reads, by table."""
+
+    def __init__(self, tables: list[str], pruned: Any):
+        self.tables = tables  # paths of the variables that are read by rows only
+        self._pruned = pruned
+
+    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
+        """Ids `[n]`, int64, by table path."""
+        if self._pruned is None:
+            return {}
+        return self._pruned(*tf.nest.flatten(examples_of(batch)))
+
+
+def trace_reader(model: Any, spec: Any) -> TableReader:
+    """The table reader of a model, from one trace of its loss."""
+    spec = examples_of(spec)
+    ids: dict[str, tf.Tensor] = {}
+
+    def trace(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        batch = tf.nest.pack_sequence_as(spec, tensors)
+        with model.release.in_step(), recording(model) as recorder:
+            model.per_example_loss(batch, training=True)
+        for path, reads in recorder.tables().items():
+            ids[path] = tf.concat([tf.reshape(tf.cast(r, tf.int64), [-1]) for r in reads], axis=0)
+        return ids
+
+    build_layers(model, spec)
+    refuse_added_losses(model)
+    given = hidden_specs(spec, model.shared_inputs)
+    wrapped = tf.compat.v1.wrap_function(trace, given)
+    pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs) if ids else None
+    return TableReader(list(ids), pruned)
+
+
+def build_layers(model: Any, spec: Any) -> None:
+    """Makes the variables of layers that have none yet, from the spec of a batch."""
+    # By a trace of its own: within `wrap_function` variables of one name, such as "embeddings", would collide.
+    if all(layer.built for layer in layers_within(model)):
+        return
+
+    def loss(*tensors: tf.Tensor) -> tf.Tensor:
+        return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
+
+    with model.release.in_step():  # traced, not run
+        tf.function(loss, autograph=False).get_concrete_function(*hidden_specs(spec, model.shared_inputs))

@@ -18,19 +18,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
-from tfdp_rec.spending.entries import SAVED_AS, Entries
-from tfdp_rec.spending.meter import Meter, meters_of
-from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec, normalised
-from tfdp_rec.training.callback_refusals import refuse_data_dependent
-from tfdp_rec.training.callback_warnings import WarnIfNoBudget, WarnIfNoiseDrowns, WarnOnDivergence
-from tfdp_rec.training.lookahead import is_lookahead, lookahead
+from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec
+from tfdp_rec.training.callback_checks import refuse_data_dependent, several, warnings_for
+from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of
 from tfdp_rec.training.overridden_steps import predictions_read, read_step
 from tfdp_rec.training.own_loss import (
@@ -46,9 +42,8 @@ from tfdp_rec.training.own_loss import (
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_losses
-from tfdp_rec.training.release import settle_for
+from tfdp_rec.training.release import settling_ahead
 from tfdp_rec.training.release_methods import ReleaseMethods
-from tfdp_rec.training.table_reader import TableReader, trace_reader
 
 
 class PrivateTraining(ReleaseMethods):
@@ -75,7 +70,6 @@ class PrivateTraining(ReleaseMethods):
     _table_paths: dict[str, None] | None = None
     _loss: Any = None
     _loss_weights: Any = None
-    privacy_history: Meter | None = None  # entries of its steps, under all its optimizers
     feeding: Source | None = None  # source of the batches of the present fit
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -169,55 +163,6 @@ class PrivateTraining(ReleaseMethods):
         """Whether the model was compiled with a mechanism of this package."""
         return isinstance(self.optimizer, PrivateOptimizer)
 
-    def save_own_variables(self, store: Any) -> None:
-        """As Keras', with the privacy history, so that every way of loading the model restores it."""
-        super().save_own_variables(store)
-        if self.has_history():
-            store[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
-
-    def load_own_variables(self, store: Any) -> None:
-        """As Keras'; a saved privacy history is added to the present one."""
-        super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
-        if SAVED_AS in store.keys():
-            self.loaded_history().merge_saved(Entries.from_array(store[SAVED_AS]))
-
-    def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', with the privacy history, and without the state of metrics."""
-        tree = super().get_state_tree(*args, **kwargs)
-        if self.has_history():
-            tree[SAVED_AS] = self.privacy_history.snapshot().to_array()  # type: ignore[union-attr]
-        return tree
-
-    def set_state_tree(self, state_tree: Any) -> None:
-        """As Keras'; a saved privacy history is added to the present one."""
-        super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})
-        if SAVED_AS in state_tree:
-            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
-
-    @functools.cached_property
-    def checkpointed_history(self) -> CheckpointedHistory:
-        """The privacy history's place in TensorFlow's checkpoints."""
-        return CheckpointedHistory(self)
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        children = super()._trackable_children(save_type, **kwargs)
-        return {**children, SAVED_AS: self.checkpointed_history} if save_type == "checkpoint" else children
-
-    def has_history(self) -> bool:
-        """Whether steps of this model, or of another on its layers, are in its weights."""
-        if self.privacy_history is None and any(meters_of(variable) for variable in self.weights):  # type: ignore[attr-defined]
-            self.privacy_history = Meter()
-        if self.privacy_history is not None:
-            self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
-        return self.privacy_history is not None
-
-    def loaded_history(self) -> Meter:
-        """The history that saved entries are added to."""
-        if self.privacy_history is None:  # loaded without being compiled
-            self.privacy_history = Meter()
-            self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
-        return self.privacy_history
-
     def get_compile_config(self) -> dict[str, Any] | None:
         """As Keras', with the private options and the numbers of the tables."""
         config = super().get_compile_config()  # type: ignore[misc]
@@ -244,14 +189,7 @@ class PrivateTraining(ReleaseMethods):
             self.build_tables(numbers)
 
     def build_tables(self, numbers: list[int]) -> None:
-        """Builds the optimizer without a batch, for a model whose tables are known.
-
-        Args:
-            numbers: Result of `table_numbers`.
-
-        Raises:
-            ValueError: The loaded model has fewer weights than the saved one.
-        """
+        """Builds the optimizer without a batch, for a model whose `table_numbers` are known."""
         variables = self.trainable_variables  # type: ignore[attr-defined]
         if max(numbers, default=-1) >= len(variables):
             raise ValueError(
@@ -269,11 +207,7 @@ class PrivateTraining(ReleaseMethods):
         return [i for i, v in enumerate(self.trainable_variables) if self.is_table(v)]  # type: ignore[attr-defined]
 
     def is_table(self, variable: keras.Variable) -> bool:
-        """Whether a variable is read by rows only; False before a batch was seen.
-
-        Args:
-            variable: Trainable variable of the model.
-        """
+        """Whether a trainable variable is read by rows only; False before a batch was seen."""
         return variable.path in (self._table_paths or {})
 
     # The loss.
@@ -330,15 +264,23 @@ class PrivateTraining(ReleaseMethods):
             clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
             regularization = self.private_step.regularization()
             self.optimizer.apply(clipped, source=batch.source, upcoming=batch.upcoming, regularization=regularization)
-            return self._logs(clipped)
+            step = self.private_step
+            logs = logs_of(self, shown_losses(clipped), step.take_predictions(), at_once=step.microbatch_size is None)
+            return logs | (diagnostics(clipped) if step.diagnostics else {})
 
-    def _source_of(self, x: Any) -> Source:
+    def _source_of(self, x: Any, class_weight: Any) -> Source:
         # Known from the dataset's type alone: no batch is read.
         if not isinstance(x, tf.data.Dataset):
             return NO_SAMPLING
         spec: Any = x.element_spec
         spec = spec.batch if is_lookahead(x) else spec
-        return source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
+        source = source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
+        if source.sampling is not None and class_weight is not None:
+            raise ValueError(
+                "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, with "
+                "each row's weight by its class."
+            )
+        return source
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """As Keras', or by the model's own loss; ids from the look-ahead stage are ignored."""
@@ -352,11 +294,6 @@ class PrivateTraining(ReleaseMethods):
         if unseen is None or unseen.built:
             return super().get_metrics_result()  # type: ignore[misc]
         return {m.name: m.result() for m in self.metrics if m is not unseen}  # type: ignore[attr-defined]
-
-    def _logs(self, clipped: ClippedSum) -> dict[str, Any]:
-        step = self.private_step
-        logs = logs_of(self, shown_losses(clipped), step.take_predictions(), at_once=step.microbatch_size is None)
-        return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     # Preparing: layers, tables, optimizer.
 
@@ -375,7 +312,7 @@ class PrivateTraining(ReleaseMethods):
         if not self.is_private or (self.optimizer.built and self._table_paths is not None):
             return None
         with tf.init_scope():
-            spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), normalised(data))
+            spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), examples_of(data))
             reader = self.table_reader(spec)
             self._build_optimizer()
             return reader
@@ -391,11 +328,7 @@ class PrivateTraining(ReleaseMethods):
         self.release.guard(self.optimizer)
 
     def table_reader(self, spec: Any) -> TableReader:
-        """A function from a batch to the ids that it reads, by table; traces the loss once (see `data.lookahead`).
-
-        Args:
-            spec: Element spec of the batches.
-        """
+        """A function from a batch of an element spec to the ids that it reads, by table; traces the loss once."""
         reader = trace_reader(self, spec)
         self._table_paths = dict.fromkeys(reader.tables)
         return reader
@@ -421,34 +354,30 @@ class PrivateTraining(ReleaseMethods):
         Callbacks that may read weights find all noise settled at the end of an epoch. Within an epoch they read weights
         by the model's own methods, or after `self.model.settle()`.
         """
-        self._refuse_thawed_or_frozen()
-        count_ordinary_steps_of(self)
-        if self.is_private:
-            callbacks = with_budget_of_plan(self.optimizer, callbacks)
-            self.feeding = self._source_of(x)
-            if self.feeding.sampling is not None and kwargs.get("class_weight") is not None:
-                raise ValueError(
-                    "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, "
-                    "with each row's weight by its class."
-                )
-            callbacks = settle_for(callbacks)
-            refuse_data_dependent(callbacks)
-            callbacks = [*callbacks, WarnIfNoBudget(), WarnIfNoiseDrowns(), WarnOnDivergence()]
-            x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
-        try:
+        if not self.is_private:
+            count_ordinary_steps_of(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
-        finally:
+        with self.release.training(), refusals_in_words():
+            self._refuse_thawed_or_frozen()
+            callbacks = settling_ahead(_with_budget_of_plan(self.optimizer.plan, several(callbacks)))
+            refuse_data_dependent(callbacks)
+            callbacks = [*callbacks, *warnings_for(callbacks)]
             try:
-                self.settle()
+                self.feeding = self._source_of(x, kwargs.get("class_weight"))
+                x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
+                return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:
-                self.release.forget_listeners()
-                self.feeding = None
+                try:
+                    self.settle()
+                finally:
+                    self.release.forget_listeners()
+                    self.feeding = None
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.
         if isinstance(x, tf.data.Dataset):
-            reader = self.prepare(x.element_spec.batch if is_lookahead(x) else x.element_spec)
+            reader = self.prepare(x.element_spec)
             # Keras maps class weights over plain batches; without look-ahead, rows are settled when they are read.
             return x if weighted else lookahead(x, self, reader)
         self._prepare_from(x, y)
@@ -462,12 +391,14 @@ class PrivateTraining(ReleaseMethods):
 
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; errors from within the graph are raised with their sentence alone."""
-        self._refuse_thawed_or_frozen()
-        count_ordinary_steps_of(self)
-        if self.is_private and self.optimizer.plan is not None:
-            self.optimizer.plan.limit_steps()
-        self._prepare_from(x, y)
-        with refusals_in_words():
+        if not self.is_private:
+            count_ordinary_steps_of(self)
+            return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
+        with self.release.training(), refusals_in_words():
+            self._refuse_thawed_or_frozen()
+            if self.optimizer.plan is not None:
+                self.optimizer.plan.limit_steps()
+            self._prepare_from(x, y)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
 
     def settle(self) -> None:
@@ -475,30 +406,8 @@ class PrivateTraining(ReleaseMethods):
         self.release.settle()
 
     def when_settled(self, listener: Callable[[], None]) -> None:
-        """Calls a function before weights leave the present fit, after pending noise was applied.
-
-        Args:
-            listener: Function without arguments that releases nothing itself.
-        """
+        """Calls a function, which releases nothing itself, before weights leave the present fit, after settling."""
         self.release.listen(listener)
-
-
-class CheckpointedHistory(tf.train.experimental.PythonState):
-    """A model's privacy history in `tf.train.Checkpoint`, which restores weights and steps past Keras' methods."""
-
-    def __init__(self, model: PrivateTraining):
-        self.model = model
-
-    def serialize(self) -> str:
-        """As the model's files have it; empty if there is none."""
-        history = self.model.privacy_history if self.model.has_history() else None
-        return "" if history is None else history.snapshot().dumps()
-
-    def deserialize(self, string_value: str) -> None:
-        """Adds a saved history to the present one."""
-        text = tf.compat.as_text(string_value)
-        if text:
-            self.model.loaded_history().merge_restored(Entries.loads(text))
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -514,13 +423,10 @@ class PrivateModel(PrivateTraining, keras.Model):
     """
 
 
-def with_budget_of_plan(optimizer: PrivateOptimizer, callbacks: Any) -> Any:
-    """The callbacks of a fit, with the budget of the optimizer's plan if they have none."""
-    several = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
-    plan = optimizer.plan
-    if plan is None or any(getattr(each, "keeps_budget", False) for each in several):
-        return callbacks
-    return [*several, plan.budget()]
+def _with_budget_of_plan(plan: Any, callbacks: list[Any]) -> list[Any]:
+    # A plan's ε is a limit also if its budget is not among the callbacks.
+    kept = plan is None or any(getattr(each, "keeps_budget", False) for each in callbacks)
+    return callbacks if kept else [*callbacks, plan.budget()]
 
 
 @functools.cache

@@ -60,14 +60,15 @@ class PrivateStep:
     def _refuse_another_length(self, batch: Batch) -> None:
         # If batches are padded to their longest row, that row decides the shape of all others. `fit` reads a dataset's
         # type, in which such a length is open; in a loop over batches each batch has a shape and a graph of its own.
-        lengths = [leaf.shape[1:].as_list() for leaf in example_leaves(batch.examples, self.model.shared_inputs)]
+        lengths = [str(leaf.shape[1:]) for leaf in example_leaves(batch.examples, self.model.shared_inputs)]
         if self._lengths is None:
             self._lengths = lengths
         if lengths != self._lengths:
+            now, earlier = (", ".join(shapes) for shapes in (lengths, self._lengths))
             raise NotPrivate(
-                f"Examples of this batch have shapes {lengths}, and earlier ones had {self._lengths}: if batches "
-                "are padded to their longest row, that row changes all others. Pad all batches to one length; or "
-                "compile anew, if the length does not depend on the data."
+                f"Examples of this batch have shapes {now}, and earlier ones {earlier}: if batches are padded "
+                "to their longest row, that row changes all others. Pad all batches to one length; or compile anew, if "
+                "the length does not depend on the data."
             )
 
     def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:

@@ -43,13 +43,6 @@ class RecallAtK(keras.metrics.Mean):
         self.k, self.padding = k, padding
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Counts the users of a batch.
-
-        Args:
-            y_true: Relevant ids, `[batch]` or `[batch, m]`.
-            y_pred: Recommended ids, `[batch, K]`, best first.
-            sample_weight: Weight of each user, `[batch]`.
-        """
         recommended = tf.convert_to_tensor(y_pred)
         relevant = tf.convert_to_tensor(y_true)
         relevant = relevant if relevant.dtype == recommended.dtype else tf.cast(relevant, recommended.dtype)

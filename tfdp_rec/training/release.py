@@ -4,7 +4,7 @@ A mechanism may owe noise to rows that no batch has read for a while. Every way 
 them, to leave training settles that noise first. From the outside in:
 
 - the model's own methods settle first (`release_methods.py`);
-- callbacks at the end of an epoch find everything settled (`settle_for`);
+- callbacks at the end of an epoch find everything settled (`settling_ahead`);
 - every table, and its rows' momentum, is *guarded*: any eager read of it settles first;
 - rows that may owe noise are *withheld* (`withheld_rows.py`): a graph that reads a table, compiled at any time, finds
   no rows there. A graph that was compiled after the table was guarded fails with the reason.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +52,9 @@ _LOGS_ONLY = (
 )
 
 
+_ONE_THREAD = threading.RLock()  # of the thread that trains privately
+
+
 class Release:
     """The releases of one model."""
 
@@ -58,6 +62,7 @@ class Release:
         self.model = model
         self._guarded: list[keras.Variable] = []  # tables, and the velocities of their rows
         self._at_work = self._leaving = 0
+        self._trained_by: int | None = None  # the thread that trains the model at present
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     # Present state.
@@ -70,6 +75,28 @@ class Release:
             yield
         finally:
             self._at_work -= 1
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """A block for private steps, which one thread of a process makes at a time."""
+        # Whether a draw was used, how many steps are allowed and which rows owe noise is read first and written later
+        # in a step: two steps at once would both find the draw unused, and the last step of a budget still to be made.
+        if not _ONE_THREAD.acquire(blocking=False):
+            raise NotPrivate(
+                "Another thread of this process trains privately: steps are checked and counted one after the other. "
+                "Train in one thread, or in processes with data and ledgers of their own."
+            )
+        before, self._trained_by = self._trained_by, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._trained_by = before
+            _ONE_THREAD.release()
+
+    def refuse_other_threads(self) -> None:
+        """Refuses a release while another thread trains the model."""
+        if self._trained_by not in (None, threading.get_ident()):
+            raise RuntimeError("Another thread trains the model: release its weights when fit has ended.")
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[None]:
@@ -174,6 +201,8 @@ class Debts:
 
     def settle(self) -> None:
         """Applies all pending noise, and publishes the rows."""
+        for release in self._releases:
+            release.refuse_other_threads()
         for optimizer in self._optimizers:
             optimizer.settle()
         if (places := withheld(self._variable)) is not None:
@@ -181,6 +210,8 @@ class Debts:
 
     def before_a_read(self) -> None:
         """Settles before an eager read of the table; in a graph, adds a check that fails with the reason."""
+        for release in self._releases:
+            release.refuse_other_threads()
         if any(release.is_open for release in self._releases):
             return
         if tf.executing_eagerly():
@@ -259,11 +290,8 @@ class _SettleAtEpochEnd(keras.callbacks.Callback):
         self.model.settle()
 
 
-def settle_for(callbacks: Any) -> Any:
+def settling_ahead(callbacks: list[Any]) -> list[Any]:
     """The callbacks of a fit, with a settling one ahead of them if any of them may look at weights."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        raise TypeError("Pass callbacks to fit as a list of callbacks: pending noise must be settled ahead of them.")
-    several = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
-    if all(type(c) in _LOGS_ONLY or getattr(c, "keeps_off_weights", False) for c in several):
-        return several
-    return [_SettleAtEpochEnd(), *several]
+    if all(type(c) in _LOGS_ONLY or getattr(c, "keeps_off_weights", False) for c in callbacks):
+        return callbacks
+    return [_SettleAtEpochEnd(), *callbacks]

@@ -1,7 +1,7 @@
 """The methods of a Keras model by which weights, or numbers computed from them, leave training.
 
-Each settles pending noise first, by its decorator `settled`. Files and folders are written completely or not at all.
-Metrics are never saved with their totals: these are computed from training data without noise.
+Each settles pending noise first. Weights leave with the privacy history and without the totals of metrics, which are
+computed from training data without noise. Files and folders are written completely or not at all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdp_rec.files import replacing
+from tfdp_rec.spending.entries import SAVED_AS, Entries
+from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
 from tfdp_rec.training.release import Release
 
@@ -32,67 +35,96 @@ def settled(method: Callable[..., Any]) -> Callable[..., Any]:
     return settled_first
 
 
+def _settled(name: str) -> Any:
+    # Keras' method of that name, settled.
+    def as_keras(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(ReleaseMethods, self), name)(*args, **kwargs)
+
+    as_keras.__name__, as_keras.__doc__ = name, "As Keras', after pending noise was applied."
+    return settled(as_keras)
+
+
 class ReleaseMethods:
-    """Mix-in, ahead of `keras.Model`, whose methods settle before weights leave."""
+    """Mix-in, ahead of `keras.Model`, whose methods settle before weights leave or are replaced."""
+
+    privacy_history: Meter | None = None  # entries of the model's steps, under all its optimizers
 
     @functools.cached_property
     def release(self) -> Release:
         """The model's `Release`."""
         return Release(self)
 
-    # Numbers computed from weights.
+    __call__ = _settled("__call__")
+    evaluate = _settled("evaluate")
+    predict = _settled("predict")
+    predict_on_batch = _settled("predict_on_batch")
+    test_on_batch = _settled("test_on_batch")
+    get_weights = _settled("get_weights")
+    load_weights = _settled("load_weights")
+    set_weights = _settled("set_weights")
 
-    @settled
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().predict(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    @settled
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'."""
-        return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    # Weights.
-
-    @settled
-    def get_weights(self) -> list[np.ndarray]:
-        """As Keras'."""
-        return super().get_weights()  # type: ignore[misc]
+    # State.
 
     @settled
     def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', without the state of metrics."""
+        """As Keras', with the privacy history, and without the state of metrics."""
         tree = super().get_state_tree(*args, **kwargs)  # type: ignore[misc]
         tree.pop("metrics_variables", None)
-        return tree
+        history = self.saved_history()
+        return tree if history is None else {**tree, SAVED_AS: history.to_array()}
+
+    @settled
+    def set_state_tree(self, state_tree: Any) -> None:
+        """As Keras'; a saved privacy history is added to the present one."""
+        super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})  # type: ignore[misc]
+        if SAVED_AS in state_tree:
+            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
 
     @settled
     def save_own_variables(self, store: Any) -> None:
-        """As Keras'; every way to save a model calls this first, after which its metrics save zeros."""
+        """As Keras', with the privacy history."""
+        # Every way to save a model calls this first, and its metrics later.
         for metric in _metrics_within(self.metrics):  # type: ignore[attr-defined]
             vars(metric)["save_own_variables"] = functools.partial(_save_zeros, metric)
         super().save_own_variables(store)  # type: ignore[misc]
+        history = self.saved_history()
+        if history is not None:
+            store[SAVED_AS] = history.to_array()
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras'; a saved privacy history is added to the present one."""
+        super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
+        if SAVED_AS in store.keys():
+            self.loaded_history().merge_saved(Entries.from_array(store[SAVED_AS]))
+
+    def saved_history(self) -> Entries | None:
+        """The entries of all steps that are in the weights: of this model, and of others on its layers."""
+        weights = self.weights  # type: ignore[attr-defined]
+        if self.privacy_history is None and any(meters_of(variable) for variable in weights):
+            self.privacy_history = Meter()
+        if self.privacy_history is None:
+            return None
+        self.privacy_history.add_weights(weights)
+        return self.privacy_history.snapshot()
+
+    def loaded_history(self) -> Meter:
+        """The history to which saved entries are added."""
+        if self.privacy_history is None:  # loaded without being compiled
+            self.privacy_history = Meter()
+            self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
+        return self.privacy_history
+
+    @functools.cached_property
+    def checkpointed_history(self) -> CheckpointedHistory:
+        """The privacy history's place in TensorFlow's checkpoints."""
+        return CheckpointedHistory(self)
 
     @settled
-    def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As Keras', for TensorFlow's checkpoints and SavedModels, without metrics."""
-        children = super()._trackable_children(*args, **kwargs)  # type: ignore[misc]
-        return {name: child for name, child in children.items() if not _is_metric(child)}
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """As Keras', for TensorFlow's checkpoints and SavedModels, without metrics; checkpoints have the history."""
+        children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        found = {name: child for name, child in children.items() if not _is_metric(child)}
+        return found | {SAVED_AS: self.checkpointed_history} if save_type == "checkpoint" else found
 
     def __reduce__(self) -> Any:
         """As Keras', which saves through `save_own_variables`."""
@@ -137,22 +169,23 @@ class ReleaseMethods:
         with self.release.leaving(), _without_metric_data(self), _replaced(filepath) as path:
             return super().export(path, *args, **kwargs)  # type: ignore[misc]
 
-    # Replacing weights that may owe noise.
 
-    @settled
-    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', after the weights to be replaced got their noise."""
-        return super().load_weights(*args, **kwargs)  # type: ignore[misc]
+class CheckpointedHistory(tf.train.experimental.PythonState):
+    """A model's privacy history in `tf.train.Checkpoint`, which restores weights and steps past Keras' methods."""
 
-    @settled
-    def set_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', after the weights to be replaced got their noise."""
-        return super().set_weights(*args, **kwargs)  # type: ignore[misc]
+    def __init__(self, model: Any):
+        self.model = model
 
-    @settled
-    def set_state_tree(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras', after the weights to be replaced got their noise."""
-        return super().set_state_tree(*args, **kwargs)  # type: ignore[misc]
+    def serialize(self) -> str:
+        """The history as text; empty if there is none."""
+        history = self.model.saved_history()
+        return "" if history is None else history.dumps()
+
+    def deserialize(self, string_value: str) -> None:
+        """Adds a saved history to the present one."""
+        text = tf.compat.as_text(string_value)
+        if text:
+            self.model.loaded_history().merge_restored(Entries.loads(text))
 
 
 @contextlib.contextmanager

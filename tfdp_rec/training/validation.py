@@ -24,16 +24,16 @@ from tfdp_rec.clipping.batches import refuse_padding, tensors
 from tfdp_rec.clipping.recorder import Unit, units_and_refusals
 from tfdp_rec.clipping.single_examples import SingleExamples
 from tfdp_rec.clipping.trial_step import TrialStep
-from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import recursion_of_table, refuse_on_table
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.training.batch import hidden_spec, loose_spec, normalised
+from tfdp_rec.training.batch import examples_of, loose_spec
+from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
-from tfdp_rec.training.table_reader import build_layers
 
 _WIDTH = 80
+_UNREAD = "The loss was not read yet: correct this first, and validate again."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ def validate(model: keras.Model, batch: Any) -> Report:
           hidden (Dense): closed form, 16 weights
           out (Dense): closed form, 5 weights
     """
-    batch = normalised(batch)
+    batch = examples_of(batch)
     before = [*_of_the_model(model), *_of_the_batch(batch)]
     if before or not isinstance(model, PrivateTraining):
         units = units_and_refusals(model)
@@ -138,7 +138,7 @@ def validate(model: keras.Model, batch: Any) -> Report:
         return _report(model, [*before, *refused], units, set(), set(refused.values()), _UNREAD)
     batch = tensors(batch)
     with contextlib.suppress(NotPrivate):  # the trial repeats the refusal
-        _build(model, batch)
+        build_layers(model, tf.nest.map_structure(loose_spec, batch))
     loss = functools.partial(model.per_example_loss, training=True)
     with model.release.in_step():
         trial = TrialStep(model, loss).read(batch)
@@ -147,9 +147,6 @@ def validate(model: keras.Model, batch: Any) -> Report:
     refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
     report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
     return dataclasses.replace(report, compared=alone.summary if alone else "")
-
-
-_UNREAD = "The loss was not read yet: correct this first, and validate again."
 
 
 def _of_the_model(model: keras.Model) -> list[str]:
@@ -188,12 +185,6 @@ def _said(refuse: Any, *args: Any) -> list[str]:
     except (NotPrivate, ValueError) as refusal:
         return [str(refusal)]
     return []
-
-
-def _build(model: Any, batch: Any) -> None:
-    if not all(layer.built for layer in layers_within(model)):
-        spec = tf.nest.map_structure(loose_spec, batch)
-        build_layers(model, spec, [hidden_spec(s, spec, model.shared_inputs) for s in tf.nest.flatten(spec)])
 
 
 def _report(

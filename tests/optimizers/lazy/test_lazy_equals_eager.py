@@ -7,6 +7,7 @@ correlated noise that loop has the matrix C⁻¹ written out, and no buffers.
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from helpers import Seeded
 from hypothesis import HealthCheck, given, settings
@@ -359,7 +360,7 @@ def test_a_sum_from_before_the_last_step_is_refused():
 
 
 def model_of(kind, **options):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     context, label = keras.Input([3], dtype="int32", name="context"), keras.Input([], dtype="int32", name="label")
     items, users = keras.layers.Embedding(20, 4, name="items"), keras.layers.Embedding(6, 2, name="users")
     joined = keras.layers.Concatenate()([keras.layers.Flatten()(items(context)), items(label), users(label % 6)])

@@ -4,6 +4,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import seeding
 from scipy import stats
 
 import tfdp_rec
@@ -12,7 +13,7 @@ from tfdp_rec.optimizers import FEST, Preselection, noisy_frequencies
 
 
 def model_of(optimizer, rows=60):
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     inputs = keras.Input([3], dtype="int64")
     table = keras.layers.Embedding(rows, 4, name="ids")
     model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(table(inputs))))

@@ -113,6 +113,7 @@ class SyntheticKG:
         topics = self._hash(chosen[:, None], 2, np.arange(_TOPICS_EACH)) % np.uint64(self.num_topics)
         topics = topics.astype(np.int64)
         walk = np.empty((chosen.size, self.max_activities), np.int64)
+        # Position by position, since a step along an edge needs where the walk stands; all individuals at once.
         for position in range(self.max_activities):
             kind, pick, rank = (self._uniform(chosen, 3 + k, position) for k in range(3))
             own = topics[np.arange(chosen.size), (pick * _TOPICS_EACH).astype(np.int64)]

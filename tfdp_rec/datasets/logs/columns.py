@@ -37,7 +37,7 @@ class Column:
         plain = [_decoded(chunk) for chunk in column.chunks]
         return pa.concat_arrays(plain) if plain else pa.array([], column.type)
 
-    def _settle(self, kind: str, stretch: Stretch, place: int, value: Any) -> None:
+    def _note_kind(self, kind: str, stretch: Stretch, place: int, value: Any) -> None:
         """Records the column's kind; another kind than the first is refused."""
         if not self.kind:
             self.kind, self.first = kind, f"{_short(value)} at {stretch.row(place)}"
@@ -79,6 +79,7 @@ def _first_place(array: pa.Array) -> int:
 
 def _first_bad(array: pa.Array, kind: pa.DataType) -> int:
     """Place of the first value that cannot be cast."""
+    # Arrow says that a value does not fit and not where, so the array is halved until one is left.
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
@@ -106,10 +107,10 @@ class IdColumn(Column):
         if place < 0:
             return pa.nulls(len(array), pa.int64() if self.kind == "whole numbers" else pa.string())
         if _is_text(array.type):
-            self._settle("text", stretch, place, array[place])
+            self._note_kind("text", stretch, place, array[place])
             array = array.cast(pa.string())
             return pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.string()), array)
-        self._settle("whole numbers", stretch, place, array[place])
+        self._note_kind("whole numbers", stretch, place, array[place])
         return self._whole(array, stretch)
 
     def _whole(self, array: pa.Array, stretch: Stretch) -> pa.Array:
@@ -152,12 +153,12 @@ class TimeColumn(Column):
     def _typed(self, array: pa.Array, stretch: Stretch, place: int) -> pa.Array:
         kind = array.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            self._settle("whole numbers" if pa.types.is_integer(kind) else "numbers", stretch, place, array[place])
+            self._note_kind("whole numbers" if pa.types.is_integer(kind) else "numbers", stretch, place, array[place])
             return array.cast(_TEXTS[self.kind])
         if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             raise ValueError(f"{stretch.where}: {self.name} is of type {kind}, which is no time. {self._way_out}.")
         zone = getattr(kind, "tz", None)
-        self._settle("moments with a zone" if zone else "moments without a zone", stretch, place, array[place])
+        self._note_kind("moments with a zone" if zone else "moments without a zone", stretch, place, array[place])
         return array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
 
     def _text(self, array: pa.Array, stretch: Stretch, place: int) -> pa.Array:
@@ -168,7 +169,7 @@ class TimeColumn(Column):
             return pa.nulls(len(array), pa.int64())
         fitting = [kind for kind, form in _TEXTS.items() if _casts(array[place : place + 1], form)]
         if self.kind not in fitting:
-            self._settle(next(iter(fitting), "no time"), stretch, place, array[place])
+            self._note_kind(next(iter(fitting), "no time"), stretch, place, array[place])
         if self.kind == "no time":
             self._refuse_at(place, stretch, array)
         form = _TEXTS[self.kind]
@@ -192,7 +193,7 @@ class TimeColumn(Column):
                 here = pc.and_(pc.greater_equal(times, first), pc.less(times, end))
                 place = pc.index(here, True).as_py()
                 if place >= 0:
-                    self._unit._settle(f"{unit} since 1970", stretch, place, times[place])
+                    self._unit._note_kind(f"{unit} since 1970", stretch, place, times[place])
 
 
 class NumberColumn(Column):

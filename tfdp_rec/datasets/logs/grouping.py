@@ -199,6 +199,7 @@ class _Grouping:
         """A part's users, how many rows each has, and the rows, by user and time, else as they came."""
         ids, user = _different(part["user"])
         arrays = {name: part[name].to_numpy() for name in part.column_names if name != "user"}
+        # Rows that count for nothing have made their user a unit, and end here.
         order = np.flatnonzero(arrays["item"] > 0)
         keys = [key for key in (arrays.get("time"), user) if key is not None]
         order = _in_order(order, keys)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.log import Catalogue, Log
+from tfdp_rec.datasets.log import Catalogue, Log, values_at
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import Temporary, row_chunks
@@ -245,10 +245,10 @@ class Interactions(Log):
         ends, starts = self.offsets[units + 1], self.offsets[units]
         counts = np.minimum(ends - starts, rows)[:, None]
         columns = np.arange(rows)
-        places = np.minimum(ends[:, None] - counts + columns, max(self.num_rows - 1, 0))
+        places = ends[:, None] - counts + columns
         arrays = {"item": self.numbers, **({} if self.times is None else {"time": self.times}), **self.features}
         there = columns < counts
-        return {name: np.where(there, _taken(array, places), array.dtype.type(0)) for name, array in arrays.items()}
+        return {name: np.where(there, values_at(array, places), array.dtype.type(0)) for name, array in arrays.items()}
 
     def _known(self) -> Items:
         if self.items is None:
@@ -266,10 +266,6 @@ _WHY = {
     "without time": "no time",
     "duplicate": "they repeat user, item and time of another",
 }
-
-
-def _taken(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    return array[places] if len(array) else np.zeros(places.shape, array.dtype)
 
 
 def _widths(about: dict[str, Any]) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 def _arrow(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     with pa.memory_map(str(path)) as file:
-        try:
+        try:  # the file format and the stream format have the same suffixes
             reader = pa.ipc.open_file(file)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
         except pa.ArrowInvalid:
@@ -183,6 +183,7 @@ def _arrow(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     from pyarrow import csv
 
+    # Opened twice: the names are checked before Arrow is asked for columns, which would name none of those there are.
     parse, read = _separated(path), csv.ReadOptions(block_size=_BYTES)
     with csv.open_csv(path, read, parse) as header:
         _check_columns(str(path), columns, header.schema.names)

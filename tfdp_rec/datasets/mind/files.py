@@ -215,6 +215,7 @@ def _tokens(texts: list[str], tokenizer: Tokenizer, length: int) -> NDArray[np.i
 def _impression(columns: list[str]) -> Impression:
     _, user, time, past, shown = columns
     moment = datetime.datetime.strptime(time, _TIME)
+    # Ids that the catalogue lacks stay: see above.
     history = tuple(past.split())
     labelled = [_candidate(item) for item in shown.split()]
     candidates = tuple(news for news, _ in labelled)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.timelines import Timelines
 
 _COLUMNS = ("userId", "movieId", "rating", "timestamp")
@@ -43,9 +44,8 @@ def read(folder: str | Path) -> Timelines:
     ratings_path, movies_path = _files(Path(folder))
     movie_ids, titles = _catalogue(movies_path)
     users, movies, times = _ratings(ratings_path)
-    order = np.argsort(movie_ids)
-    place = order[np.searchsorted(movie_ids, movies, sorter=order).clip(max=len(movie_ids) - 1)]
-    unknown = np.flatnonzero(movie_ids[place] != movies)
+    place = Catalogue(movie_ids).places(movies)
+    unknown = np.flatnonzero(place < 0)
     if len(unknown):
         line = int(unknown[0]) + 1 + (ratings_path.suffix == ".csv")
         raise ValueError(f"{ratings_path}, line {line}: movie {movies[unknown[0]]} is not in {movies_path.name}.")

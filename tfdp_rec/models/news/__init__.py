@@ -2,16 +2,14 @@
 
 from tfdp_rec.models.news.bert import pretrained_bert
 from tfdp_rec.models.news.encoders import NAMLEncoder, NRMSEncoder, PLMEncoder
-from tfdp_rec.models.news.layers import AdditiveAttention, SelfAttentionPooling, tiny_transformer
+from tfdp_rec.models.news.layers import tiny_transformer
 from tfdp_rec.models.news.model import NewsRecommender, user_encoder
 
 __all__ = [
-    "AdditiveAttention",
     "NAMLEncoder",
     "NRMSEncoder",
     "NewsRecommender",
     "PLMEncoder",
-    "SelfAttentionPooling",
     "pretrained_bert",
     "tiny_transformer",
     "user_encoder",

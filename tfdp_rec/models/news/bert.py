@@ -55,7 +55,6 @@ class BertEmbeddings(SavedByArguments, keras.layers.Layer):
         self.norm = keras.layers.LayerNormalization(epsilon=epsilon, name="norm")
 
     def build(self, input_shape: Any) -> None:
-        """Build both tables and the norm."""
         self.words.build(input_shape)
         self.places = self.add_weight(name="places", shape=(self.length, self.width), initializer="zeros")
         self.norm.build((*input_shape, self.width))
@@ -82,7 +81,6 @@ class BertLayer(SavedByArguments, keras.layers.Layer):
         self.norm = keras.layers.LayerNormalization(epsilon=epsilon, name="norm")
 
     def build(self, states_shape: Any, padding_mask_shape: Any) -> None:
-        """Build the heads, the two dense layers and the norms, as wide as the states."""
         width = states_shape[-1]
         self.heads = keras.layers.MultiHeadAttention(self.num_heads, width // self.num_heads, name="heads")
         self.narrow = keras.layers.Dense(width, name="narrow")

@@ -62,7 +62,6 @@ class NRMSEncoder(SavedByArguments, keras.layers.Layer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Build the word table and the attention."""
         self.words.build(input_shape["title"])
         self.text.build((*input_shape["title"], self.embedding_dim))
 
@@ -131,7 +130,6 @@ class NAMLEncoder(SavedByArguments, keras.layers.Layer):
         self.drop = keras.layers.Dropout(dropout)
 
     def build(self, input_shape: Any) -> None:
-        """Build the four views and their pooling."""
         self.words.build(input_shape["title"])
         for view, convolution in self.convolutions.items():
             convolution.build((*input_shape[view], self.embedding_dim))
@@ -186,7 +184,6 @@ class PLMEncoder(SavedByArguments, keras.layers.Layer):
         self.project = keras.layers.Dense(dim, name="project")
 
     def build(self, input_shape: Any) -> None:
-        """Build the pooling and the projection for what the backbone gives."""
         title = tuple(input_shape["title"])
         inputs = {
             "token_ids": keras.KerasTensor(title, dtype="int32"),

@@ -43,16 +43,7 @@ def unit_table(size: int, dim: int, name: str) -> keras.layers.Embedding:
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class AdditiveAttention(SavedByArguments, keras.layers.Layer):
-    """Pool positions with learned weights.
-
-    Args:
-        units: Width of the hidden layer that scores a position.
-
-    Example:
-        >>> import numpy as np
-        >>> AdditiveAttention(4)(np.ones((2, 5, 3), "float32"), mask=np.ones((2, 5), bool)).shape
-        TensorShape([2, 3])
-    """
+    """Pools positions with learned weights."""
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -64,7 +55,6 @@ class AdditiveAttention(SavedByArguments, keras.layers.Layer):
         self.score = keras.layers.Dense(1, use_bias=False, name="score")
 
     def build(self, input_shape: Any) -> None:
-        """Build the two scoring layers."""
         self.hidden.build(input_shape)
         self.score.build((*input_shape[:-1], self.units))
 
@@ -76,26 +66,12 @@ class AdditiveAttention(SavedByArguments, keras.layers.Layer):
         return ops.sum(ops.softmax(scores, axis=-1)[..., None] * inputs, axis=-2)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """None: the positions are gone."""
         return None
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class SelfAttentionPooling(SavedByArguments, keras.layers.Layer):
-    """Multi-head self-attention, then additive attention: the block NRMS uses for titles and for histories.
-
-    Args:
-        num_heads: Attention heads.
-        head_dim: Width of a head.
-        units: Width of the pooling's hidden layer.
-        dim: Width of the output.
-        dropout: Share of the inputs dropped in training.
-
-    Example:
-        >>> import numpy as np
-        >>> SelfAttentionPooling(2, 4, 8, 6)(np.ones((2, 5, 3), "float32")).shape
-        TensorShape([2, 6])
-    """
+    """Multi-head self-attention, then additive attention: the block NRMS uses for titles and for histories."""
 
     def __init__(
         self, num_heads: int, head_dim: int, units: int, dim: int, dropout: float = 0.0, **kwargs: Any
@@ -109,7 +85,6 @@ class SelfAttentionPooling(SavedByArguments, keras.layers.Layer):
         self.drop = keras.layers.Dropout(dropout)
 
     def build(self, input_shape: Any) -> None:
-        """Build the two stages."""
         self.heads.build(input_shape, input_shape)
         self.pool.build((*input_shape[:-1], self.dim))
 
@@ -121,7 +96,6 @@ class SelfAttentionPooling(SavedByArguments, keras.layers.Layer):
         return self.pool(self.drop(mixed, training=training), mask=mask)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """None: the positions are gone."""
         return None
 
 
@@ -150,7 +124,6 @@ class PrivateAttention(SavedByArguments, keras.layers.Layer):
         self.basis_initializer = keras.initializers.get(basis_initializer)
 
     def build(self, input_shape: Any) -> None:
-        """Make the basis vectors, as wide as the user embedding."""
         self.basis = self.add_weight(
             name="basis", shape=(self.num_basis, input_shape[-1]), initializer=self.basis_initializer
         )

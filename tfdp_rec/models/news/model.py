@@ -63,7 +63,6 @@ class NewsRecommender(SavedByArguments, keras.Model):
         self.private_attention = PrivateAttention(num_basis, clip_norm, temperature, name="private_attention")
 
     def build(self, input_shape: Any) -> None:
-        """Build the encoders and the basis vectors, also those that `call` does not use."""
         dim = self.news_encoder.dim
         if not self.news_encoder.built:
             news = {name: input_shape["news"][name] for name in self.news_encoder.reads}
