@@ -69,8 +69,10 @@ class Payments:
     def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
-        id, state = id or new_id(), self._sampling.get_state()
-        settings = {"step": events.to_json(event), "sampling": state, **({_ASSERTED: asserted} if asserted else {})}
+        id = id or new_id()
+        settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        if asserted:
+            settings[_ASSERTED] = asserted
         if isinstance(event, PlannedDpEvent):
             price, first = self._price_of_plan(event)
             self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
