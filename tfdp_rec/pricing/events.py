@@ -97,7 +97,7 @@ class _Range(NamedTuple):
 
 # By name of the field: a name has one meaning in all events.
 _RANGES = {
-    "noise_multiplier": _Range(float, lambda value: 0 <= value <= 1e9, "from 0 to 10^9"),
+    "noise_multiplier": _Range(float, lambda value: 0 <= value <= 1e100, "from 0 to 10^100"),
     "epsilon": _Range(float, lambda value: value >= 0, "at least 0"),
     "delta": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
     "padding": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
