@@ -145,13 +145,14 @@ def measure(model: Any, features: dict[str, Any], batch_size: int = 500) -> dict
     """
     import numpy as np
 
+    from tfdp_rec.metrics import recall_at_k
+
     found = []
     for start in range(0, len(features["label"]), batch_size):
         batch = {name: values[start : start + batch_size] for name, values in features.items()}
-        _, ids = model.top_k(batch, 20)
-        found.append(ids.numpy() == batch["label"][:, None])
-    hits = np.cumsum(np.concatenate(found), axis=1)
-    recalls = {f"recall@{k}": float(hits[:, k - 1].mean()) for k in (1, 5, 10, 20)}
+        found.append(model.top_k(batch, 20)[1].numpy())
+    answers, label = np.concatenate(found), features["label"][:, None]
+    recalls = {f"recall@{k}": float(recall_at_k(answers[:, :k], label).mean()) for k in (1, 5, 10, 20)}
     return recalls | {f"precision@{k}": recalls[f"recall@{k}"] / k for k in (1, 5, 10, 20)}
 
 

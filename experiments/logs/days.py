@@ -99,8 +99,8 @@ def _measured(args: argparse.Namespace, seed: int, ledger: Path) -> Iterator[tup
             yield day, name, tomorrow.recall(functools.partial(_scores, model), items)
         counts = today.of(added.items).exact_counts(today.log.with_items(added.items).catalogue)
         yield day, "popularity", tomorrow.recall(same_for_all(counts), added.items)
-        sizes = ", ".join(f"{NAMES[name]}: {len(items)} items, head {len(model.head)}" for name, (model, items) in
-                          models.items())  # fmt: skip
+        heads = {NAMES[name]: (len(items), len(model.released.head)) for name, (model, items) in models.items()}
+        sizes = ", ".join(f"{name}: {items} items, head {head}" for name, (items, head) in heads.items())
         print(f"stream {seed}, day {day}: epsilon = {added.spent():.4f} by the ledger; {sizes}", flush=True)
 
 

@@ -344,14 +344,20 @@ def released_after_resuming(directory):
     return again.model.get_weights()
 
 
-@pytest.fixture
-def killed_while_owing(tmp_path):
-    """A directory whose last checkpoint has rows that owe noise."""
-    setup = Setup(tmp_path, every=3, noise=None)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("killed")
+    setup = Setup(directory, every=3, noise=None)
     setup.checkpoint.__class__ = NoLastWords
     with pytest.raises(KeyboardInterrupt):
         setup.fit([Stop(4)])
-    return tmp_path
+    return directory
+
+
+@pytest.fixture
+def killed_while_owing(killed, tmp_path):
+    """A directory whose last checkpoint has rows that owe noise."""
+    return shutil.copytree(killed, tmp_path / "killed")
 
 
 def test_resumed_and_released_twice_is_one_release(killed_while_owing):

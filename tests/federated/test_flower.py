@@ -282,11 +282,11 @@ def test_real_processes_survive_a_killed_client_and_equal_the_simulation(tmp_pat
         terms = [node(tmp_path, chosen) | {"ledger": str(tmp_path / f"{i}.jsonl")} for i in range(3)]
         nodes = [net.supernode(f"node{i}", terms[i]) for i in range(2)]
         net.run(tmp_path / "app")
-        wait_for(lambda: "[ROUND 2]" in net.log("run") or net.failed(), 240, lambda: net.log("run"))
+        wait_for(lambda: "[ROUND 2]" in net.log("run") or net.failed(), 900, lambda: net.log("run"))
         assert not net.failed(), net.log("run")
         end(nodes[1])
         net.supernode("node2", terms[2])
-        wait_for(lambda: Path(chosen.output).exists() or net.failed(), 400, lambda: net.log("run"))
+        wait_for(lambda: Path(chosen.output).exists() or net.failed(), 900, lambda: net.log("run"))
         assert not net.failed(), net.log("run")
         assert of_run(tmp_path) and listening(of_run(tmp_path)) <= LOOPBACK
     wait_for(lambda: not of_run(tmp_path), 30, lambda: str(of_run(tmp_path)))  # helpers end with their parents

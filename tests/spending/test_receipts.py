@@ -226,6 +226,58 @@ def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
     assert accountant_of(other).steps == 10
 
 
+WAYS_IN = {
+    "weights": lambda of, into, path: [do(path / "a.weights.h5") for do in (of.save_weights, into.load_weights)],
+    "state tree": lambda of, into, path: into.set_state_tree(of.get_state_tree()),
+    "checkpoint": lambda of, into, path: tf.train.Checkpoint(model=into).read(
+        tf.train.Checkpoint(model=of).write(str(path / "a"))
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN.values(), ids=WAYS_IN)
+def test_layers_that_were_loaded_take_the_history_into_other_models(tmp_path, way):
+    """The optimizer of the loaded model was never built, and ten steps were told as none to models of its layers."""
+    trained, loaded = (model_of(layer=keras.layers.Dense(1, name="same")) for _ in range(2))
+    train(trained, 10)
+    way(trained, loaded, tmp_path)
+    beside = model_of(layer=loaded.layers[-1])
+    np.testing.assert_array_equal(beside.get_weights()[0], trained.get_weights()[0])
+    train(beside, 2)
+    assert accountant_of(beside).steps == 12
+
+
+class TwoParts(tfdp_rec.PrivateModel):
+    """A model with a weight of its own, of some size."""
+
+    def __init__(self, size, **options):
+        super().__init__(**options)
+        self.size, self.dense = size, keras.layers.Dense(1)
+
+    def build(self, shape):
+        for number in range(self.size):
+            self.add_weight(shape=(1,), trainable=False, name=f"own_{number}")
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_what_is_loaded_past_an_error_has_its_history(tmp_path):
+    models = [TwoParts(size) for size in (1, 2)]
+    for model in models:
+        model.build((None, 2))
+    models[0].compile(optimizer_of(), "mse", run_eagerly=True)
+    train(models[0], 10)
+    models[0].save_weights(tmp_path / "one.weights.h5")
+    models[1].load_weights(tmp_path / "one.weights.h5", skip_mismatch=True)
+    np.testing.assert_array_equal(models[1].dense.get_weights()[0], models[0].dense.get_weights()[0])
+    models[1].compile(optimizer_of(), "mse", run_eagerly=True)
+    train(models[1], 2)
+    assert accountant_of(models[1]).steps == 12
+
+
 def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
     """The steps of a model with less noise were told at the price of this one's: ε = .15 for 27."""
     other = model_of(optimizer_of(noise=0.5))

@@ -71,7 +71,6 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise TypeError(
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
-        self.accountant.begin_fit(self.model)
         self.accountant.follow(self.model)
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
@@ -105,7 +104,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.accountant.restarts_ahead = 0
-        self.accountant.end_fit()
+        self.accountant.give_back_unused()
         self.model.optimizer.privacy_history.allow(None)
         if self.model.optimizer.plan is not None:
             self.model.optimizer.plan.limit_steps()

@@ -32,6 +32,8 @@ from tfdp_rec.distribute.cluster import Cluster
 if TYPE_CHECKING:
     import tensorflow as tf
 
+_START_SECONDS = 60.0  # the longest time until a server answers
+
 
 class LocalCluster:
     """Workers and parameter servers on 127.0.0.1; a context manager that ends them all, whatever happens.
@@ -42,7 +44,6 @@ class LocalCluster:
         workers: Number of workers.
         servers: Number of parameter servers.
         folder: Folder for the logs; a temporary one if left out.
-        start_seconds: Longest time until a server answers.
 
     Raises:
         ValueError: if there is not at least one of each.
@@ -54,11 +55,11 @@ class LocalCluster:
         ...     trainer.fit(100)
     """
 
-    def __init__(self, workers: int = 2, servers: int = 2, folder: str | Path | None = None, start_seconds: float = 60):
+    def __init__(self, workers: int = 2, servers: int = 2, folder: str | Path | None = None):
         if workers < 1 or servers < 1:
             raise ValueError(f"a cluster needs at least one worker and one server, got {workers} and {servers}.")
         self._counts = {"worker": workers, "ps": servers}
-        self._folder_given, self._start_seconds = folder, start_seconds
+        self._folder_given = folder
         self._launcher: subprocess.Popen[str] | None = None
         self._pids: dict[str, int] = {}
         self._ends = contextlib.ExitStack()
@@ -133,7 +134,7 @@ class LocalCluster:
         self._checked(name)
         assert self._launcher is not None and self._launcher.stdin is not None and self._launcher.stdout is not None
         job, index = name.split(":")
-        order = {"job": job, "index": int(index), "log": str(self._log_path(name)), "seconds": self._start_seconds}
+        order = {"job": job, "index": int(index), "log": str(self._log_path(name)), "seconds": _START_SECONDS}
         with contextlib.suppress(BrokenPipeError):
             self._launcher.stdin.write(json.dumps({**order, "cluster": dict(self.cluster.jobs)}) + "\n")
             self._launcher.stdin.flush()

@@ -400,7 +400,7 @@ class ParameterServerTrainer:
             local.table_reader(self._spec)
         self._watch.during(lambda: self._served.fetch(local))
         if self._private:
-            local.privacy_history.merge_saved(self._optimizer.privacy_history.snapshot())
+            local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
         self.save()
         return local
 

@@ -119,17 +119,14 @@ class LocalUpdate(abc.ABC):
             "negatives": self.labels.num_negatives,
         }
 
-    def charge_once(self, client: Client, accountant: accounting.ClientAccountant) -> None:
-        """Record what a client that takes part at all has released before: labels drawn once and for all."""
-        if client.label_epsilon:
+    def charge(self, client: Client, accountant: accounting.ClientAccountant, rounds: int = 1) -> None:
+        """Record all that this client releases in so many updates, and the labels that it drew once and for all."""
+        if rounds and client.label_epsilon:
             accountant.spend_labels(LabelPermutation(client.label_epsilon, self.labels.num_negatives).event)
-
-    def charge(self, client: Client, accountant: accounting.ClientAccountant) -> None:
-        """Record what one update of this client releases."""
         for event in self.round_events(client):
-            accountant.spend_history(event)
+            accountant.spend_history(event, rounds)
         if client.spends_on_labels and self.label_event is not None:
-            accountant.spend_labels(self.label_event)
+            accountant.spend_labels(self.label_event, rounds)
 
     def _news_of(self, *rows: Any) -> tuple[tf.Tensor, tuple[Any, ...]]:
         """Vectors of the anonymous news and of those in the rows, and the rows' places among them; 0 stays 0."""

@@ -58,7 +58,7 @@ class Loopback:
         install = "--disable-runtime-dependency-installation"
         quiet = [install] if install in self._help(command) else []
         process = self._start("superlink", command, "--insecure", *where, *quiet)
-        wait_for(lambda: _answers(self.control), 60, lambda: self.log("superlink"))
+        wait_for(lambda: _answers(self.control), 300, lambda: self.log("superlink"))
         return process
 
     def supernode(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
@@ -85,7 +85,7 @@ class Loopback:
         if command not in self._helps:
             asked = [str(self._bin / command), "--help"]
             self._helps[command] = subprocess.run(
-                asked, env=self._environment, capture_output=True, text=True, timeout=120
+                asked, env=self._environment, capture_output=True, text=True, timeout=600
             ).stdout
         return self._helps[command]
 

@@ -91,7 +91,6 @@ class Participant:
     data: Client
     terms: DeviceTerms
     method: str = "private"
-    client_rate: float = 1.0
     source: words.WordSource = words.os_entropy
 
     def answer(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -104,9 +103,7 @@ class Participant:
         for variable, value in zip(variables, weights):
             variable.assign(value)
         gradients, _ = self.update.gradients(self.update.draw([self.data]))
-        return [
-            w - self.client_rate * np.where(np.isfinite(g), g, 0.0).astype(g.dtype) for w, g in zip(weights, gradients)
-        ]
+        return [w - np.where(np.isfinite(g), g, 0.0).astype(g.dtype) for w, g in zip(weights, gradients)]
 
     def pay_round(self) -> None:
         """Writes one more round down, and the labels that it needs and that were never drawn."""

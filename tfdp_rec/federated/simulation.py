@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,17 +109,10 @@ class Simulation:
         self.answers: np.ndarray[Any, Any] = np.zeros(len(self.clients), dtype=np.int64)
         self.losses: list[float] = []
 
-    def run(self, rounds: int, after_round: Callable[[int, float], None] | None = None) -> None:
-        """Train for some rounds; may be called again to go on.
-
-        Args:
-            rounds: Number of rounds.
-            after_round: Function called with the round's number and loss.
-        """
+    def run(self, rounds: int) -> None:
+        """Train for some rounds; may be called again to go on."""
         for _ in range(rounds):
-            loss = self.round()
-            if after_round is not None:
-                after_round(self._rounds_done, loss)
+            self.round()
 
     def round(self) -> float:
         """One round; returns the cohort's loss."""
@@ -145,10 +138,7 @@ class Simulation:
                 training clicks.
         """
         accountant = accounting.ClientAccountant()
-        if self.answers[index]:
-            self.update.charge_once(self.clients[index], accountant)
-        for _ in range(int(self.answers[index])):
-            self.update.charge(self.clients[index], accountant)
+        self.update.charge(self.clients[index], accountant, int(self.answers[index]))
         return accountant.epsilon(delta, disjoint)
 
     def worst_epsilon(self, delta: float) -> float:

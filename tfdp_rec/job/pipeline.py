@@ -255,7 +255,7 @@ def _sums(run: Run) -> SpectralRecommender:
     run.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
     counter = functools.partial(run.show.count, "users read", 2 * len(run.log))
     made = private_sums.released(run, UserSubset(run.log, run.users.train, counter))
-    run.show.note(f"pairs of {len(made.head):,} items were counted")
+    run.show.note(f"pairs of {len(made.released.head):,} items were counted")
     return made
 
 
@@ -283,7 +283,7 @@ def _popularity(run: Run, sums: SpectralRecommender | None) -> list[dict[str, An
         cost = epsilon_of(ComposedDpEvent([event for event, _ in run.budget.before_training]), run.delta)
         shown.append((names.dp_popularity.name, run.prior, cost))
     elif sums is not None:
-        shown.append((names.dp_popularity.name, sums.counts, private_sums.counts_epsilon(run, sums)))
+        shown.append((names.dp_popularity.name, sums.released.counts, private_sums.counts_epsilon(run, sums)))
     return [
         _record(run, name, MadeRecommender(None, same_for_all(counts))) | {"epsilon": epsilon}
         for name, counts, epsilon in shown

@@ -75,9 +75,6 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
     Raises:
         ValueError: a feature has no vocabulary size, or `num_heads` does not divide `width`.
 
-    Reference:
-        Berlowitz et al., EANA, RecSys 2022, section 4.2.2.
-
     Example:
         >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
         >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)

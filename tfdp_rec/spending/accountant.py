@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import json
 import math
-import threading
 from typing import Any
 
 import dp_accounting
@@ -121,7 +120,6 @@ class Accountant:
         self.restarts_ahead = 0  # number of times that a forecast assumes the batches to be iterated anew
         self._recorded, self._followed = Entries(), list[Any]()
         self._block: _Block | None = None
-        self._fitting: tuple[threading.Thread, Any] | None = None  # thread, and its model, of the last fit that began
         self._epsilons: dict[str, float] = {}
         self.payments: Payments | None = None
         self._check(event)
@@ -159,23 +157,6 @@ class Accountant:
         if found not in self._followed:
             self._followed.append(found)
             found.followed = True
-
-    def begin_fit(self, model: Any) -> None:
-        """Raises where a fit under this accountant, of this `model` or another, is going on in another thread."""
-        # Each of two would take the last step that fits, and give back the block that the other has paid for.
-        mine = threading.current_thread()
-        thread, other = self._fitting or (mine, None)
-        if thread is not mine and thread.is_alive() and getattr(other, "feeding", None) is not None:
-            raise ValueError(
-                "A fit under this accountant is going on in another thread, and steps of two would not be within one "
-                "budget: fit one model after the other, or give each an accountant and a budget of its own."
-            )
-        self._fitting = mine, model
-
-    def end_fit(self) -> None:
-        """Gives back the steps that were paid for and not made; the next fit may be in any thread."""
-        self.give_back_unused()
-        self._fitting = None
 
     @property
     def meters(self) -> list[Any]:

@@ -31,9 +31,9 @@ from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary
 from tfdp_rec.training.overridden_steps import predictions_read, read_step
 from tfdp_rec.training.own_loss import (
     averaged_losses,
-    averages_its_loss,
     evaluation_step,
     has_own_loss_alone,
+    is_own,
     logs_of,
     ordinary_step,
     refuse_no_call,
@@ -242,7 +242,7 @@ class PrivateTraining(ReleaseMethods):
     @property
     def averages_its_loss(self) -> bool:
         """Whether the loss is the model's own `compute_loss`, from whose graph the examples' losses are read."""
-        return averages_its_loss(self)
+        return is_own(self, "compute_loss") and not is_own(self, "per_example_loss")
 
     # The step.
 

@@ -35,11 +35,6 @@ def has_own_loss_alone(model: Any) -> bool:
     return is_own(model, "per_example_loss") and not is_own(model, "compute_loss")
 
 
-def averages_its_loss(model: Any) -> bool:
-    """Whether a model has a `compute_loss` of its own, and no `per_example_loss` beside it."""
-    return is_own(model, "compute_loss") and not is_own(model, "per_example_loss")
-
-
 def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
     """The losses `[batch]` whose sum or mean a `compute_loss` returns, read from its graph; eagerly, one by one."""
     if tf.executing_eagerly():

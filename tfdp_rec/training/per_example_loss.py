@@ -14,21 +14,13 @@ import tensorflow as tf
 
 from tfdp_rec.keras_internals import mask_of
 
+_SEVERAL = (list, tuple, dict)
+
 
 def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """Each example's loss, `[batch]`, of a loss as `compile` takes it.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> y, p = tf.constant([[0.0], [1.0]]), tf.constant([[0.0], [3.0]])
-        >>> per_example_loss("mse", None, y, p, None).numpy().tolist()
-        [0.0, 4.0]
-    """
-    outputs = _by_output(y_pred, y_pred)
-    losses = _by_output(loss, y_pred, broadcast=not isinstance(loss, (list, tuple, dict)))
-    targets = _by_output(y, y_pred)
-    weights = _by_output(loss_weights, y_pred, broadcast=not isinstance(loss_weights, (list, tuple, dict)))
-    samples = _by_output(sample_weight, y_pred, broadcast=not isinstance(sample_weight, (list, tuple, dict)))
+    """Each example's loss, `[batch]`, of a loss as `compile` takes it."""
+    outputs, targets = _by_output(y_pred, y_pred), _by_output(y, y_pred)
+    losses, weights, samples = (_or_for_all(given, y_pred) for given in (loss, loss_weights, sample_weight))
     # Keras sums the weighted losses of the outputs.
     total = None
     for one, target, output, weight, sample in zip(losses, targets, outputs, weights, samples):
@@ -42,23 +34,26 @@ def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_w
     return total
 
 
-def _by_output(structure: Any, y_pred: Any, broadcast: bool = False) -> list[Any]:
-    """`structure` as a list with one entry per output of the model."""
+def _or_for_all(given: Any, y_pred: Any) -> list[Any]:
+    # One that is for all outputs, or one entry per output.
+    if isinstance(given, _SEVERAL):
+        return _by_output(given, y_pred)
+    return [given] * (len(y_pred) if isinstance(y_pred, _SEVERAL) else 1)
+
+
+def _by_output(structure: Any, y_pred: Any) -> list[Any]:
+    # `structure` as a list with one entry per output of the model.
     if isinstance(y_pred, dict):
-        if broadcast:
-            return [structure for _ in y_pred]
         if not isinstance(structure, dict) or set(structure) - set(y_pred):
             raise ValueError(f"The model's outputs are {sorted(y_pred)}; losses, targets and weights need those keys.")
         return [structure.get(name) for name in y_pred]
     if isinstance(y_pred, (list, tuple)):
-        if broadcast:
-            return [structure for _ in y_pred]
         if not isinstance(structure, (list, tuple)) or len(structure) != len(y_pred):
             raise ValueError(
                 f"The model gives a list of {len(y_pred)} outputs; losses, targets and weights are lists as long."
             )
         return list(structure)
-    if isinstance(structure, (list, tuple, dict)):
+    if isinstance(structure, _SEVERAL):
         if len(structure) != 1:
             raise ValueError(f"The model has one output; losses, targets and weights have one entry, not {structure}.")
         return list(structure.values() if isinstance(structure, dict) else structure)
@@ -89,7 +84,7 @@ def _refuse_shared_weight(loss: keras.losses.Loss) -> None:
 
 
 def _over_own_axes(values: tf.Tensor, mask: Any, sample_weight: Any, total: bool) -> tf.Tensor:
-    """The mean (or sum) over every axis but the first; masked positions are neither summed nor counted."""
+    # The mean (or sum) over every axis but the first; masked positions are neither summed nor counted.
     counted = tf.ones_like(values) if mask is None else _fitted(mask, values)
     if sample_weight is not None:
         values = values * _fitted(sample_weight, values)
@@ -101,7 +96,7 @@ def _over_own_axes(values: tf.Tensor, mask: Any, sample_weight: Any, total: bool
 
 
 def _fitted(weights: Any, values: tf.Tensor) -> tf.Tensor:
-    """Weights by example or position, with axes of 1 up to the rank of `values`."""
+    # Weights by example or position, with axes of 1 up to the rank of `values`.
     weights = tf.cast(weights, values.dtype)
     if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
         weights = weights[..., 0]

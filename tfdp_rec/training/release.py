@@ -83,8 +83,8 @@ class Release:
         # in a step: two steps at once would both find the draw unused, and the last step of a budget still to be made.
         if not _ONE_THREAD.acquire(blocking=False):
             raise NotPrivate(
-                "Another thread of this process trains privately: steps are checked and counted one after the other. "
-                "Train in one thread, or in processes with data and ledgers of their own."
+                "A private fit is going on in another thread, and steps are checked and counted one after the other: "
+                "train in one thread, or in processes with data and ledgers of their own."
             )
         before, self._trained_by = self._trained_by, threading.get_ident()
         try:

@@ -93,9 +93,9 @@ class ReleaseMethods:
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
-        super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
-        if SAVED_AS in store.keys():
+        if SAVED_AS in store.keys():  # first: skip_mismatch=True passes over what follows an error
             self.loaded_history().merge_saved(Entries.from_array(store[SAVED_AS]))
+        super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
 
     def saved_history(self) -> Entries | None:
         """The entries of all steps that are in the weights: of this model, and of others on its layers."""
@@ -111,7 +111,8 @@ class ReleaseMethods:
         """The history to which saved entries are added."""
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
-            self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
+        # Other models on these layers have spent it too. An optimizer declares them once built, which may be never.
+        self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
         return self.privacy_history
 
     @functools.cached_property

@@ -100,16 +100,6 @@ class NewsDataset:
         return groups
 
 
-def words(text: str) -> list[str]:
-    """Lower-case words and punctuation of `text`.
-
-    Example:
-        >>> words("Don't panic: 42!")
-        ["don't", 'panic', '42', '!']
-    """
-    return _WORD.findall(text.lower())
-
-
 class Tokenizer(Protocol):
     """Text to token ids; 0 is padding."""
 
@@ -135,12 +125,12 @@ class Words:
     @classmethod
     def of(cls, texts: Iterable[str], min_word_count: int) -> Words:
         """Those that occur often enough in some texts."""
-        counts = Counter(word for text in texts for word in words(text))
+        counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
         return cls(("", "?", *sorted(word for word, count in counts.items() if count >= min_word_count)))
 
     def __call__(self, text: str, length: int) -> list[int]:
         """The first `length` words' ids."""
-        return [self._ids.get(word, 1) for word in words(text)[:length]]
+        return [self._ids.get(word, 1) for word in _WORD.findall(text.lower())[:length]]
 
 
 def read(

@@ -27,7 +27,7 @@ from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
 from tfdp_rec.optimizers.noise_walk import noise_walk
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.orders import FixedOrder

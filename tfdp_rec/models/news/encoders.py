@@ -32,9 +32,6 @@ class NRMSEncoder(SavedByArguments, keras.layers.Layer):
         attention_units: Width of the pooling's hidden layer.
         dropout: Share dropped in training.
 
-    Reference:
-        Wu et al., "Neural News Recommendation with Multi-Head Self-Attention", 2019.
-
     Example:
         >>> import numpy as np
         >>> NRMSEncoder(50, 16, 8)({"title": np.ones((4, 6), "int32")}).shape
@@ -85,9 +82,6 @@ class NAMLEncoder(SavedByArguments, keras.layers.Layer):
         kernel_size: Words a filter sees.
         attention_units: Width of each pooling's hidden layer.
         dropout: Share dropped in training.
-
-    Reference:
-        Wu et al., "Neural News Recommendation with Attentive Multi-View Learning", 2019.
 
     Example:
         >>> import numpy as np
@@ -161,9 +155,6 @@ class PLMEncoder(SavedByArguments, keras.layers.Layer):
             [N, T, h], as the backbones of keras-hub do; a dict with "sequence_output" will do too.
         dim: Width of a news vector.
         attention_units: Width of the pooling's hidden layer.
-
-    Reference:
-        Wu et al., "Empowering News Recommendation with Pre-trained Language Models", 2021.
 
     Example:
         >>> import numpy as np
