@@ -12,15 +12,14 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing import events
 from tfdp_rec.spending.ledger import Chain, used
 
-if TYPE_CHECKING:
-    from tfdp_rec.spending.accountant import Accountant
+Accountant: TypeAlias = Any  # `spending.accountant.Accountant`, whose file imports this one
 
 
 class Statement(str):
