@@ -20,6 +20,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from scipy.special import log_ndtr
 
 from experiments.adafest.problems import Examples, Problem, bucket_frequencies
 from experiments.adafest.report import times
@@ -30,7 +31,7 @@ from tfdp_rec.datasets.criteo.generated import NUM_CATEGORICAL, SyntheticCriteo,
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.sparse.draws import gumbel_epsilon, split_noise_multiplier
+from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import calibrate_noise
 
 SELECTION_FRACTION = 0.1
@@ -276,3 +277,9 @@ class Trainings:
             "score": float(np.mean(scores[len(scores) // 2 :])),
             "reduction": self.problem.values(model) / float(np.mean(updated)) if any(updated) else None,
         }
+
+
+def gumbel_epsilon(noise_multiplier: float, num_survivors: int) -> float:
+    """The e0 with which top-m selection counts as one Gaussian of that noise multiplier."""
+    mu = 1.0 / (noise_multiplier * math.sqrt(num_survivors))
+    return 2.0 * float(log_ndtr(0.5 * mu) - log_ndtr(-0.5 * mu))

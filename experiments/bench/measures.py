@@ -131,7 +131,7 @@ def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[
         "reading marks": lambda: [optimizer.ledger.since(path, ids) for path, ids in distinct.items()],
         "sampling": lambda: optimizer.noise.draw(requests, now),
         "noise to rows": lambda: [
-            t.write(distinct[p], t.read(distinct[p])[0] - values[p], None) for p, t in tables.items()
+            t.write(distinct[p], (t.read(distinct[p])[0] - values[p],)) for p, t in tables.items()
         ],
         "gradient to rows": lambda: [
             t.step(gradient[p].indices, gradient[p].values, tf.constant(0.0)) for p, t in tables.items()

@@ -25,7 +25,7 @@ from tfdp_rec.datasets.movielens import generated
 from tfdp_rec.job.evaluation import Evaluation
 from tfdp_rec.models import TwoTower
 from tfdp_rec.optimizers.noise_walk import noise_walk
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import calibrate_noise
 
 

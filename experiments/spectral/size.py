@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     events = (folder / "items.npy").stat().st_size / 8
     print(
         f"{args.users} users, {args.items} items, {events:.3g} events, ε {args.epsilon:g}: head "
-        f"{len(recommender.head)}, {taken:.0f} s, {(_peak() - before) / 1024:.0f} MB beside {before / 1024:.0f} MB of "
-        f"Python, load before {load:.1f} on {os.cpu_count()} cores"
+        f"{len(recommender.released.head)}, {taken:.0f} s, {(_peak() - before) / 1024:.0f} MB beside "
+        f"{before / 1024:.0f} MB of Python, load before {load:.1f} on {os.cpu_count()} cores"
     )
     return 0
 

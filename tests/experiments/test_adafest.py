@@ -13,6 +13,7 @@ from experiments.adafest.report import best_reductions, merged, report
 from experiments.adafest.sentences import SyntheticText
 from experiments.study import Study
 from tfdp_rec.datasets.criteo.generated import CriteoExamples, SyntheticCriteo
+from tfdp_rec.optimizers.sparse import draws
 
 TINY = settings.Sizes(
     examples=4000, test_examples=500, batch_size=200, steps=3, hidden=(8,), delta=1e-5, days=2
@@ -171,6 +172,13 @@ def test_the_command_writes_its_report(tmp_path, monkeypatch):
     assert len(results["frontier"]) == 4 and results["sizes"]["steps"] == 2
     assert (tmp_path / "frontier.png").stat().st_size > 5000
     assert "| AdaFEST |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 3.0, 40.0])
+def test_an_epsilon_and_its_gaussian_are_each_others_inverse(noise_multiplier):
+    epsilon = trainings.gumbel_epsilon(noise_multiplier, num_survivors=50)
+    assert draws.gumbel_noise_multiplier(epsilon, num_survivors=50) == pytest.approx(noise_multiplier, rel=1e-6)
+    assert round(draws.gumbel_noise_multiplier(0.01, num_survivors=100), 2) == 15.96
 
 
 def test_days_come_in_the_order_of_their_numbers(tmp_path):

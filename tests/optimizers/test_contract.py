@@ -1,5 +1,6 @@
 """What every mechanism promises, whichever it is: a new one joins by being listed."""
 
+import functools
 import inspect
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import seeding
 import tensorflow as tf
-from helpers import bytes_in, tensors_of_shape
+from helpers import bytes_in, operations, tensors_of_shape
 
 import tfdp_rec
 from tfdp_rec import mechanisms
@@ -64,17 +65,51 @@ def batches():
     return tf.data.Dataset.from_tensor_slices((ids, rng.normal(size=[12, 1]).astype("float32"))).batch(3)
 
 
+SEED = 0x5EED0C0FFEE
+STEPS = 4
+
+
+class WatchedNoise(KeyedNoise):
+    """Keeps the graph of the step that first drew from it, with all that is around the draw."""
+
+    graph = None
+
+    def draw(self, requests, step):
+        if self.graph is None and not tf.executing_eagerly():
+            self.graph = tf.compat.v1.get_default_graph()
+            while hasattr(self.graph.outer_graph, "outer_graph"):
+                self.graph = self.graph.outer_graph
+        return super().draw(requests, step)
+
+
 @pytest.fixture(scope="module")
 def trained():
     """A model of each mechanism, trained in a graph, several steps an execution."""
-    models = {}
 
+    @functools.cache
     def of(kind, rule=None):
-        if (kind, rule) not in models:
-            options = {"noise": KeyedNoise(0x5EED0C0FFEE), "table_rule": rule}
-            models[kind, rule] = model_of(kind, compile_options={"steps_per_execution": 2}, **options)
-            models[kind, rule].fit(batches(), epochs=2, verbose=0)
-        return models[kind, rule]
+        model = model_of(kind, compile_options={"steps_per_execution": 2}, noise=WatchedNoise(SEED), table_rule=rule)
+        model.fit(batches(), verbose=0)
+        return model
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def loaded(trained, tmp_path_factory):
+    """What `trained` saves, loaded again and trained for a step with the noise of the operating system, from a seed."""
+
+    @functools.cache
+    def of(kind, rule, time=1):
+        path = tmp_path_factory.mktemp("contract") / "model.keras"
+        trained(kind, rule).save(path)
+        model = keras.models.load_model(path)
+        state = [np.asarray(v) for v in (*model.optimizer.variables, *model.weights)]
+        config, tables = model.optimizer.get_config(), model.optimizer.tables.keys()
+        model.run_eagerly = True
+        keras.utils.set_random_seed(1)
+        model.train_on_batch(*next(iter(batches())))
+        return model, path, state, config, tables
 
     return of
 
@@ -102,7 +137,7 @@ def test_privacy_settings_are_given_by_name(kind):
 
 @EVERY
 def test_config_holds_every_argument(kind):
-    arguments = set()
+    arguments = {"plan"}
     for parent in kind.__mro__:
         if issubclass(parent, PrivateOptimizer):
             arguments |= {
@@ -111,6 +146,8 @@ def test_config_holds_every_argument(kind):
                 if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
             }
     assert set(optimizer_of(kind).get_config()) == arguments
+    listed = inspect.signature(kind).parameters.values()  # as help() shows them
+    assert {p.name for p in listed if p.kind is not p.VAR_KEYWORD} == arguments
 
 
 @EVERY
@@ -217,59 +254,47 @@ def test_it_must_be_told_its_tables_and_serves_one_model(kind):
 
 @EVERY_WAY
 def test_eager_and_graph_train_alike(kind, rule, trained):
-    eager = model_of(kind, table_rule=rule, compile_options={"run_eagerly": True}, noise=KeyedNoise(0x5EED0C0FFEE))
-    eager.fit(batches(), epochs=2, verbose=0)
-    assert int(eager.optimizer.iterations) == int(trained(kind, rule).optimizer.iterations) == 8
+    eager = model_of(kind, table_rule=rule, compile_options={"run_eagerly": True}, noise=KeyedNoise(SEED))
+    eager.fit(batches(), verbose=0)
+    assert int(eager.optimizer.iterations) == int(trained(kind, rule).optimizer.iterations) == STEPS
     for one, other in zip(eager.get_weights(), trained(kind, rule).get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @EVERY_WAY
-def test_save_and_load(kind, rule, trained, tmp_path):
-    model, path = trained(kind, rule), tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    assert loaded.optimizer.get_config() == model.optimizer.get_config()
-    assert loaded.optimizer.tables.keys() == model.optimizer.tables.keys()
-    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+def test_save_and_load(kind, rule, trained, loaded):
+    model, (again, _, state, config, tables) = trained(kind, rule), loaded(kind, rule)
+    assert config == model.optimizer.get_config() and tables == model.optimizer.tables.keys()
+    for one, other in zip(state, (*model.optimizer.variables, *model.weights), strict=True):
         np.testing.assert_array_equal(one, other)
-    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    loaded.train_on_batch(*next(iter(batches())))
-    assert int(loaded.optimizer.iterations) == 9
+    assert int(again.optimizer.iterations) == STEPS + 1
 
 
 @EVERY_WAY
-def test_save_and_load_weights(kind, rule, trained, tmp_path):
+def test_a_clone_loads_weights_and_trains_by_itself(kind, rule, trained, tmp_path):
     model, path = trained(kind, rule), tmp_path / "model.weights.h5"
     model.save_weights(path)
-    other = model_of(kind, table_rule=rule, seed=2)
-    other.prepare(next(iter(batches())))
-    other.load_weights(path)
-    assert int(other.optimizer.iterations) == 8
-    for one, two in zip(other.get_weights(), model.get_weights(), strict=True):
+    clone = keras.models.clone_model(model)
+    assert isinstance(clone, tfdp_rec.PrivateModel) and clone.optimizer is not model.optimizer
+    assert clone.optimizer.get_config() == model.optimizer.get_config()
+    clone.compile(clone.optimizer, loss="mse", run_eagerly=True)
+    clone.prepare(next(iter(batches())))
+    clone.load_weights(path)
+    before = model.get_weights()
+    assert int(clone.optimizer.iterations) == STEPS
+    for one, two in zip(clone.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, two)
+    clone.train_on_batch(*next(iter(batches())))
+    assert int(clone.optimizer.iterations) == STEPS + 1 and int(model.optimizer.iterations) == STEPS
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @EVERY
 def test_untrained_models_are_saved_too(kind, tmp_path):
     model_of(kind).save(tmp_path / "new.keras")
-    loaded = keras.models.load_model(tmp_path / "new.keras")
-    assert type(loaded.optimizer) is kind and not loaded.optimizer.built
-
-
-@EVERY_WAY
-def test_clone_model(kind, rule, trained):
-    model = trained(kind, rule)
-    clone = keras.models.clone_model(model)
-    assert isinstance(clone, tfdp_rec.PrivateModel)
-    assert clone.optimizer is not model.optimizer
-    assert clone.optimizer.get_config() == model.optimizer.get_config()
-    before = model.get_weights()
-    clone.compile(clone.optimizer, loss="mse", run_eagerly=True)
-    clone.train_on_batch(*next(iter(batches())))
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    again = keras.models.load_model(tmp_path / "new.keras")
+    assert type(again.optimizer) is kind and not again.optimizer.built
 
 
 def test_an_optimizer_does_not_train_two_models(trained):
@@ -280,40 +305,30 @@ def test_an_optimizer_does_not_train_two_models(trained):
 
 
 @EVERY_WAY
-def test_files_hold_no_noise_key(kind, rule, trained, tmp_path):
-    model = trained(kind, rule)
-    entropy = model_of(kind, table_rule=rule, compile_options={"run_eagerly": True})
-    entropy.fit(batches(), verbose=0)
-    for name, one in (("keyed", model), ("entropy", entropy)):
+def test_files_hold_no_noise_key(kind, rule, trained, loaded, tmp_path):
+    for name, one in (("keyed", trained(kind, rule)), ("entropy", loaded(kind, rule)[0])):
         one.save(tmp_path / f"{name}.keras")
         one.save_weights(tmp_path / f"{name}.weights.h5")
-    state = np.asarray(entropy.optimizer.noise._generator.state)
+    state = np.asarray(loaded(kind, rule)[0].optimizer.noise._generator.state)
     secrets = [int(word).to_bytes(8, "little", signed=True) for word in state if abs(int(word)) > 2**40]
-    secrets += [state.tobytes(), (0x5EED0C0FFEE).to_bytes(8, "little"), str(0x5EED0C0FFEE).encode()]
+    secrets += [state.tobytes(), SEED.to_bytes(8, "little"), str(SEED).encode()]
     assert len(secrets) >= 4 and len(list(tmp_path.iterdir())) == 4
     for content in bytes_in(Path(tmp_path)):
         assert not any(secret in content for secret in secrets)
 
 
 @EVERY
-def test_seeding_keras_does_not_repeat_the_noise(kind):
-    weights = []
-    for _ in range(2):
-        model = model_of(kind, compile_options={"run_eagerly": True})
-        start = model.get_weights()
-        keras.utils.set_random_seed(1)
-        model.fit(batches(), verbose=0)
-        weights.append((start, model.get_weights()))
-    for one, other in zip(weights[0][0], weights[1][0], strict=True):
+def test_seeding_keras_does_not_repeat_the_noise(kind, loaded):
+    first, second = loaded(kind, None)[::2], loaded(kind, None, 2)[::2]
+    for one, other in zip(first[1], second[1], strict=True):  # from the same weights
         np.testing.assert_array_equal(one, other)
-    for one, other in zip(weights[0][1], weights[1][1], strict=True):
+    for one, other in zip(first[0].get_weights(), second[0].get_weights(), strict=True):
         assert np.any(one != other)
 
 
 @EVERY_WAY
 def test_no_tensor_of_a_step_has_the_tables_shape(kind, rule, trained):
-    model, spec = trained(kind, rule), batches().element_spec
-    step = tf.function(lambda *batch: model.train_step(batch), autograph=False)
-    graph = step.get_concrete_function(*spec).graph
+    graph = trained(kind, rule).optimizer.noise.graph
     assert tensors_of_shape(graph, [3]) or tensors_of_shape(graph, [])  # the walk sees tensors
+    assert any(o.type == "ResourceScatterUpdate" for o in operations(graph))  # of the step that writes the tables
     assert tensors_of_shape(graph, [ROWS, WIDTH]) == []

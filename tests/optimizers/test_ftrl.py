@@ -345,9 +345,8 @@ def test_parameter_servers_are_refused(kind):
 
     with pytest.raises(NotPrivate, match="steps have one order"):
         refuse_unserved(model_of(kind).optimizer)
-    if kind is tfdp_rec.LazyDPFTRL:
-        with pytest.raises(ValueError, match="parameter servers"):
-            model_of(kind, history=object())
+    with pytest.raises(ValueError, match="parameter servers"):
+        model_of(kind, history=object())
 
 
 def test_changes_of_noise_count_at_the_least():

@@ -120,7 +120,7 @@ def test_fetch_with_a_careless_empty_batch_is_refused():
 def test_bad_sizes_are_refused(scheme):
     with pytest.raises(ValueError, match="num_units must be a positive integer"):
         scheme(0, 1)
-    with pytest.raises(ValueError, match="expected_batch_size must be positive"):
+    with pytest.raises(ValueError, match="expected_batch_size must be.* positive"):
         scheme(10, 0)
     with pytest.raises(ValueError, match="fewer units than a batch"):
         scheme(10, 11)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.datasets.log import Catalogue, UserLists, log_of
+from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.spectral import gram
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.sums.fixed_point import ONE
@@ -68,9 +68,3 @@ def test_parts_and_pieces_do_not_change_a_sum(monkeypatch):
     monkeypatch.setattr(gram, "_EVENTS_AT_ONCE", 50)
     monkeypatch.setattr(gram, "_PAIRS_AT_ONCE", 20)
     assert (exact(histories) == whole).all()
-
-
-def test_every_user_is_reported_once():
-    seen = []
-    grid_gram(UserLists([[10, 20], [], [99]] * 5), CATALOGUE, HEAD, seen.append)
-    assert sum(seen) == 15

@@ -37,7 +37,7 @@ def test_two_days_of_different_users_are_one_pass_over_both():
     one, two = list(told(1, 300, 30)), list(told(2, 500, 30))
     added = fitted(two, 30, fitted(one, 30).released)
     whole = fitted([*one, *two], 30)
-    assert np.array_equal(added.counts, whole.counts) and added.released.users == 800
+    assert np.array_equal(added.released.counts, whole.released.counts) and added.released.users == 800
     assert pairs_of(added.released, 30) == pytest.approx(pairs_of(whole.released, 30), abs=1e-3)
     assert added.scores([[1, 4], []]) == pytest.approx(whole.scores([[1, 4], []]), abs=1e-4)
 
@@ -113,7 +113,7 @@ def test_the_noise_of_counts_is_what_is_said_of_it():
 def test_the_head_is_chosen_by_what_all_days_know_and_their_noise():
     first = fitted([[1, 2, 3]] * 400, 40, None, 1.0)
     added = fitted([[]] * 400, 40, first.released, 1.0)
-    assert set(added.head[:3].tolist()) == {0, 1, 2}
+    assert set(added.released.head[:3].tolist()) == {0, 1, 2}
     assert added.released.noise_with(0.0) == pytest.approx(np.hypot(first.split.gram, added.split.gram))
 
 

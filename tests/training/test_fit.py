@@ -79,7 +79,7 @@ def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
 def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
     """Stop at every write in turn: rows have the noise of each step whose gradient may have come in."""
     from tfdp_rec.optimizers import tables
-    from tfdp_rec.optimizers.lazy import marks, pending
+    from tfdp_rec.optimizers.lazy import pending
 
     model, true_scatter, cut, interrupted = in_training(1), tables.scatter, 0, True
     while interrupted:
@@ -93,7 +93,7 @@ def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
                 raise KeyboardInterrupt
             return true_scatter(*args)
 
-        for module in (tables, marks, pending):
+        for module in (tables, pending):
             monkeypatch.setattr(module, "scatter", stops)
         try:
             for ids in ([[7, 8]], [[20, 21]]):  # 20 and 21 owe a step's noise when they are read
@@ -113,7 +113,7 @@ def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
 def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatch):
     """A row whose mark says that it has paid has its noise: the noise is written first."""
     from tfdp_rec.optimizers import tables
-    from tfdp_rec.optimizers.lazy import marks
+    from tfdp_rec.optimizers.lazy import pending
 
     model, true_scatter, cut, interrupted = in_training(1), tables.scatter, 0, True
     while interrupted:
@@ -130,7 +130,7 @@ def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatc
                 raise KeyboardInterrupt
             return true_scatter(*args)
 
-        for module in (tables, marks):
+        for module in (tables, pending):
             monkeypatch.setattr(module, "scatter", stops)
         try:
             optimizer.pay({path: ids}, optimizer.ledger.now())

@@ -126,8 +126,7 @@ def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
     source = source_of(settings)
     settings = source.checked()
     if not settings.mechanism:
-        usual = names.on_servers(source.usual) if settings.servers else source.usual
-        usual = names.in_one_order(usual) if settings.sampling == SHUFFLED else usual
+        usual = names.fitting(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
         settings = dataclasses.replace(settings, mechanism=usual)
     _refuse_servers(settings)
     _refuse_release(settings, bool(args.continues))

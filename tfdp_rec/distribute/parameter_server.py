@@ -18,7 +18,7 @@ The key of the noise comes from the operating system of that machine and never l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,9 +32,7 @@ from tfdp_rec.keras_internals import resource
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, NoiseSource, Request
 from tfdp_rec.noise.system_words import system_numbers
 from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
-from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.checks import regularizer_decay
-from tfdp_rec.optimizers.lazy.lazy_dp_sgd import Arrivals
 from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.refused import NotPrivate
 
@@ -53,17 +51,6 @@ class ServedHistory(History):
 
     def at(self, steps: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(super().at(steps), [*steps.shape, self.columns])
-
-
-class LateArrivals(Arrivals):
-    """Gradients may come to rows that owe noise: steps of other workers have landed since the rows were read."""
-
-    def checks(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> Iterator[Any]:
-        return iter(())
-
-    def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
-        """What a row owes is older than the gradient that comes to it: it is paid first."""
-        optimizer.pay({path: step.move(table).indices for path, table in optimizer.tables.items()}, now)
 
 
 _ALL_SERVERS = "it decides about rows of all servers at once"
@@ -112,10 +99,9 @@ class ParameterServer:
         """Makes the server's own optimizer, like `optimizer`, and the sections."""
         refuse_unserved(optimizer)
         with tf.device(self.device):
-            mechanism = mechanisms.of(optimizer)
-            owed = mechanism is not None and mechanism.rows == "owed"
-            late = {"history": ServedHistory, "arrivals": LateArrivals()} if owed else {}
-            own = type(optimizer).from_config({**optimizer.get_config(), **late})
+            own = type(optimizer).from_config(optimizer.get_config())
+            if isinstance(own, LazyDPSGD):
+                own.history_kind, own.arrives_late = ServedHistory, True
             places = [place for _, _, place in self._variables]
             own.counts_steps = False  # the coordinator does
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)

@@ -32,7 +32,7 @@ from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import replacing
 from tfdp_rec.job import report
-from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Lifetime
+from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import measured_record, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
@@ -99,8 +99,8 @@ def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interact
     kept.open(log, {name: users.adjacency(name) for name in own}, released)
     chain = kept.ledgers[released].chain
     delta = min(1e-6, 1.0 / len(log)) if asked.delta is None else asked.delta
-    wanted = Lifetime(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
-    wanted = Lifetime.of(chain) if kept.earlier else wanted
+    wanted = Budget(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
+    wanted = Budget.of(chain) if kept.earlier else wanted
     if wanted.delta > 1 / len(users.train):
         raise ValueError(
             f"--delta {wanted.delta:g} is above 1 / {len(users.train)} users: a mechanism that publishes one user's "
@@ -108,11 +108,11 @@ def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interact
         )
     for ledger in kept.ledgers.values():
         wanted.decided(ledger)
-    decided = Lifetime.of(chain)
+    budget = Budget.of(chain)
     titles = source.titles((log.found()[1] if public is None else public.ids).type)
-    run = Run(source, kept, show, log, users, public, titles, decided.budget)
+    run = Run(source, kept, show, log, users, public, titles, budget)
     for name, ledger in kept.ledgers.items():
-        decided.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
+        budget.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
     if kept.earlier:
         _refuse_other_kind(log, kept.earlier.items)
     _refuse_full(run)
@@ -255,7 +255,7 @@ def _sums(run: Run) -> SpectralRecommender:
     run.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
     counter = functools.partial(run.show.count, "users read", 2 * len(run.log))
     made = private_sums.released(run, UserSubset(run.log, run.users.train, counter))
-    run.show.note(f"pairs of {len(made.head):,} items were counted")
+    run.show.note(f"pairs of {len(made.released.head):,} items were counted")
     return made
 
 
@@ -283,7 +283,7 @@ def _popularity(run: Run, sums: SpectralRecommender | None) -> list[dict[str, An
         cost = epsilon_of(ComposedDpEvent([event for event, _ in run.budget.before_training]), run.delta)
         shown.append((names.dp_popularity.name, run.prior, cost))
     elif sums is not None:
-        shown.append((names.dp_popularity.name, sums.counts, private_sums.counts_epsilon(run, sums)))
+        shown.append((names.dp_popularity.name, sums.released.counts, private_sums.counts_epsilon(run, sums)))
     return [
         _record(run, name, MadeRecommender(None, same_for_all(counts))) | {"epsilon": epsilon}
         for name, counts, epsilon in shown

@@ -1,8 +1,7 @@
 """Sources of the unit Gaussians that the mechanisms scale and add.
 
-EntropyNoise is for training, SecureNoise against attacks on floating-point samplers, KeyedNoise for tests;
-`gaussians` is for plain arrays that are released once. docs/privacy-noise.md says what each one promises and what it
-does not.
+EntropyNoise is for training, SecureNoise against attacks on floating-point samplers, KeyedNoise for tests; `gaussians`
+is for plain arrays that are released once. docs/privacy-noise.md says what each one promises and what it does not.
 """
 
 from tfdp_rec.lazily import imported_when_asked

@@ -13,9 +13,8 @@ y = 1 - w in the upper, y = 2^e (1 + f), 1/√(2) ≤ 1 + f < √(2),
 (A series in f / (2 + f) needs a third of the terms and a division, which costs more than they do.) The radius
 ends at 9.5, which is √(2 * 65 ln 2).
 
-Angle. One eighth of a turn to either side of the first axis is x in (-π/4, π/4), where Taylor's series
-are short; one bit exchanges the two coordinates and one bit turns the pair round, which spreads the quarter
-over the circle.
+Angle. One eighth of a turn to either side of the first axis is x in (-π/4, π/4), where Taylor's series are short; one
+bit exchanges the two coordinates and one bit turns the pair round, which spreads the quarter over the circle.
 
 Only additions, multiplications and one square root for each pair: a compiler fuses all of it into one loop
 over vector registers.
@@ -23,8 +22,6 @@ over vector registers.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 
 import tensorflow as tf
@@ -34,36 +31,20 @@ from tfdp_rec.noise.philox import Words
 RADIUS_BITS = 64
 
 
-@dataclasses.dataclass(frozen=True)
 class _Format:
-    """A floating-point format, and how long the series must be to reach its last bit."""
+    """A floating-point format, and series as long as its last bit needs."""
 
-    dtype: tf.DType
-    integer: tf.DType
-    mantissa_bits: int
-    log_terms: int
-    sine_terms: int
-    cosine_terms: int
-
-    @functools.cached_property
-    def log(self) -> list[float]:
-        """Coefficients of ln(1 + f) / f in powers of f."""
-        return [(-1) ** k / (k + 1) for k in range(self.log_terms)]
-
-    @functools.cached_property
-    def sine(self) -> list[float]:
-        """Coefficients of sin(x) / x in powers of x^2."""
-        return [(-1) ** k / math.factorial(2 * k + 1) for k in range(self.sine_terms)]
-
-    @functools.cached_property
-    def cosine(self) -> list[float]:
-        """Coefficients of cos(x) in powers of x^2."""
-        return [(-1) ** k / math.factorial(2 * k) for k in range(self.cosine_terms)]
+    def __init__(self, dtype: tf.DType, integer: tf.DType, mantissa_bits: int, log: int, sine: int, cosine: int):
+        self.dtype, self.integer, self.mantissa_bits = dtype, integer, mantissa_bits
+        # ln(1 + f) / f in powers of f; sin(x) / x and cos(x) in powers of x^2.
+        self.log = [(-1) ** k / (k + 1) for k in range(log)]
+        self.sine = [(-1) ** k / math.factorial(2 * k + 1) for k in range(sine)]
+        self.cosine = [(-1) ** k / math.factorial(2 * k) for k in range(cosine)]
 
 
 _FORMATS = {
-    tf.float32: _Format(tf.float32, tf.int32, 23, log_terms=18, sine_terms=5, cosine_terms=6),
-    tf.float64: _Format(tf.float64, tf.int64, 52, log_terms=40, sine_terms=9, cosine_terms=10),
+    tf.float32: _Format(tf.float32, tf.int32, 23, log=18, sine=5, cosine=6),
+    tf.float64: _Format(tf.float64, tf.int64, 52, log=40, sine=9, cosine=10),
 }
 
 

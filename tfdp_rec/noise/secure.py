@@ -4,10 +4,9 @@ Two attacks on textbook samplers, two answers.
 
 - A statistical generator can be predicted from enough of its output. Bits here are the key stream of
   AES-256 in counter mode; key and counter come from the operating system: to predict it is to break AES.
-- A float sampler reaches few of the values near a given one, and not the same few when the true value
-  moves: an observer of a noisy number can test which true value could have made it (Mironov 2012 for Laplace; Jin
-  et al. 2022 for Gaussians and DP-SGD). The test inverts the sampler, one guess of its uniforms at a time.
-  Here a value is
+- A float sampler reaches few of the values near a given one, and not the same few when the true value moves: an
+  observer of a noisy number can test which true value could have made it (Mironov 2012 for Laplace; Jin et al. 2022 for
+  Gaussians and DP-SGD). The test inverts the sampler, one guess of its uniforms at a time. Here a value is
 
     z = (z1 + z2 + z3 + z4) / 2,   one coordinate of each of four Box-Muller pairs in float64,
 
@@ -53,9 +52,6 @@ class SecureNoise(NoiseSource):
     - Leaves the graph for Python (tf.numpy_function): on the CPU of this process, and a function that holds
       it cannot be exported. Noise never is.
 
-    Args:
-        jit_compile: Whether XLA compiles the arithmetic. False is for platforms whose TensorFlow has no XLA.
-
     Example:
         >>> import tensorflow as tf
         >>> noise = SecureNoise()
@@ -65,9 +61,7 @@ class SecureNoise(NoiseSource):
 
     secret = True
 
-    def __init__(self, jit_compile: bool = True) -> None:
-        self.jit_compile = jit_compile
-        self._combine = _COMPILED if jit_compile else _half_sums_of_four
+    def __init__(self) -> None:
         self._streams = threading.local()  # one for each thread: a cipher's context must not be shared
 
     @tf.autograph.experimental.do_not_convert
@@ -92,12 +86,12 @@ class SecureNoise(NoiseSource):
         return tf.reshape(tf.bitcast(tf.reshape(words, [-1, 2]), tf.uint64), tf.shape(rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.jit_compile,)
+        return type(self), ()
 
     def _pairs(self, count: tf.Tensor) -> tf.Tensor:
         """So many pairs of values, as complex numbers."""
         words = tf.reshape(self._words(_WORDS * count), [4, _TERMS, count])
-        return tf.ensure_shape(self._combine(words), [None])
+        return tf.ensure_shape(_COMPILED(words), [None])
 
     def _words(self, count: tf.Tensor) -> tf.Tensor:
         """uint32 words of the key stream."""

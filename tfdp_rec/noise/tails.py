@@ -4,10 +4,9 @@ A Box-Muller pair whose radius has k bits lies in the disc |z| ≤ T, T = √(2 
 pair conditioned on the disc, which cuts off the mass 2^-k. Let two neighbouring data sets shift the noise
 of one step by s in units of its standard deviation, |s| ≤ μ = 1 / noise_multiplier, spread over m pairs.
 
-Where both densities are positive, their ratio is the untruncated one: there the untruncated δ holds,
-raised by the factor 1 / (1 - 2^-k)^m of the conditioning. The rest is the chance that z_i lies in the disc
-but not in the disc shifted by s_i, for some pair i. Such a z_i has T - |s_i| < |z_i| ≤ T, so the chance is
-below
+Where both densities are positive, their ratio is the untruncated one: there the untruncated δ holds, raised by the
+factor 1 / (1 - 2^-k)^m of the conditioning. The rest is the chance that z_i lies in the disc but not in the disc
+shifted by s_i, for some pair i. Such a z_i has T - |s_i| < |z_i| ≤ T, so the chance is below
 
   exp(-(T - |s_i|)^2 / 2) - exp(-T^2 / 2) < 2^-k (exp(T |s_i|) - 1).
 

@@ -13,8 +13,9 @@ their rows what `dense_optimizer` is to dense variables.
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
-import functools
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -29,45 +30,116 @@ from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
-from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.rules import TableRule
-from tfdp_rec.optimizers.step import Dense, Step, step_dense
+from tfdp_rec.optimizers.rules import Recursion, TableRule
 from tfdp_rec.optimizers.tables import Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, StepLimit
 
-# Each mechanism's constructor names what it adds and passes `**settings` on to the one that it stands on; `plan=` gives
-# what is not given, from a `tfdp_rec.PrivatePlan`.
 
+class MechanismType(abc.ABCMeta):
+    """How a mechanism is made: settings by name, and those that are not given by the plan, which then sees it."""
 
-def takes_plan(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor whose missing settings come from `plan`, which then sees the optimizer."""
+    # The constructors of a mechanism and of those that it stands on pass `**settings` on to one another. A plan must
+    # complete the settings ahead of the first, and can price the optimizer only after the last: hence here.
 
-    @functools.wraps(init)
-    def __init__(self: Any, learning_rate: Any, *positional: Any, plan: Any = None, **settings: Any) -> None:
-        init(self, learning_rate, *positional, **(settings if plan is None else plan.complete(settings)))
+    def __call__(cls, learning_rate: Any, *positional: Any, plan: Any = None, **settings: Any) -> Any:
+        if positional:  # a clip that lands where the batch size belongs would still train, without protection
+            raise TypeError(
+                f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
+                "learning_rate, l2_norm_clip=..., noise_multiplier=..., expected_batch_size=..., ...)."
+            )
+        made = super().__call__(learning_rate, **(settings if plan is None else plan.complete(settings)))
         if plan is not None:
-            plan.accept(self)
+            plan.accept(made)
+        return made
 
-    own = list(inspect.signature(init).parameters.values())
-    plan = inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
-    __init__.__signature__ = inspect.Signature([*own[:-1], plan, own[-1]])  # type: ignore[attr-defined]
-    return __init__
-
-
-def signature_of(kind: type, base: type) -> inspect.Signature:
-    """All settings by name: the mechanism's own, and those of its bases down to `base`."""
-    found: dict[str, inspect.Parameter] = {}
-    for each in reversed(kind.__mro__[: kind.__mro__.index(base) + 1]):
-        own = inspect.signature(each.__init__).parameters  # type: ignore[misc]
-        found |= {name: parameter for name, parameter in own.items() if name != "settings"}
-    del found["self"]
-    return inspect.Signature(sorted(found.values(), key=lambda p: (p.kind, p.default is not p.empty)))
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """All settings by name, for help(): the mechanism's own, and those of the mechanisms that it stands on."""
+        found = {"plan": inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None)}
+        for kind in (kind for kind in reversed(cls.__mro__) if isinstance(kind, MechanismType)):
+            found |= inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+        own = [parameter for name, parameter in found.items() if name not in ("self", "settings")]
+        return inspect.Signature(sorted(own, key=lambda p: (p.kind, p.default is not p.empty)))
 
 
-class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
+class Setting:
+    """A number given to a mechanism: a float64 variable, so that a change reaches the compiled step and is saved."""
+
+    # `priced` if it decides what a step costs: the record of spending then hears of a change.
+
+    def __init__(self, check: Callable[[str, float], float] = checks.positive, priced: bool = False):
+        self._check, self.priced = check, priced
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> float:
+        return self if optimizer is None else float(self.variable(optimizer).numpy())  # type: ignore[return-value]
+
+    def __set__(self, optimizer: Any, value: float) -> None:
+        checked = self._check(self.name, value)
+        if self.name not in optimizer.constructed_with:
+            optimizer.constructed_with[self.name] = checked
+            setattr(optimizer, f"_{self.name}", optimizer.add_variable((), "zeros", dtype="float64", name=self.name))
+            self.variable(optimizer).assign(checked)  # an initializer would round it to float32 on the way
+        else:
+            with optimizer.privacy_history.repricing(optimizer) if self.priced else contextlib.nullcontext():
+                self.variable(optimizer).assign(checked)
+
+    def variable(self, optimizer: Any) -> tf.Variable:
+        """The variable of an optimizer."""
+        return resource(getattr(optimizer, f"_{self.name}"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a mechanism may know of a step when it updates its tables."""
+
+    # `batch_size` is B and `stddev` s = σ C / B, both float64; moves are multiples of `pace`: η, or 1 where a rule
+    # takes gradients themselves.
+
+    clipped: ClippedSum
+    batch_size: tf.Tensor
+    stddev: tf.Tensor
+    learning_rate: tf.Tensor
+    pace: tf.Tensor
+    upcoming: Mapping[str, tf.Tensor]
+    source: Source
+    _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def noise_scale(self) -> tf.Tensor:
+        """−η s: what a unit Gaussian moves a weight by, float32."""
+        return tf.cast(-tf.cast(self.pace, tf.float64) * self.stddev, tf.float32)
+
+    def move(self, table: Table) -> tf.IndexedSlices:
+        """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
+        if table.path not in self._moves:
+            self._moves[table.path] = self._move(table)
+        return self._moves[table.path]
+
+    def _move(self, table: Table) -> tf.IndexedSlices:
+        if table.path not in self.clipped.gradients:
+            return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
+        found = self.clipped.scaled(table.path, -tf.cast(self.pace, tf.float64) / self.batch_size)
+        if not isinstance(found, tf.IndexedSlices):
+            raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A variable that is no table, its velocity if SGD has one, and its number; no tuple, which Keras would save."""
+
+    number: int
+    variable: keras.Variable
+    velocity: keras.Variable | None
+
+
+class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     """Base of the mechanisms. Not for use by itself.
 
     Args:
@@ -98,20 +170,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
 
-    def __new__(cls, *positional: Any, **settings: Any) -> PrivateOptimizer:
-        # A clip that lands where the batch size belongs still trains, without protection.
-        if len(positional) > 1:
-            raise TypeError(
-                f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
-                "learning_rate, l2_norm_clip=..., noise_multiplier=..., expected_batch_size=..., ...)."
-            )
-        return super().__new__(cls)
+    # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
+    l2_norm_clip = Setting(checks.checked_clip)
+    noise_multiplier = Setting(checks.not_negative, priced=True)
+    expected_batch_size = Setting()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.__signature__ = signature_of(cls, PrivateOptimizer)  # type: ignore[attr-defined]  # or help() would show that of __new__
-
-    @takes_plan
     def __init__(
         self,
         learning_rate: Any,
@@ -143,62 +206,24 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.dense_optimizer = checks.checked_dense(dense_optimizer)
         self.table_rule = checks.checked_rule(self, table_rule)
         self.constructed_with: dict[str, float] = {}
-        self._priced: tuple[str, ...] = ()
-        self._l2_norm_clip = self._setting("l2_norm_clip", checks.checked_clip(l2_norm_clip))
-        self._noise_multiplier = self._setting("noise_multiplier", noise_multiplier, zero=True, priced=True)
-        self._expected_batch_size = self._setting("expected_batch_size", expected_batch_size)
+        self.l2_norm_clip, self.noise_multiplier = l2_norm_clip, noise_multiplier
+        self.expected_batch_size = expected_batch_size
         self.privacy_history = Meter(self)
-
-    # Settings: variables, so that a change in mid-training reaches the compiled step, and so that they are saved.
-
-    def _setting(self, name: str, value: float, zero: bool = False, priced: bool = False) -> keras.Variable:
-        """A setting as a variable; `priced` if it decides what a step costs."""
-        checked = checks.positive(name, value, zero)
-        self.constructed_with[name] = checked
-        variable = self.add_variable((), "zeros", dtype="float64", name=name)
-        variable.assign(checked)  # an initializer would round it to float32 on the way
-        if priced:
-            self._priced += (f"_{name}",)
-        return variable
 
     @property
     def price_settings(self) -> list[tf.Variable]:
         """The settings that decide what a step costs: a step that was priced by others is refused."""
-        return [resource(getattr(self, name)) for name in self._priced]
-
-    @property
-    def l2_norm_clip(self) -> float:
-        """C, the bound on each example's gradient norm."""
-        return float(self._l2_norm_clip.numpy())
-
-    @l2_norm_clip.setter
-    def l2_norm_clip(self, value: float) -> None:
-        self._l2_norm_clip.assign(checks.checked_clip(value))
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ, in units of the sensitivity."""
-        return float(self._noise_multiplier.numpy())
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, value: float) -> None:
-        checked = checks.positive("noise_multiplier", value, zero=True)
-        with self.privacy_history.repricing(self):
-            self._noise_multiplier.assign(checked)
-
-    @property
-    def expected_batch_size(self) -> float:
-        """B, what every step divides by."""
-        return float(self._expected_batch_size.numpy())
-
-    @expected_batch_size.setter
-    def expected_batch_size(self, value: float) -> None:
-        self._expected_batch_size.assign(checks.positive("expected_batch_size", value))
+        own = (getattr(type(self), name) for name in self.constructed_with)
+        return [setting.variable(self) for setting in own if setting.priced]
 
     @property
     def clip(self) -> tf.Tensor:
         """C as a tensor, for the step that clips."""
-        return tf.identity(resource(self._l2_norm_clip))
+        return self.current("l2_norm_clip")
+
+    def current(self, setting: str) -> tf.Tensor:
+        """A setting as a step reads it, float64."""
+        return tf.identity(resource(getattr(self, f"_{setting}")))
 
     def take(self, settings: Mapping[str, tf.Tensor]) -> None:
         """Sets settings from float64 scalars, in the graph of a step; a learning rate that is a schedule stays."""
@@ -219,14 +244,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     # Building.
 
     def build(self, variables: list[keras.Variable], tables: Mapping[str, Any] | None = None) -> None:
-        """Makes the mechanism's state.
+        """Makes the mechanism's state for a model's trainable variables.
 
         Args:
             variables: The model's trainable variables.
             tables: Paths of the variables that are read by row only, as `PrivateTraining` finds them.
-
-        Raises:
-            ValueError: if `tables` is missing, or the optimizer was built for another model.
         """
         if self.built:
             checks.refuse_other_model(self, variables)
@@ -325,11 +347,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
-        batch = given(tf.identity(resource(self._expected_batch_size)), admitted)
-        stddev = resource(self._noise_multiplier) * tf.cast(clipped.sensitivity, tf.float64) / batch
+        batch = given(self.current("expected_batch_size"), admitted)
+        stddev = self.current("noise_multiplier") * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         pace = tf.ones_like(learning_rate) if self.table_rule else learning_rate
-        step = Step(clipped, batch, stddev, learning_rate, upcoming or {}, source, pace)
+        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
         with after([check for check in self.refusals(step) if check is not None]):
             self.write(step, regularization or {})
 
@@ -337,9 +359,30 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """All that a step writes, once nothing refuses it; `regularization` as in `apply`."""
         for table in self.tables.values():
             table.withhold()
-        step_dense(self, step, regularization, self.dense_noise())
+        self._step_dense(step, regularization)
         self.step_tables(step)
         self.iterations.assign_add(1)
+
+    def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        noise, noisy = self.dense_noise(), []
+        for path, dense in self.dense.items():
+            gradient = tf.cast(step.stddev, tf.float32) * noise[path]
+            if path in step.clipped.gradients:
+                gradient += tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
+            if path in regularization:
+                gradient += tf.cast(regularization[path], tf.float32)
+            if self.dense_optimizer is not None:
+                noisy.append((tf.cast(gradient, dense.variable.dtype), dense.variable))
+                continue
+            kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
+            before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
+            moved = self.recursion.step(before, -step.learning_rate * gradient, step.learning_rate)
+            for variable, value in zip(kept, moved, strict=True):
+                resource(variable).assign(tf.cast(value, variable.dtype))
+            if dense.variable.constraint is not None:
+                dense.variable.assign(dense.variable.constraint(dense.variable))
+        if self.dense_optimizer is not None and noisy:
+            self.dense_optimizer.apply_gradients(noisy)
 
     def dense_noise(self) -> dict[str, tf.Tensor]:
         """Unit Gaussians for every dense variable at this step, in its shape."""
@@ -352,6 +395,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians for some rows of a table at a step."""
         return self.noise.normal(table.number, ids, step, table.width)
+
+    def touched_rows(
+        self, step: Step, number: tf.Tensor, scaled: bool = True
+    ) -> Iterable[tuple[Table, tf.IndexedSlices, tf.Tensor]]:
+        """Each table, the moves of its rows with a gradient, and noise for these, as large as the step's or units."""
+        moves = [(table, step.move(table)) for table in self.tables.values()]
+        requests = []
+        for table, move in moves:
+            scale = tf.fill([tf.size(move.indices), 1], step.noise_scale) if scaled else None
+            requests.append(noise_sources.Request(table.number, move.indices, table.width, scale))
+        drawn = self.noise.draw(requests, number)  # one draw for all tables
+        return [(table, move, noise[:, 0]) for (table, move), noise in zip(moves, drawn, strict=True)]
 
     @property
     def step_number(self) -> tf.Tensor:
@@ -414,18 +469,16 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument; the noise source is left out, since its key must never be saved."""
-        dense = self.dense_optimizer
+        rate = learning_rate_of(self)
         return {
             "name": self.name,
-            "learning_rate": checks.serialized_rate(self),
-            "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self.noise_multiplier,
-            "expected_batch_size": self.expected_batch_size,
+            "learning_rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else checks.serialized(rate),
+            **{name: getattr(self, name) for name in self.constructed_with},
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "weight_decay": self.decoupled_weight_decay,
-            "dense_optimizer": None if dense is None else keras.optimizers.serialize(dense),
-            "table_rule": None if self.table_rule is None else keras.saving.serialize_keras_object(self.table_rule),
+            "dense_optimizer": checks.serialized(self.dense_optimizer),
+            "table_rule": checks.serialized(self.table_rule),
             "noise": None,
             "secure": self.secure,
             "plan": None,  # its settings are those above
@@ -447,7 +500,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
         """Rebuilds an optimizer from `get_config`."""
         config = dict(config)
-        for key in ("learning_rate", "dense_optimizer", "table_rule"):
+        for key in ("learning_rate", "dense_optimizer", "table_rule", "preselection"):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
         return cls(**config)

@@ -9,19 +9,16 @@ from typing import Any
 import keras
 
 from tfdp_rec.clipping import LEAST_CLIP
-from tfdp_rec.keras_internals import learning_rate_of
-from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.rules import TableRule
+from tfdp_rec.optimizers.rules import Recursion, TableRule
 from tfdp_rec.refused import NotPrivate
 
+_BY_EXAMPLE = "clipping is by example, through l2_norm_clip"
+_AVERAGE = "average saved models instead: averages of released weights cost no privacy"
 _REFUSED_OPTIONS = {
-    "clipnorm": "clipping is by example, through l2_norm_clip",
-    "clipvalue": "clipping is by example, through l2_norm_clip",
-    "global_clipnorm": "clipping is by example, through l2_norm_clip",
-    "use_ema": "average saved models instead: averages of released weights cost no privacy",
-    "ema_momentum": "average saved models instead: averages of released weights cost no privacy",
-    "ema_overwrite_frequency": "average saved models instead: averages of released weights cost no privacy",
+    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), _BY_EXAMPLE),
+    **dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"), _AVERAGE),
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
+    **dict.fromkeys(("history", "arrivals"), "it is for parameter servers, which set it themselves"),
     "row_scale": "it brought no gain and was removed (docs/adaptive.md); load such a model with compile=False",
     "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
 }
@@ -138,25 +135,27 @@ def recursion_of_table(optimizer: Any, variable: keras.Variable) -> Recursion:
     return dataclasses.replace(recursion, weight_decay=recursion.weight_decay + own)
 
 
-def serialized_rate(optimizer: Any) -> Any:
-    """Its learning rate for a config: a number, or a schedule's own config."""
-    rate = learning_rate_of(optimizer)
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return keras.optimizers.schedules.serialize(rate)
-    return float(rate.numpy()) if isinstance(rate, keras.Variable) else rate
+def serialized(part: Any) -> Any:
+    """A schedule, an optimizer, a rule or a preselection for a config; None stays None."""
+    return None if part is None else keras.saving.serialize_keras_object(part)
 
 
-def positive(name: str, value: float, zero: bool = False) -> float:
-    """A setting as a positive, finite number, or zero where `zero` allows it."""
-    number = float(value)
-    if not (number > 0 or (zero and number == 0)) or number == float("inf"):
-        raise ValueError(f"{name} must be a {'number of at least 0' if zero else 'positive number'}, got {value}.")
-    return number
+def positive(name: str, value: float) -> float:
+    """A setting as a positive, finite number."""
+    if not 0 < float(value) < float("inf"):
+        raise ValueError(f"{name} must be a positive number, got {value}.")
+    return float(value)
 
 
-def checked_clip(value: float) -> float:
+def not_negative(name: str, value: float) -> float:
+    """A setting as a finite number of at least 0."""
+    if not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{name} must be a number of at least 0, got {value}.")
+    return float(value)
+
+
+def checked_clip(name: str, value: float) -> float:
     """C as a number that float32 can keep to."""
-    number = positive("l2_norm_clip", value)
-    if number < LEAST_CLIP:
-        raise ValueError(f"l2_norm_clip must be at least {LEAST_CLIP}, got {value}: float32 cannot keep to less.")
-    return number
+    if positive(name, value) < LEAST_CLIP:
+        raise ValueError(f"{name} must be at least {LEAST_CLIP}, got {value}: float32 cannot keep to less.")
+    return float(value)

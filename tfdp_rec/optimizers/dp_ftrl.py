@@ -1,10 +1,25 @@
-"""DP-FTRL: DP-SGD whose noise is correlated from step to step. The slow one, on all rows at every step.
+"""DP-FTRL: DP-SGD whose noise takes back, a little at every step, what was added before; on all rows at every step.
 
-    θ ← (1 − ηλ) θ − η (ĝ + s n_t),    n = C⁻¹ z on all rows,    s = σ C / B
+Where other mechanisms add s z_t, z_t ~ N(0, I), to a step's clipped sum, this adds s n_t, n = C⁻¹ z, with buffers T_m
+of every weight's own (`tfdp_rec.pricing.correlated_noise` has C, its sensitivity and the event of the whole training):
 
-Guarantees:
-- the weights after every step, all of them together, are one Gaussian mechanism: (ε, δ)-DP for the event
-  `correlation.dp_event(σ)`, for batches in a fixed order, under zero-out adjacency, no sampling needed.
+    θ ← (1 − ηλ) θ − η (ĝ + s n_t),    n_t = z_t − Σ_m a_m T_m,    T_m ← θ_m T_m + n_t,    s = σ C / B
+
+s multiplies what the buffers make, so that a change of clip or batch size in mid-training stays exact: it is g_t / s_t
+that C acts on. Under several σ the least counts.
+
+Guarantee: the weights after every step, all of them together, are one Gaussian mechanism: (ε, δ)-DP for the event
+`correlation.dp_event(σ)`, for batches in a fixed order, under zero-out adjacency, no sampling needed. Checked before a
+step is counted or anything written:
+
+- the plan has a step left;
+- a batch of an order (`FixedOrder`, `BoundedStream`) is the one whose turn it is;
+- no step and no payment was cut short. A weight that was written and its buffers that were not would let the next
+  noise take back what was never added: after that every step is refused, and every release in which rows owe noise, but
+  from a training checkpoint.
+
+**The buffers are secret**: with them, noise that was released can be subtracted. No release and no saved model holds
+them; a training checkpoint does. A model that was loaded therefore begins a plan anew, an event of its own.
 
 Reference:
     Kairouz et al., "Practical and private (deep) learning without sampling or shuffling", 2021.
@@ -13,10 +28,92 @@ Reference:
 
 from __future__ import annotations
 
-import keras
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
+import dp_accounting
+import keras
+import tensorflow as tf
+
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.demands import demand
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.dp_sgd import DPSGD
+from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
+from tfdp_rec.pricing.correlated_noise import BufferedToeplitz, Correlation
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.sampling.orders import Order
+from tfdp_rec.sampling.sampling_proof import Source
+
+
+class CorrelatedOptimizer(PrivateOptimizer):
+    """Base of the mechanisms with correlated noise. Not for use by itself."""
+
+    why_no_table_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
+
+    def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):
+        correlation = Correlation.from_config(correlation) if isinstance(correlation, dict) else correlation
+        if not isinstance(correlation, Correlation):
+            raise ValueError(
+                f"{type(self).__name__} needs the plan of its noise: correlation=tfdp_rec.privacy."
+                f"optimised_correlation(steps, separation); got {correlation!r}."
+            )
+        super().__init__(learning_rate, **settings)
+        self.correlation = correlation
+        self.course = Course(correlation.steps)
+
+    @property
+    def position(self) -> int:
+        """How many steps of the plan were made: where `FixedOrder.batches(fetch, position=...)` goes on."""
+        return int(self.course.made.numpy())
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """A step of the plan, which costs as a whole: for an accountant with `FixedOrder`."""
+        plan, whole = self.correlation, self.correlation.dp_event(self.noise_multiplier)
+        return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, *self.course.whereabouts)
+
+    def build_tables(self) -> None:
+        super().build_tables()
+        shapes = {path: dense.variable.shape for path, dense in self.dense.items()}
+        shapes |= {path: (table.rows, table.width) for path, table in self.tables.items()}
+        self.buffers = Buffers(self.correlation.strategy, shapes)
+
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Any]:
+        return [*super().admission(clipped, source), *self.course.checks(source)]
+
+    def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        with after(self.course.count(step.source)), self.course.whole():
+            super().write(step, regularization)
+
+    def dense_noise(self) -> dict[str, tf.Tensor]:
+        return {path: self.buffers.noise(path, unit)[0] for path, unit in super().dense_noise().items()}
+
+    def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        return self.buffers.noise(table.path, super().table_noise(table, ids, step), ids)[0]
+
+    @property
+    def ledger_variables(self) -> dict[str, tf.Variable]:
+        """What the mechanism keeps, the buffers, and how far the plan is."""
+        return {**super().ledger_variables, **self.buffers.variables, **self.course.variables}
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what was released; the buffers were not, so that a plan begins anew."""
+        with self.privacy_history.repricing(self):
+            super().load_own_variables(store)
+            if self.built:
+                self.buffers.clear()
+            self.course.restart()
+
+    def ledger_restored(self) -> None:
+        """Whoever else goes on from the same checkpoint has noise of their own from here on."""
+        super().ledger_restored()
+        with self.privacy_history.repricing(self):
+            self.course.go_on()
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "correlation": self.correlation.get_config()}
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -32,3 +129,166 @@ class DPFTRL(CorrelatedOptimizer, DPSGD):
         >>> DPFTRL(0.1, correlation=plan, **settings).dp_event().event == plan.dp_event(4.0)
         True
     """
+
+
+class Buffers:
+    """T_1 … T_d of every weight."""
+
+    # A plain object, which neither Keras nor TensorFlow tracks, so that no release holds them.
+
+    def __init__(self, strategy: BufferedToeplitz, shapes: Mapping[str, Any]):
+        self._strategy = strategy
+        self._held = {
+            path: [tf.Variable(tf.zeros(shape), trainable=False, name="buffer") for _ in range(strategy.buffers)]
+            for path, shape in shapes.items()
+        }
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """All of them, by number: paths are not the same in every process."""
+        every = enumerate(self._held.values())
+        return {f"buffers/{number}/{m}": held for number, several in every for m, held in enumerate(several)}
+
+    def read(self, path: str, ids: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """Those of some rows; of the whole variable, if left out."""
+        return [held.read_value() if ids is None else tf.gather(held, ids) for held in self._held[path]]
+
+    def write(self, path: str, values: Sequence[tf.Tensor], ids: tf.Tensor | None = None) -> Operations:
+        """Replaces them."""
+        done: Operations = []
+        for held, value in zip(self._held[path], values, strict=True):
+            if ids is None:
+                held.assign(value)
+            else:
+                done += scatter("Update", held, ids, value)
+        return done
+
+    def noise(self, path: str, unit: tf.Tensor, ids: tf.Tensor | None = None) -> tuple[tf.Tensor, Operations]:
+        """n_t from z_t, and the writes by which the buffers remember it."""
+        noise, values = self._strategy.next_noise(unit, self.read(path, ids))
+        return noise, self.write(path, values, ids)
+
+    def clear(self) -> None:
+        """As before the first step."""
+        for held in self.variables.values():
+            held.assign(tf.zeros_like(held))
+
+
+class Course:
+    """The plan under way: its order, how many of its steps were begun, and whether one was cut short."""
+
+    # Training that continues from a checkpoint begins a *part* of the plan: two parts that continue from one checkpoint
+    # share the noise of the steps before it and no other, which an accountant must be able to see.
+
+    def __init__(self, steps: int):
+        self._steps, self._within = steps, False
+        with tf.init_scope(), tf.device("CPU:0"):
+            several = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(7)]
+        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
+        self.restart()
+
+    def restart(self) -> None:
+        """Another plan, none of whose steps is made."""
+        new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
+        for variable, value in zip(self.variables.values(), new, strict=True):
+            variable.assign(value)
+
+    def go_on(self) -> None:
+        """From a training checkpoint, which others may go on from as well."""
+        self._after.assign(self._part)
+        self._part.assign(secrets.randbits(62))
+        self._start.assign(self.made)
+
+    @property
+    def name(self) -> str:
+        """Tells plans apart, also in files."""
+        return self.whereabouts[0]
+
+    @property
+    def whereabouts(self) -> tuple[str, str, str, int]:
+        """The plan, the part of it that is under way, the one that went before, and the step that it began with."""
+        plan, part, after = (f"{int(v.numpy()):016x}" for v in (self._plan, self._part, self._after))
+        return plan, part, after, int(self._start.numpy())
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """What a training checkpoint keeps."""
+        parts = {"part": self._part, "after": self._after, "start": self._start}
+        return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished, **parts}
+
+    def checks(self, source: Source) -> list[Any]:
+        """Conditions for a step on a batch of this source."""
+        known = (self._order == _NO_ORDER_YET) | (self._order == _number_of(source))
+        left = demand(self.made < self._steps, _PLAN_IS_OVER)
+        return [*self._nothing_unfinished(), *left, *demand(known, _OTHER_ORDER), *self._turn(source)]
+
+    def _turn(self, source: Source) -> list[Any]:
+        """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
+        if not isinstance(source.sampling, Order):
+            return []
+        due, came = (source.sampling.batch_at(place) for place in (self.made, source.place))
+        return demand(due == came, _NOT_ITS_TURN, due, " of its order and was given batch ", came, _POSITION)
+
+    def count(self, source: Source) -> Operations:
+        """A step begins, on a batch from there."""
+        more, order = tf.constant(1, tf.int64), tf.constant(_number_of(source), tf.int64)
+        done = [
+            tf.raw_ops.AssignAddVariableOp(resource=self.made.handle, value=more),
+            tf.raw_ops.AssignVariableOp(resource=self._order.handle, value=order),
+        ]
+        return [operation for operation in done if operation is not None]
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is written inside is written wholly, or it is known for ever that it was not."""
+        if self._within:
+            yield
+            return
+        self._within = True
+        try:
+            with after(self._nothing_unfinished()):
+                begun = self._mark_unfinished(1)
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            before = 0 if graph is None else len(graph.get_operations())
+            with after(begun):
+                yield
+            # Writes and loops of writes that the graph got inside; eagerly they are done.
+            made = [] if graph is None else graph.get_operations()[before:]
+            with after([operation for operation in made if operation.op_def.is_stateful]):
+                self._mark_unfinished(0)
+        finally:
+            self._within = False
+
+    def _nothing_unfinished(self) -> list[Any]:
+        return demand(self._unfinished == 0, _CUT_SHORT)
+
+    def _mark_unfinished(self, value: int) -> Operations:
+        done = tf.raw_ops.AssignVariableOp(resource=self._unfinished.handle, value=tf.constant(value, tf.int64))
+        return [] if done is None else [done]
+
+
+_NO_ORDER_YET, _NO_ORDER = 0, 1
+
+
+def _number_of(source: Source) -> int:
+    """Tells orders apart."""
+    return source.sampling.fingerprint if isinstance(source.sampling, Order) else _NO_ORDER
+
+
+_NOT_ITS_TURN = "Refused batch: the plan of the noise is at batch "
+_POSITION = (
+    ": a unit would be in two steps that are nearer than planned. Go on where the plan is: "
+    "sampling.batches(fetch, position=model.optimizer.position).\n"
+)
+_OTHER_ORDER = (
+    "Refused batch: the plan of the noise was begun on data of another order, or of none that is known: a unit could "
+    "be in steps that are nearer than planned. Train on one order throughout, or save and load the model: a new plan.\n"
+)
+_PLAN_IS_OVER = (
+    "Refused batch: all steps that the noise was planned for are made. To go on, save the model and load it: it begins "
+    "a plan anew, which costs its own event.\n"
+)
+_CUT_SHORT = (
+    "Refused batch: a step or payment of correlated noise was cut short, so that weights and noise no longer belong "
+    "together. Resume from the last training checkpoint, or begin anew from the last model released.\n"
+)

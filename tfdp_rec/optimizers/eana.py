@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import dp_accounting
 import keras
-import tensorflow as tf
 
-from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 
 
@@ -40,12 +38,5 @@ class EANA(PrivateOptimizer):
         return dp_accounting.NonPrivateDpEvent()
 
     def step_tables(self, step: Step) -> None:
-        tables = list(self.tables.values())
-        moves = [step.move(table) for table in tables]
-        requests = [
-            Request(table.number, move.indices, table.width, tf.fill([tf.size(move.indices), 1], step.noise_scale))
-            for table, move in zip(tables, moves)
-        ]
-        noise = self.noise.draw(requests, self.step_number)
-        for table, move, drawn in zip(tables, moves, noise):
-            table.step(move.indices, move.values + drawn[:, 0], step.learning_rate)
+        for table, move, noise in self.touched_rows(step, self.step_number):
+            table.step(move.indices, move.values + noise, step.learning_rate)

@@ -21,7 +21,7 @@ import numpy as np
 
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
 SPOILS = 3.0

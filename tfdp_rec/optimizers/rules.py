@@ -1,18 +1,19 @@
-"""Adaptive steps of a table's rows: Adagrad and Adam, of gradients that have their noise.
+"""The step of a row from its gradient with noise: SGD; and Adagrad and Adam, which are not linear.
 
-With u = ĝ + n the noisy gradient of a row, of which there are `width` numbers, and η the learning rate:
+With ĝ the clipped mean gradient, n its noise, u = ĝ + n, η the learning rate, λ the weight decay, μ the momentum:
 
+    SGD         θ' = (1 − ηλ) θ − η u
+    momentum    v' = μ v − η u,    θ' = θ + v'                   (Nesterov: θ' = θ + μ v' − η u)
     Adagrad     a' = a + mean(u²),                        θ' = θ − η u / (√a' + ε)            a: one number a row
                 (by coordinate: a' = a + u², as many numbers as the row has)
     Adam        k' = k + 1,   m' = β₁ m + (1 − β₁) u,   v' = β₂ v + (1 − β₂) u²,
                 θ' = θ − η m'/(1 − β₁^k') / (√(v'/(1 − β₂^k')) + ε)                           m, v, k: 2 width + 1
 
-Guarantees:
-- what a mechanism guarantees holds unchanged: a rule sees a row's noisy gradient and what it made of earlier ones, and
-  nothing else, so that weights and state are post-processing of what the mechanism gives;
-- a row without an update keeps weight and state bit for bit: k counts a row's own updates, not the steps.
+A step of SGD is linear in u, so that the steps a row did not make add up: see `lazy/pending.py`. Adagrad and Adam are
+not: noise that comes late cannot be added up, so that lazy mechanisms take neither.
 
-A rule is not linear in u: noise that comes late cannot be added up, so that lazy mechanisms take none.
+Guarantee: what a mechanism guarantees holds unchanged. A rule sees a row's noisy gradient and what it made of earlier
+ones, and nothing else; a row without an update keeps weight and state bit for bit (k counts a row's own updates).
 
 Reference:
     Duchi et al., "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
@@ -28,9 +29,52 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.optimizers.recursion import Scalar
+Scalar = Any  # a scalar tensor or a float
+Rows = tuple[tf.Tensor, ...]
+"""Weights of some rows `[n, width]`, what the rule keeps of them `[n, state_width]`, if anything, and buffers."""
 
-_WEIGHT_AND_STATE = tuple[tf.Tensor, tf.Tensor]
+
+@dataclasses.dataclass(frozen=True)
+class Recursion:
+    """One step of SGD on rows of weights and velocities; momentum with decay is refused."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}.")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=True needs a momentum above 0.")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}.")
+        if self.momentum and self.weight_decay:
+            raise ValueError(
+                "momentum and weight_decay together have no exact lazy form; leave one at 0, or give the dense "
+                "variables a dense_optimizer that has both."
+            )
+
+    @property
+    def has_velocity(self) -> bool:
+        """Whether a row has a velocity beside its weight."""
+        return self.momentum > 0
+
+    def state_width(self, width: int) -> int:
+        """How many numbers a row of that width keeps beside its weights."""
+        return width if self.has_velocity else 0
+
+    def keep(self, learning_rate: Scalar) -> Scalar:
+        """1 − ηλ: what a step leaves of a weight."""
+        return 1.0 - learning_rate * self.weight_decay
+
+    def step(self, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
+        """Weight, and velocity if there is one, after a step that moves by `move` = −η u."""
+        weight = rows[0]
+        if not self.has_velocity:
+            return ((self.keep(learning_rate) * weight if self.weight_decay else weight) + move,)
+        velocity = self.momentum * rows[1] + move
+        return weight + (self.momentum * velocity + move if self.nesterov else velocity), velocity
 
 
 class TableRule(abc.ABC):
@@ -50,15 +94,13 @@ class TableRule(abc.ABC):
         """How many numbers a row of that width keeps."""
 
     @abc.abstractmethod
-    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
+    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """What η multiplies, and the state after, from u `[n, width]` and the state before."""
 
-    def step(
-        self, weight: tf.Tensor, state: tf.Tensor, move: tf.Tensor, learning_rate: Scalar
-    ) -> _WEIGHT_AND_STATE:
+    def step(self, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
         """Weight and state after a step; `move` is −u, since η comes last."""
-        direction, state = self.direction(-move, state)
-        return weight - learning_rate * direction, state
+        direction, state = self.direction(-move, rows[1])
+        return rows[0] - learning_rate * direction, state
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -91,7 +133,7 @@ class Adagrad(TableRule):
     def state_width(self, width: int) -> int:
         return 1 if self.rowwise else width
 
-    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
+    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         squares = tf.square(gradient)
         state += tf.reduce_mean(squares, axis=1, keepdims=True) if self.rowwise else squares
         return gradient / (tf.sqrt(self.initial + state) + self.epsilon), state
@@ -128,7 +170,7 @@ class Adam(TableRule):
     def state_width(self, width: int) -> int:
         return 2 * width + 1
 
-    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> _WEIGHT_AND_STATE:
+    def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         width = gradient.shape[1]
         mean, square, count = tf.split(state, [width, width, 1], axis=1)
         mean = self.beta_1 * mean + (1 - self.beta_1) * gradient

@@ -19,13 +19,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.optimizers.recursion import Recursion, Scalar
-from tfdp_rec.optimizers.rules import TableRule
+from tfdp_rec.optimizers.rules import Recursion, Rows, Scalar, TableRule
 from tfdp_rec.withheld_rows import held_rows, withheld
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
 
-_WEIGHTS_AND_STATE = tuple[tf.Tensor, tf.Tensor | None]
 Operations = list[tf.Operation]
 """Writes to wait for; eagerly there is nothing to wait for, and the list is empty."""
 
@@ -62,25 +60,28 @@ class Table:
         """The variable's path within its model."""
         return self.variable.path
 
-    def read(self, ids: tf.Tensor) -> _WEIGHTS_AND_STATE:
-        """float32 rows of the weights and of the state."""
-        weights = tf.cast(tf.gather(held_rows(self.variable), ids), tf.float32)
-        return weights, None if self.state is None else tf.gather(held_rows(self.state), ids)
+    def read(self, ids: tf.Tensor) -> Rows:
+        """float32 rows of the weights, and of the state."""
+        return tuple(tf.cast(tf.gather(held_rows(variable), ids), tf.float32) for variable in self._kept)
 
-    def write(self, ids: tf.Tensor, weights: tf.Tensor, state: tf.Tensor | None) -> Operations:
+    def write(self, ids: tf.Tensor, rows: Rows) -> Operations:
         """Replaces rows; `ids` are distinct."""
-        done = scatter("Update", held_rows(self.variable), ids, weights)
-        return done + ([] if state is None else scatter("Update", held_rows(self.state), ids, state))
+        pairs = zip(self._kept, rows, strict=True)
+        return [done for variable, values in pairs for done in scatter("Update", held_rows(variable), ids, values)]
+
+    @property
+    def _kept(self) -> list[keras.Variable]:
+        return [self.variable] if self.state is None else [self.variable, self.state]
 
     def withhold(self) -> None:
         """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
-        for variable in (self.variable, self.state):
-            if variable is not None and (places := withheld(variable)) is not None:
+        for variable in self._kept:
+            if (places := withheld(variable)) is not None:
                 places.withhold()
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""
-        return self.write(ids, *self.rule.step(*self.read(ids), move, learning_rate))
+        return self.write(ids, self.rule.step(self.read(ids), move, learning_rate))
 
     def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
         """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""

@@ -22,17 +22,16 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import dp_accounting
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.files import writing
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.fetch import Shared, joined, spec_of
+from tfdp_rec.sampling.fetch import Shared, spec_of
 from tfdp_rec.sampling.names import new_iteration
 from tfdp_rec.sampling.orders import Order
-from tfdp_rec.sampling.schemes import Run, composed, fold_gaussians
+from tfdp_rec.sampling.schemes import Run, charged_at_least_noise, whole_number
 
 Events = Any
 """A tf.data.Dataset of batches of any size, or a function that returns an iterator over such batches."""
@@ -74,14 +73,10 @@ class BoundedStream(Order):
         separation: int,
         participations: int | None = None,
     ):
-        super().__init__(num_units, expected_batch_size, unit)
-        for name, value in (("expected_batch_size", expected_batch_size), ("separation", separation)):
-            if int(value) != value or value < 1:
-                raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
-        if participations is not None and (int(participations) != participations or participations < 1):
-            raise ValueError(f"participations must be a positive whole number or None, got {participations!r}.")
-        self._separation, self._participations = int(separation), participations
-        self._begin = self._furthest = Seats(self._separation, participations or _UNBOUNDED)
+        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
+        self._separation = whole_number("separation", separation)
+        self._participations = None if participations is None else whole_number("participations", participations)
+        self._begin = self._furthest = Seats(self._separation, self._participations or _UNBOUNDED)
         self._handed_out: list[int] = []  # a checksum of the units in each batch of this part
 
     @property
@@ -148,20 +143,11 @@ class BoundedStream(Order):
             return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
         signature = tf.nest.map_structure(open_rows, spec_of(first))
-        keys: tuple[str, ...] = ()
-        if shared is not None:
-            example = shared()
-            keys, signature = tuple(sorted(example)), joined(signature, spec_of(example))
         users_of = user if callable(user) else lambda rows: (rows if isinstance(rows, dict) else rows[0])[user]
-        elements = tf.data.Dataset.from_generator(
-            lambda: self._drawn(chunks(), users_of, position, shared),
-            output_signature=((tf.TensorSpec([], tf.int64),) * 4, signature),
-        )
-        return sampling_proof.dataset_of(elements, self, False, keys, map).prefetch(1)
+        drawn = lambda: self._drawn(chunks(), users_of, position)  # noqa: E731
+        return sampling_proof.generated(drawn, signature, self, shared, map).prefetch(1)
 
-    def _drawn(
-        self, chunks: Iterator[Any], users_of: Callable[[Any], Any], position: int, shared: Shared | None
-    ) -> Iterator[Any]:
+    def _drawn(self, chunks: Iterator[Any], users_of: Callable[[Any], Any], position: int) -> Iterator[Any]:
         import tensorflow as tf
 
         iteration, seats, part = new_iteration(), self._begin.copy(), self._handed_out
@@ -171,9 +157,8 @@ class BoundedStream(Order):
             self._check_events(part, place, users, seats)
             if place < position:  # trained on already: its units keep their seats
                 continue
-            kept = tf.nest.map_structure(lambda column: column[seated], rows)  # noqa: B023
             draw = iteration, place - position, int(seated.sum()), place
-            yield draw, kept if shared is None else joined(kept, shared())
+            yield draw, tf.nest.map_structure(lambda column: column[seated], rows)  # noqa: B023
 
     def _check_events(self, part: list[int], place: int, users: list[Any], seats: Seats) -> None:
         """Notes the units of a batch, or compares them with those of the batch that was handed out in this place."""
@@ -198,9 +183,6 @@ class BoundedStream(Order):
 
         Args:
             position: Number of steps made so far, `model.optimizer.position`: the place of the part's first batch.
-
-        Raises:
-            ValueError: The position is not in the present part.
         """
         if not self._begin.batches <= position <= self._furthest.batches:
             raise ValueError(
@@ -212,23 +194,12 @@ class BoundedStream(Order):
         self._handed_out = []
 
     def save(self, path: str) -> None:
-        """Writes the seats taken before this part, for another process; private, readable by its owner alone.
-
-        Args:
-            path: Path of the file.
-        """
+        """Writes the seats taken before this part to `path`, for another process; readable by its owner alone."""
         with writing(path, "wb", private=True) as file:
             self._begin.save(file)
 
     def load(self, path: str) -> None:
-        """Takes over the seats of a saved stream.
-
-        Args:
-            path: Path of the file.
-
-        Raises:
-            ValueError: Batches were handed out already, or the file holds no whole state.
-        """
+        """Takes over the seats of a stream that was saved to `path`, ahead of the first batch."""
         if self._handed_out or self._begin.batches:
             raise ValueError("load belongs before the first batch: this stream has handed out some already.")
         self._begin.load(path)
@@ -238,15 +209,7 @@ class BoundedStream(Order):
         """A unit's participations, charged where noise is least."""
         # A new iteration may be of another stream, which gives the unit as many seats again.
         left = (restarts + 1) * self.participations(sum(steps for _, steps in runs))
-        folded = [(fold_gaussians(event), steps) for event, steps in runs]
-        charged = []
-        if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
-            for event, steps in sorted(folded, key=lambda run: run[0].noise_multiplier):
-                charged.append((event, min(left, steps)))
-                left -= charged[-1][1]
-        else:  # costs that cannot be compared: every run is charged as much as it can hold
-            charged = [(event, min(left, steps)) for event, steps in folded]
-        return composed(dp_accounting.SelfComposedDpEvent(event, count) for event, count in charged if count)
+        return charged_at_least_noise(runs, left, [min(left, steps) for _, steps in runs])
 
     def describe(self) -> str:
         """One line for a privacy statement."""

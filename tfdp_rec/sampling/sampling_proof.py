@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import example_leaves
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
+from tfdp_rec.sampling.fetch import Shared, joined, spec_of
 from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
 
 _NONE = -1
@@ -295,6 +296,29 @@ def refusals_in_words() -> Iterator[None]:
         if found is None:
             raise
         raise NotPrivate(f"{_REFUSED}{found.group(1)}.") from problem
+
+
+def generated(
+    drawn: Callable[[], Iterator[Any]],
+    signature: Any,
+    sampling: Any,
+    shared: Shared | None,
+    map: Callable[..., Any] | None,  # noqa: A002
+    seeded: bool = False,
+) -> tf.data.Dataset:
+    """Elements ((iteration, number, size, place), rows) of a generator as `Drawn`, with what the batch shares."""
+    keys: list[str] = []
+    if shared is not None:
+        example = shared()
+        keys, signature = sorted(example), joined(signature, spec_of(example))
+
+    def elements() -> Iterator[Any]:
+        for numbers, rows in drawn():
+            yield numbers, rows if shared is None else joined(rows, shared())
+
+    numbers = (tf.TensorSpec([], tf.int64),) * 4
+    rows = tf.data.Dataset.from_generator(elements, output_signature=(numbers, signature))
+    return dataset_of(rows, sampling, seeded, keys, map)
 
 
 def dataset_of(

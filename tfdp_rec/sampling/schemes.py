@@ -42,7 +42,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of, spec_of
+from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of
 from tfdp_rec.sampling.names import NAMED, new_iteration
 
 Run = tuple[DpEvent, int]
@@ -72,8 +72,7 @@ class Sampling(abc.ABC):
         _SCHEMES[cls.__name__] = cls
 
     def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
-        if int(num_units) != num_units or num_units < 1:
-            raise ValueError(f"num_units must be a positive integer, got {num_units!r}.")
+        self.num_units = whole_number("num_units", num_units)
         if not 0 < expected_batch_size < math.inf:
             raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
         if expected_batch_size > num_units:
@@ -81,7 +80,6 @@ class Sampling(abc.ABC):
                 f"expected_batch_size ({expected_batch_size!r}) is larger than num_units ({num_units!r}): "
                 "there are fewer units than a batch should hold."
             )
-        self.num_units = int(num_units)
         whole = int(expected_batch_size) == expected_batch_size
         self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
         self.unit = unit
@@ -148,25 +146,16 @@ class Sampling(abc.ABC):
 
         if seed is None and position and not self.positioned:
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
-        keys: tuple[str, ...] = ()
         signature = output_signature or signature_of(fetch, self.num_units)
-        if shared is not None:
-            example = shared()
-            keys, signature = tuple(sorted(example)), joined(signature, spec_of(example))
-        number = tf.TensorSpec([], tf.int64)
-        dataset = tf.data.Dataset.from_generator(
-            lambda: self._fetched(fetch, shared, seed, position),
-            output_signature=((number,) * 4, signature),
-        )
-        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return sampling_proof.dataset_of(dataset.apply(endless), self, seed is not None, keys, map).prefetch(1)
+        drawn = lambda: self._fetched(fetch, seed, position)  # noqa: E731
+        dataset = sampling_proof.generated(drawn, signature, self, shared, map, seeded=seed is not None)
+        return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(1)
 
-    def _fetched(self, fetch: Fetch, shared: Shared | None, seed: int | None, position: int) -> Iterator[Any]:
+    def _fetched(self, fetch: Fetch, seed: int | None, position: int) -> Iterator[Any]:
         iteration = new_iteration()
         for number, indices in enumerate(self.index_batches(seed, position)):
-            rows = checked_rows(fetch(indices), len(indices))
             draw = iteration, number, len(indices), position + number
-            yield draw, rows if shared is None else joined(rows, shared())
+            yield draw, checked_rows(fetch(indices), len(indices))
 
     def get_state(self) -> dict[str, Any]:
         """Settings of the sampling; nothing about the units that were sampled."""
@@ -178,14 +167,7 @@ class Sampling(abc.ABC):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Compares with `get_state` of an earlier run.
-
-        Args:
-            state: State of the earlier run.
-
-        Raises:
-            ValueError: The state is that of another sampling.
-        """
+        """Refuses the state of another sampling: nothing else can be restored."""
         theirs = {key: state.get(key) for key in self.get_state()}
         if theirs != self.get_state():
             raise ValueError(f"This state belongs to another sampling: {theirs}, not {self.get_state()}.")
@@ -193,12 +175,6 @@ class Sampling(abc.ABC):
     @staticmethod
     def from_state(state: dict[str, Any]) -> Sampling:
         """A sampling with the settings that `get_state` returned.
-
-        Args:
-            state: Settings of the sampling, and the name of its scheme.
-
-        Raises:
-            ValueError: The scheme is unknown, or the settings are not those of the scheme.
 
         Example:
             >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
@@ -332,9 +308,7 @@ class ShuffledEpochs(Sampling):
     """
 
     def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
-        super().__init__(num_units, expected_batch_size, unit)
-        if int(expected_batch_size) != expected_batch_size:
-            raise ValueError(f"expected_batch_size must be an integer, got {expected_batch_size!r}.")
+        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -353,32 +327,16 @@ class ShuffledEpochs(Sampling):
             epoch, skip = epoch + 1, 0
 
     def epochs_started(self, steps: int, restarts: int = 0) -> int:
-        """Largest number of batches that one unit can have been in.
-
-        Args:
-            steps: Number of steps.
-            restarts: Number of stretches of successive draws, less one.
-        """
+        """Largest number of batches that one unit can have been in; `restarts` as in `compose_history`."""
         # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within
         # an epoch can meet one epoch more, for which it counts twice.
         return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
         """One event for each participation of a unit, as if they fell where the noise is least."""
-        folded = [(fold_gaussians(event), steps) for event, steps in runs]
         left = self.epochs_started(sum(steps for _, steps in runs), restarts)
-        if len(runs) == 1:
-            return dp_accounting.SelfComposedDpEvent(folded[0][0], left)
-        if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
-            folded.sort(key=lambda run: run[0].noise_multiplier)
-        else:  # costs that cannot be compared: every run is charged as much as it can hold
-            left = sum(steps for _, steps in runs)
-        charged = []
-        for event, steps in folded:
-            count = min(left, steps, self.epochs_started(steps, restarts) + 1)  # may straddle two epochs
-            charged.append(dp_accounting.SelfComposedDpEvent(event, count))
-            left -= count
-        return composed(charged)
+        each = [min(steps, self.epochs_started(steps, restarts) + 1) for _, steps in runs]  # may straddle two epochs
+        return charged_at_least_noise(runs, left, each)
 
     def describe(self) -> str:
         """One line for a privacy statement."""
@@ -408,6 +366,27 @@ def _precision(event: DpEvent) -> float | None:
         parts = [_precision(part) for part in event.events]
         return None if None in parts else math.fsum(part for part in parts if part is not None)
     return None
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A setting as a positive integer."""
+    if not 0 < value < math.inf or int(value) != value:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
+def charged_at_least_noise(runs: Sequence[Run], left: int, each: Sequence[int]) -> DpEvent:
+    """The event of a unit that is in `left` steps of some runs, and in at most `each` of one: the dearest."""
+    folded = [(fold_gaussians(event), most) for (event, _), most in zip(runs, each, strict=True)]
+    if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
+        folded.sort(key=lambda run: run[0].noise_multiplier)
+    elif len(folded) > 1:  # costs that cannot be compared: every run is charged as much as it can hold
+        left = sum(each)
+    charged = []
+    for event, most in folded:
+        charged.append(dp_accounting.SelfComposedDpEvent(event, min(left, most)))
+        left -= charged[-1].count
+    return composed([event for event in charged if event.count] or charged[:1])
 
 
 def composed(events: Any) -> DpEvent:

@@ -9,6 +9,7 @@ Nothing is trained. The private part is `sums/counts.py` and `gram.py`, which bo
 
 from __future__ import annotations
 
+import functools
 import math
 import zipfile
 from collections.abc import Iterable, Sequence, Sized
@@ -41,7 +42,8 @@ Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 class SpectralRecommender:
     """A private recommender in seconds: DP counts, one DP Gram matrix, and a ridge regression on them.
 
-    The privacy unit is a user with their whole history, however long. The number of users is public.
+    The privacy unit is a user with their whole history, however long. The number of users is public. What answers,
+    states or saves raises `RuntimeError` before `fit`.
 
     Args:
         item_ids: Raw ids of the public catalogue.
@@ -102,26 +104,12 @@ class SpectralRecommender:
         return GaussianDpEvent(self.noise_multiplier) if self._private else NonPrivateDpEvent()
 
     @property
-    def counts(self) -> NDArray[np.float64]:
-        """Noisy count of each item."""
-        return self.released.counts
-
-    @property
-    def head(self) -> NDArray[np.int64]:
-        """Places of the items that have a row of the matrix."""
-        return self.released.head
-
-    @property
     def epsilon(self) -> float:
         """ε at δ of `fit` alone, by dp_accounting; infinite where a test supplied the noise."""
         return epsilon_of(self.event, self.delta)
 
     def statement(self) -> Statement:
-        """The guarantee in words.
-
-        Raises:
-            RuntimeError: nothing was released yet.
-        """
+        """The guarantee in words."""
         self._check_fitted()
         if math.isinf(self.epsilon):
             return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
@@ -131,8 +119,8 @@ class SpectralRecommender:
             "Protected unit": "one user, with all of their history",
             "Adjacency": "zero-out: data sets that differ by one user whose history counts as empty",
             "Mechanism": f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
-            f"the {len(self.head)} items that these put first, of multiplier {self.split.gram:.4g}; together no more "
-            f"than one Gaussian of multiplier {self.noise_multiplier:.4g}",
+            f"the {len(self.released.head)} items that these put first, of multiplier {self.split.gram:.4g}; together "
+            f"no more than one Gaussian of multiplier {self.noise_multiplier:.4g}",
             "Public": f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items",
             "Covers": "everything that this recommender holds, answers or exports"
             + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
@@ -149,7 +137,7 @@ class SpectralRecommender:
             histories: Raw ids of each user, every user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
                 files), `Timelines`, or an iterable over users that can be iterated twice. Repeats count once, and ids
                 outside the catalogue do not count.
-            verbose: 0 prints nothing, 1 the progress.
+            verbose: 0 prints nothing, 1 a line for each task.
 
         Raises:
             RuntimeError: The recommender was fitted before.
@@ -169,18 +157,18 @@ class SpectralRecommender:
             )
         self.split = rules.Split.of_budget(self.noise_multiplier, self.num_users, len(self.catalogue))
         self._begun = True
-        show = _CountingProgress(self.num_users, verbose)
-        show.say(f"counting {len(self.catalogue)} items")
+        say = functools.partial(print, flush=True) if verbose else lambda task: None
+        say(f"counting {len(self.catalogue)} items of {self.num_users} users")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
         head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
-        show.say(f"counting pairs of {len(head)} items")
-        total = grid_gram(source, self.catalogue, head, show)
+        say(f"counting pairs of {len(head)} items")
+        total = grid_gram(source, self.catalogue, head)
         self.released = counted.paired(head, released_pairs(total, self.split.gram, self._words), self.split.gram)
         del total
-        show.say("denoising")
+        say("denoising")
         self._conclude(self.released)
-        show.say("done")
+        say("done")
         return self
 
     def _conclude(self, made: Release) -> None:
@@ -194,14 +182,7 @@ class SpectralRecommender:
     # Answering.
 
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
-        """Scores of the whole catalogue for each history of raw ids, `[histories, items]`.
-
-        Args:
-            histories: Raw ids of each history, the oldest first; unknown ids do not count.
-
-        Raises:
-            RuntimeError: `fit` was not called.
-        """
+        """Scores of the whole catalogue, `[histories, items]`, for `histories` as in `recommend`."""
         self._check_fitted()
         return self._scores([self._weighed(history) for history in histories])
 
@@ -217,29 +198,17 @@ class SpectralRecommender:
             Raw ids and scores, `[histories, k]`. Where a history leaves fewer than k items, id 0 fills up.
 
         Raises:
-            RuntimeError: `fit` was not called.
             ValueError: k is not between 1 and the size of the catalogue.
         """
         self._check_fitted()
-        self.check_k(k)
+        if not 1 <= k <= len(self.catalogue):
+            raise ValueError(f"k must be between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}.")
         answers = [
             self._best([self._weighed(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
             for start in range(0, len(histories), _USERS_AT_ONCE)
         ]
         ids, scores = zip(*answers) if answers else ([np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)])
         return np.concatenate(ids), np.concatenate(scores)
-
-    def check_k(self, k: int) -> None:
-        """Refuses a number of items that the catalogue cannot give.
-
-        Args:
-            k: Number of items in an answer.
-
-        Raises:
-            ValueError: k is not between 1 and the size of the catalogue.
-        """
-        if not 1 <= k <= len(self.catalogue):
-            raise ValueError(f"k must be between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}.")
 
     def _weighed(self, history: ArrayLike) -> Weighed:
         """Places of a history's items and their weights; an item that occurs again counts by its last occurrence."""
@@ -249,15 +218,16 @@ class SpectralRecommender:
         return different, np.asarray((1.0 + age) ** -self.recency, np.float64)
 
     def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
+        head = self.released.head
         position = np.full(len(self.catalogue), -1)
-        position[self.head] = np.arange(len(self.head))
+        position[head] = np.arange(len(head))
         rows = np.repeat(np.arange(len(held)), [len(places) for places, _ in held])
         columns = position[np.concatenate([places for places, _ in held]).astype(np.int64)]
         known = columns >= 0
         counts = np.concatenate([weights for _, weights in held])[known].astype(np.float32)
-        has = sparse.csr_matrix((counts, (rows[known], columns[known])), (len(held), len(self.head)))
+        has = sparse.csr_matrix((counts, (rows[known], columns[known])), (len(held), len(head)))
         scores = np.tile(self.prior, (len(held), 1))
-        scores[:, self.head] += has @ self.weights
+        scores[:, head] += has @ self.weights
         return scores
 
     def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -274,15 +244,11 @@ class SpectralRecommender:
         return self.catalogue.ids
 
     def answers(self) -> Any:
-        """What it answers, as a `tf.Module` for `tfdp_rec.serving.export`.
-
-        Raises:
-            RuntimeError: there was no `fit`.
-        """
+        """What it answers, as a `tf.Module` for `tfdp_rec.serving.export`."""
         self._check_fitted()
         from tfdp_rec.spectral.servable import SpectralAnswers  # TensorFlow is needed here alone
 
-        return SpectralAnswers(self.head, self.weights, self.prior, self.recency)
+        return SpectralAnswers(self.released.head, self.weights, self.prior, self.recency)
 
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
@@ -293,13 +259,7 @@ class SpectralRecommender:
         Args:
             filepath: Folder that is made.
             k: Number of items in an answer.
-
-        Raises:
-            RuntimeError: there was no `fit`.
-            ValueError: k is not between 1 and the size of the catalogue.
         """
-        self._check_fitted()
-        self.check_k(k)
         from tfdp_rec.serving.own_ids import export
 
         export(filepath, self, Items(self.catalogue.ids), k=k)
@@ -307,43 +267,20 @@ class SpectralRecommender:
     # Files.
 
     def save(self, filepath: Path) -> None:
-        """Writes an .npz file of the release and what was computed from it, for `load`.
-
-        Args:
-            filepath: Path of the file; its folder must exist.
-
-        Raises:
-            RuntimeError: `fit` was not called.
-        """
+        """Writes an .npz file of the release and what was computed from it, for `load`; its folder must exist."""
         self._check_fitted()
         with writing(filepath, "wb") as file:
             self.write(file)
 
     def write(self, file: IO[bytes], **more: Any) -> None:
-        """Writes what `save` does into an open file.
-
-        Args:
-            file: File, at its beginning.
-            **more: Further arrays by name, which `load` leaves alone.
-
-        Raises:
-            RuntimeError: there was no `fit`.
-        """
+        """Writes what `save` does into an open file, with further arrays by name, which `load` leaves alone."""
         self._check_fitted()
         kept = {name: getattr(self, name) for name in _KEPT}
         np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays(), **more)
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:
-        """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again.
-
-        Args:
-            filepath: Path of the file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: It is another kind of file.
-        """
+        """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
@@ -372,21 +309,3 @@ def _count_users(source: InParts, catalogue: Catalogue) -> int:
     if not users:
         raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
     return users
-
-
-class _CountingProgress:
-    """One printed line: the present task, and the number of users counted."""
-
-    def __init__(self, num_users: int, verbose: int):
-        self.num_users, self.verbose = num_users, verbose
-
-    def say(self, what: str) -> None:
-        self.what, self.done = what, 0
-        if self.verbose:
-            print(what, flush=True)
-
-    def __call__(self, users: int) -> None:
-        self.done += users
-        if self.verbose:
-            end = "\n" * (self.done >= self.num_users)
-            print(f"\r{self.what}: {self.done} of {self.num_users} users", end=end, flush=True)

@@ -71,27 +71,11 @@ class Release:
             raise ValueError(f"The weight of earlier sums must be above 0 and at most 1, got {keep!r}.")
         if keep == 1:
             return self
-        return dataclasses.replace(
-            self,
-            users=keep * self.users,
-            counts=keep * self.counts,
-            counts_noise=keep * self.counts_noise,
-            pairs=np.float32(keep) * self.pairs,
-            pairs_noise=keep * self.pairs_noise,
-        )
+        sums = ("users", "counts", "counts_noise", "pairs", "pairs_noise")
+        return dataclasses.replace(self, **{name: keep * getattr(self, name) for name in sums})
 
     def counted(self, counts: NDArray[np.float64], sigma: float, users: int, private: bool = True) -> Release:
-        """The release with the counts of a further fit added.
-
-        Args:
-            counts: Noisy counts of the whole catalogue; new items stand at its end.
-            sigma: Standard deviation of their noise.
-            users: Number of users counted.
-            private: Whether the noise came from the operating system's entropy.
-
-        Raises:
-            ValueError: The catalogue has lost items.
-        """
+        """The release with noisy `counts` of a further fit added, whose catalogue has new items at its end."""
         new = len(counts) - len(self.counts)
         if new < 0:
             raise ValueError(f"Earlier sums have {len(self.counts)} items, and these {len(counts)}: items only join.")
@@ -105,21 +89,11 @@ class Release:
         )
 
     def noise_with(self, sigma: float) -> float:
-        """Largest standard deviation of the noise of pairs, after those of a further fit are added.
-
-        Args:
-            sigma: Standard deviation of the further fit's noise.
-        """
+        """Largest standard deviation of the noise of pairs, after those of a further fit of noise `sigma` are added."""
         return float(np.hypot(self.pairs_noise.max(initial=0.0), sigma))
 
     def paired(self, head: NDArray[np.int64], noisy: NDArray[np.float32], sigma: float) -> Release:
-        """The release with the pairs of a further fit added; the rows of items outside its head are dropped.
-
-        Args:
-            head: Places of the items in the further fit's head.
-            noisy: Noisy pairs of these.
-            sigma: Standard deviation of their noise.
-        """
+        """The release with the `noisy` pairs of a further fit's head added; rows of items outside it are dropped."""
         row = np.full(len(self.counts), -1)
         row[self.head] = np.arange(len(self.head))
         stay = np.flatnonzero(row[head] >= 0)
@@ -137,13 +111,6 @@ class Release:
 
     @classmethod
     def from_arrays(cls, file: Mapping[str, Any]) -> Release:
-        """The inverse of `arrays`.
-
-        Args:
-            file: Arrays by name, as `np.load` reads them.
-
-        Raises:
-            KeyError: An array is missing.
-        """
+        """The inverse of `arrays`."""
         found = {field.name: file[f"released_{field.name}"] for field in dataclasses.fields(cls)}
         return cls(**{name: value if value.ndim else value.item() for name, value in found.items()})

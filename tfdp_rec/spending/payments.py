@@ -7,7 +7,7 @@ Planned noise is paid for as a whole, before its first step:
 
     price of a part  =  0 if it continues from the plan's last step or last checkpoint;  else the plan's event
 
-A part is the stretch of a plan that one process makes (`optimizers/correlated.py`). A checkpoint writes a note in the
+A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). A checkpoint writes a note in the
 ledger, which counts for the payment before it alone. A part that begins elsewhere is a fork and pays again: releases of
 the first part may hold other noise for the same steps. Forks are the copy of an older checkpoint, a checkpoint from
 which another part has continued already, and a part that continues after another part has continued from it.
@@ -70,7 +70,8 @@ class Payments:
     def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
-        id, settings = id or new_id(), {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        id = id or new_id()
+        settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         if asserted:
             settings[_ASSERTED] = asserted
         if isinstance(event, PlannedDpEvent):

@@ -17,7 +17,7 @@ from scipy import stats
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import LazyDPSGD
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Replayed, WithMomentum, WithoutMomentum, pending
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.rules import Recursion
 
 DRAWS = 10**6
 UNLIKELY = 5.5  # standard errors: a false alarm once in 10^7
@@ -34,13 +34,8 @@ def effects(recursion, since, now, rates=RATES, stddevs=STDDEVS):
     def run(start, weight, velocity, kick):
         for step in range(start, now):
             move = tf.constant(-rates[step] * kick if step == start else 0.0, tf.float64)
-            weight, moved = recursion.step(
-                tf.constant(weight, tf.float64),
-                tf.constant(velocity, tf.float64) if recursion.has_velocity else None,
-                move,
-                float(rates[step]),
-            )
-            weight, velocity = float(weight), 0.0 if moved is None else float(moved)
+            state = tuple(tf.constant(v, tf.float64) for v in (weight, velocity)[: 1 + recursion.has_velocity])
+            weight, velocity, *_ = *map(float, recursion.step(state, move, float(rates[step]))), 0.0
         return weight, velocity
 
     noise = [np.array(run(step, 0.0, 0.0, 1.0)) * stddevs[step] for step in range(since, now)]
@@ -66,13 +61,13 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
         return tf.constant(scale * np.broadcast_to(drawn, (len(since), count, draws)), tf.float32)
 
     weight, velocity = (tf.fill([len(since), draws], np.float32(v)) for v in start)
-    rows = (weight, velocity if kind.recursion.has_velocity else None)
+    rows = (weight, velocity) if kind.recursion.has_velocity else (weight,)
     ids, now = tf.range(len(since), dtype=tf.int64), tf.constant(len(RATES), tf.int64)
     since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
-    payer = kind.for_all_rows(now, history) if for_all_rows else kind
+    by_mark = kind.owed_by_mark(now, history) if for_all_rows else None
     draw = lambda requests, step: [request.scaled(unit(request.draws)) for request in requests]  # noqa: E731
-    ((weight, velocity),) = payer.pay([Debt(0, ids, rows, since, now)], history, draw)
-    velocity = tf.zeros_like(weight) if velocity is None else velocity
+    ((weight, *velocity),) = kind.pay([Debt(0, ids, rows, since, now)], history, draw, by_mark)
+    velocity = velocity[0] if velocity else tf.zeros_like(weight)
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
 
 
@@ -264,10 +259,10 @@ class ForgetsTheLastStep(LazyDPSGD):
 
 
 class MarksBeforePaying(LazyDPSGD):
-    def pay(self, rows, now, payer=None):
+    def pay(self, rows, now, by_mark=None):
         for path, ids in rows.items():
             self.ledger.mark(path, ids, now)
-        super().pay(rows, now, payer)
+        super().pay(rows, now, by_mark)
 
 
 @ALL

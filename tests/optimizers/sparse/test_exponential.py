@@ -86,6 +86,12 @@ def test_more_survivors_than_rows_are_refused():
         step(optimizer_of(), rows=10)
 
 
+def test_the_number_of_draws_that_is_paid_for_stays():
+    optimizer = optimizer_of()
+    with pytest.raises(AttributeError):
+        optimizer.num_survivors = 3
+
+
 def test_it_serializes():
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer_of(noise=None)))
     assert isinstance(again, ExponentialSelectionSGD) and again.num_survivors == 12

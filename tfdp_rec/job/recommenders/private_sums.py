@@ -84,8 +84,8 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
         "Mechanism": f"{_items(budget, items)}; then counts of these with Gaussian noise of multiplier "
-        f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.head)} that these put first, of multiplier "
-        f"{recommender.split.gram:.4g}, over {recommender.num_users} users",
+        f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
+        f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users",
         "Public": f"the number of users{' of each day' * several}, {len(run.log)}, and which of them were held out, by "
         "a hash of their ids",
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "

@@ -16,33 +16,24 @@ Reference:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdp_rec.optimizers.base import takes_plan
-from tfdp_rec.optimizers.correlated import CorrelatedOptimizer
+from tfdp_rec.optimizers.base import Step
+from tfdp_rec.optimizers.dp_ftrl import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
-from tfdp_rec.optimizers.lazy.pending import DebtPayer, Pending, Replayed, Rows
-from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.step import Step
+from tfdp_rec.optimizers.lazy.pending import Owed, Pending, Replayed
+from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, Table
-from tfdp_rec.pricing.correlated_noise import Correlation
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
     """DP-FTRL whose step costs what its batch reads: same released model, same event, noise drawn when it falls due.
 
-    Args:
-        learning_rate: Learning rate: a number or a Keras schedule.
-        correlation: The plan of the noise, a `tfdp_rec.privacy.Correlation`.
-        **settings: Settings of `LazyDPSGD`.
-
-    Raises:
-        ValueError: as `LazyDPSGD`; or for parameter servers, where steps land in no one order.
+    Arguments as `LazyDPSGD`, and correlation: the plan of the noise, a `tfdp_rec.privacy.Correlation`.
 
     Example:
         >>> from tfdp_rec.privacy import optimised_correlation
@@ -52,32 +43,22 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         True
     """
 
-    @takes_plan
-    def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):
-        if settings.get("history") is not None or settings.get("arrivals") is not None:
-            raise ValueError(
-                "LazyDPFTRL does not run on parameter servers, where steps land in no one order: correlated noise is "
-                "of one. Use LazyDPSGD there."
-            )
-        super().__init__(learning_rate, correlation=correlation, **settings)
+    scales_touched = False  # the buffers know no scale
 
     def pending_of(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: DebtPayer | None = None) -> None:
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
         with self.course.whole():
-            super().pay(rows, now, payer)
+            super().pay(rows, now, by_mark)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
         return (*super().read_rows(table, ids), *self.buffers.read(table.path, ids))
 
     def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
-        weight, velocity, *buffers = values
-        return self.buffers.write(table.path, buffers, ids) + super().write_rows(table, ids, (weight, velocity))
-
-    def touched_scale(self, step: Step, rows: tf.Tensor) -> None:
-        """Units: the buffers know no scale."""
+        own = len(values) - self.correlation.strategy.buffers
+        return self.buffers.write(table.path, values[own:], ids) + super().write_rows(table, ids, values[:own])
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
         noise, remembered = self.buffers.noise(table.path, drawn, move.indices)

@@ -15,7 +15,7 @@ Guarantees:
   decay, momentum, and change of σ, C, B or η in mid-training;
 - not against an observer of the training: between releases unread rows lack noise.
 
-Per row a mark of 4 bytes (`marks.py`). The order of writes is such that a step cut short anywhere, by an error or
+Per row a mark of 4 bytes (`RowMarks`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
 the mark that says so.
 
@@ -26,7 +26,7 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -34,11 +34,9 @@ import tensorflow as tf
 
 from tfdp_rec.demands import demand
 from tfdp_rec.keras_internals import learning_rate_of
-from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.base import PrivateOptimizer, Step, takes_plan
-from tfdp_rec.optimizers.lazy.marks import RowMarks
-from tfdp_rec.optimizers.lazy.pending import Debt, DebtPayer, History, Pending, Rows, pending
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.base import PrivateOptimizer, Step
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending
+from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 
@@ -58,8 +56,6 @@ class LazyDPSGD(PrivateOptimizer):
         learning_rate: Learning rate: a number or a Keras schedule.
         aggregate_noise: Whether a row's owed noise is drawn as one Gaussian; False draws every owed step by itself (the
             paper's "without ANS"; slow, for comparison and tests).
-        history: Maker of the store of running totals, for a parameter server. Never saved.
-        arrivals: Conditions on a gradient and its rows when they meet, for a parameter server. Never saved.
         **settings: Settings of `PrivateOptimizer`.
 
     Raises:
@@ -73,21 +69,17 @@ class LazyDPSGD(PrivateOptimizer):
     why_no_table_rule = "Adagrad and Adam are not linear in their gradients, so that late noise cannot be added up"
     moves_every_row = True
     pays_late = True
+    scales_touched = True  # whether the noise of rows with a gradient is drawn as large as the step's, or in units
 
-    @takes_plan
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        aggregate_noise: bool = True,
-        history: Callable[[int], History] | None = None,
-        arrivals: Arrivals | None = None,
-        **settings: Any,
-    ):
+    # Of a parameter server: where its totals are kept, and that the steps of other workers may have landed since the
+    # rows of a gradient were read.
+    history_kind: Callable[[int], History] | None = None
+    arrives_late = False
+
+    def __init__(self, learning_rate: Any, *, aggregate_noise: bool = True, **settings: Any):
         super().__init__(learning_rate, **settings)
         self.aggregate_noise = aggregate_noise
         self._refuse_too_much_decay(self.recursion)
-        self._make_history, self._arrivals = history, arrivals or Arrivals()
         self._settle_function = _Untracked()
 
     def _refuse_too_much_decay(self, recursion: Recursion, of: str = "") -> None:
@@ -113,15 +105,14 @@ class LazyDPSGD(PrivateOptimizer):
                 )
             self._refuse_too_much_decay(_steps_of(table), f" with the regularizer of '{table.path}'")
         ways = {steps: self.pending_of(steps) for steps in map(_steps_of, self.tables.values())}
-        new = lambda way: self._make_history(way.columns) if self._make_history else way.new_history()  # noqa: E731
-        self.accounts = {recursion: Account(way, new(way)) for recursion, way in ways.items()}
+        self.accounts = {r: Account(way, (self.history_kind or way.history)(way.columns)) for r, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
         self.ledger = RowMarks(histories, rows, start=int(self.iterations.numpy()))
 
     # Paying.
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, payer: DebtPayer | None = None) -> None:
+    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
         """Pays what distinct rows, by table path, owe up to step `now`: one draw for all tables that decay alike."""
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
@@ -131,7 +122,7 @@ class LazyDPSGD(PrivateOptimizer):
             debts.setdefault(_steps_of(table), {})[path] = debt
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]
-            paid = (payer or way).pay(list(several.values()), history, self.noise.draw)
+            paid = way.pay(list(several.values()), history, self.noise.draw, by_mark)
             for (path, debt), values in zip(several.items(), paid):
                 # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still,
                 # which adds noise. The other way round it would have paid nothing and owe nothing.
@@ -144,7 +135,7 @@ class LazyDPSGD(PrivateOptimizer):
 
     def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
         """Replaces what `read_rows` gave."""
-        return table.write(ids, *values)
+        return table.write(ids, values)
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """The guard: whatever the look-ahead announced, no row is read that owes noise."""
@@ -169,7 +160,8 @@ class LazyDPSGD(PrivateOptimizer):
         # Check, tick, step, pay, in this order: once the clock shows the step every row owes its noise, so that what
         # goes wrong after that can add noise and never lose it.
         before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
-        self._arrivals.make_room(self, step, before)
+        if self.arrives_late:  # what a row owes is older than the gradient that comes to it: it is paid first
+            self.pay({path: step.move(table).indices for path, table in self.tables.items()}, before)
         now = before + 1
         accounts = self.accounts.values()
         totals = [way.next_totals(history.at(before), rate, step.stddev) for way, history in accounts]
@@ -180,20 +172,11 @@ class LazyDPSGD(PrivateOptimizer):
 
     def _step_touched(self, step: Step, before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
-        moves = {path: step.move(table) for path, table in self.tables.items()}
-        requests = []
-        for path, move in moves.items():
-            table, scale = self.tables[path], self.touched_scale(step, move.indices)
-            requests.append(Request(table.number, move.indices, table.width, scale))
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
-        for (path, move), drawn in zip(moves.items(), self.noise.draw(requests, number)):
-            with after(self.step_rows(self.tables[path], move, drawn[:, 0], step)):
-                self.ledger.mark(path, move.indices, before + 1)
-
-    def touched_scale(self, step: Step, rows: tf.Tensor) -> tf.Tensor | None:
-        """The scale of the noise that is drawn for rows with a gradient, `[n, 1]`; None for units."""
-        return tf.fill([tf.size(rows), 1], step.noise_scale)
+        for table, move, drawn in self.touched_rows(step, number, self.scales_touched):
+            with after(self.step_rows(table, move, drawn, step)):
+                self.ledger.mark(table.path, move.indices, before + 1)
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
         """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""
@@ -204,15 +187,16 @@ class LazyDPSGD(PrivateOptimizer):
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
         return tf.unique(tf.boolean_mask(ids, (ids >= 0) & (ids < self.tables[path].rows)))[0]
 
-    def refusals(self, step: Step) -> Iterator[Any]:
-        return self._checks(step, self.ledger.now(), tf.cast(step.learning_rate, tf.float64))
-
-    def _checks(self, step: Step, now: tf.Tensor, rate: tf.Tensor) -> Iterator[Any]:
+    def refusals(self, step: Step) -> Iterable[Any]:
+        rate, now = tf.cast(step.learning_rate, tf.float64), self.ledger.now()
         for recursion in self.accounts:
             if recursion.weight_decay:
-                left = tf.cast(recursion.keep(rate), tf.float64)
-                yield from demand(left > 0, _TOO_MUCH_DECAY)
-        yield from self._arrivals.checks(self, step, now)
+                yield from demand(recursion.keep(rate) > 0, _TOO_MUCH_DECAY)
+        if self.arrives_late:
+            return
+        for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
+            since = self.ledger.since(path, step.move(table).indices)
+            yield from demand(since == now, _STALE.format(path))
 
     # Release.
 
@@ -235,11 +219,11 @@ class LazyDPSGD(PrivateOptimizer):
 
     def settle_all(self) -> None:
         now = self.ledger.now()
-        payers = {which: way.for_all_rows(now, history) for which, (way, history) in self.accounts.items()}
+        owed = {recursion: way.owed_by_mark(now, history) for recursion, (way, history) in self.accounts.items()}
         for path, table in self.tables.items():
-            payer = payers[_steps_of(table)]
+            by_mark = owed[_steps_of(table)]
             table.withhold()
-            table.sweep(lambda ids, path=path, payer=payer: self.pay({path: ids}, now, payer))  # type: ignore[misc]
+            table.sweep(lambda ids, path=path, by_mark=by_mark: self.pay({path: ids}, now, by_mark))  # type: ignore[misc]
 
     @property
     def ledger_variables(self) -> dict[str, tf.Variable]:
@@ -268,8 +252,7 @@ class LazyDPSGD(PrivateOptimizer):
             self.ledger.restart(int(self.iterations.numpy()))
 
     def get_config(self) -> dict[str, Any]:
-        own = {"aggregate_noise": self.aggregate_noise, "history": None, "arrivals": None}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), "aggregate_noise": self.aggregate_noise}
 
 
 def _steps_of(table: Table) -> Recursion:
@@ -282,19 +265,6 @@ class _Untracked:
     """Holds what TensorFlow must not find when it saves: the settling function would take its noise along."""
 
     value: Any = None
-
-
-class Arrivals:
-    """What holds of a gradient and its rows when they meet: the rows were read at this very step and owed nothing."""
-
-    def checks(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> Iterator[Any]:
-        """Assertions that must hold before anything is written."""
-        for path, table in optimizer.tables.items():
-            since = optimizer.ledger.since(path, step.move(table).indices)
-            yield from demand(since == now, _STALE.format(path))
-
-    def make_room(self, optimizer: LazyDPSGD, step: Step, now: tf.Tensor) -> None:
-        """What the rows need before the gradient enters: nothing, since they owe nothing."""
 
 
 _STALE = (

@@ -29,8 +29,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.optimizers.lazy.pending import Aggregated, History, Owed, Rows
-from tfdp_rec.optimizers.recursion import Recursion
+from tfdp_rec.optimizers.lazy.pending import Aggregated, History, Owed
+from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, scatter
 from tfdp_rec.pricing.correlated_noise import BufferedToeplitz
 
@@ -135,23 +135,22 @@ def _product(one: Entries, other: Entries) -> Entries:
 class Correlated(Aggregated):
     """Payment by as many Gaussians a weight as a state has numbers."""
 
+    history = Maps
+
     def __init__(self, recursion: Recursion, strategy: BufferedToeplitz):
         super().__init__(recursion)
         self._strategy = strategy
         # A weight depends on all of a state, a velocity on itself and the buffers, a buffer on buffers.
         self._kinds = [0] + [1] * recursion.has_velocity + [2] * strategy.buffers
-        self.size = len(self._kinds)
-
-    def new_history(self) -> Maps:
-        return Maps(self.size)
+        self.size = self.columns = len(self._kinds)
 
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         """M_t and b_t, `[size, size + 1]`: the step, made on unit vectors."""
         *state, unit = tf.unstack(tf.eye(self.size + 1, dtype=tf.float64))
-        noise, buffers = self._strategy.next_noise(unit, state[self.size - self._strategy.buffers :])
-        velocity = state[1] if self.recursion.has_velocity else None
-        moved = self.recursion.step(state[0], velocity, -learning_rate * stddev * noise, learning_rate)
-        return tf.stack([each for each in (*moved, *buffers) if each is not None])
+        own = self.size - self._strategy.buffers
+        noise, buffers = self._strategy.next_noise(unit, state[own:])
+        moved = self.recursion.step(tuple(state[:own]), -learning_rate * stddev * noise, learning_rate)
+        return tf.stack([*moved, *buffers])
 
     def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         assert isinstance(history, Maps)
@@ -164,14 +163,12 @@ class Correlated(Aggregated):
 
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         numbers = iter(number[:, None] for number in coefficients)
-        state = [each for each in rows if each is not None]
         sums = [[noise[:, i]] for i in range(self.size)]
         for i, j in self._entries():
-            sums[i].append(next(numbers) * state[j])
+            sums[i].append(next(numbers) * rows[j])
         for i in range(self.size):
             sums[i] += [next(numbers) * noise[:, j] for j in range(i + 1, self.size)]
-        found = [tf.add_n(several) for several in sums]
-        return tuple(found) if self.recursion.has_velocity else (found[0], None, *found[1:])
+        return tuple(tf.add_n(several) for several in sums)
 
     def _entries(self) -> list[tuple[int, int]]:
         """Those of A that are not always 0."""

@@ -19,7 +19,8 @@ whose parts since h are ΔA = A_t − A_h, ΔP = P_t − μᵏ P_h, ΔQ = Q_t �
 since step j's noise enters v_t with the factor μ^{t−1−j} and θ_t with (1 − κμ^{t−j})/(1 − μ).
 
 A row's mark is the step it was settled at, 4 bytes; the running sums are kept once for all tables, one row a step
-(`History`). *Replayed* noise, the paper's "without ANS", draws and makes each owed step by itself.
+(`History`). A row owes while its mark is behind the clock, which counts steps by itself, so that setting Keras'
+`iterations` back forgets no noise. *Replayed* noise, the paper's "without ANS", draws and makes each owed step alone.
 
 Reference:
     Lim et al., "LazyDP", ASPLOS 2024, §5 (aggregated noise sampling), for constant η without momentum.
@@ -29,21 +30,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.noise import Request
-from tfdp_rec.optimizers.recursion import Recursion
-from tfdp_rec.optimizers.tables import Operations, scatter
+from tfdp_rec.optimizers.rules import Recursion, Rows
+from tfdp_rec.optimizers.tables import Operations, after, scatter
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
 Draw = Callable[[Sequence[Request], tf.Tensor], list[tf.Tensor]]
 """A noise source's `draw`."""
-Rows = tuple[Any, ...]
-"""Weights of some rows, their velocities or None, and what buffers they have."""
 
 _FIRST_CAPACITY = 1024
 
@@ -95,38 +94,6 @@ class Debt:
         return Request(self.table, self.ids, self.rows[0].shape[1], stddev)
 
 
-class DebtPayer(Protocol):
-    """What pays."""
-
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        """The rows of each debt as they stand at `now`, from one draw where possible."""
-
-
-class Pending(abc.ABC):
-    """How owed noise is totalled, and paid."""
-
-    columns: int
-
-    def __init__(self, recursion: Recursion):
-        self.recursion = recursion
-
-    def new_history(self) -> History:
-        """Room for the totals."""
-        return History(self.columns)
-
-    @abc.abstractmethod
-    def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
-        """The totals after a step of that learning rate and noise, from those before it. float64."""
-
-    @abc.abstractmethod
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        """See `DebtPayer`."""
-
-    def for_all_rows(self, now: tf.Tensor, history: History) -> DebtPayer:
-        """What pays where every row of every table is about to pay at one `now`, chunk after chunk."""
-        return self
-
-
 class Owed(NamedTuple):
     """What some rows owe: Gaussians of these standard deviations `[n, draws]`, and numbers `[n]` to enter them by."""
 
@@ -136,6 +103,28 @@ class Owed(NamedTuple):
     def of(self, rows: tf.Tensor) -> Owed:
         """What some of the rows owe."""
         return Owed(tf.gather(self.stddev, rows), tuple(tf.gather(c, rows) for c in self.coefficients))
+
+
+class Pending(abc.ABC):
+    """How owed noise is totalled, and paid."""
+
+    columns: int
+    history: Callable[[int], History] = History  # makes room for totals of so many columns
+
+    def __init__(self, recursion: Recursion):
+        self.recursion = recursion
+
+    @abc.abstractmethod
+    def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
+        """The totals after a step of that learning rate and noise, from those before it. float64."""
+
+    @abc.abstractmethod
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+        """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark` as `owed_by_mark`."""
+
+    def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
+        """What a row owes by the step it is marked with; None if each is found by itself."""
+        return None
 
 
 class Aggregated(Pending):
@@ -149,26 +138,14 @@ class Aggregated(Pending):
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         """The rows after Gaussians `[n, draws, width]` of the standard deviations owed."""
 
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        return self.pay_owed(debts, [self.owed(debt.since, debt.now, history) for debt in debts], draw)
-
-    def pay_owed(self, debts: Sequence[Debt], owed: Sequence[Owed], draw: Draw) -> list[Rows]:
-        """Pays what was found to be owed."""
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+        owed = [by_mark.of(d.since) if by_mark else self.owed(d.since, d.now, history) for d in debts]
         noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], debts[0].now)
         return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
 
-    def for_all_rows(self, now: tf.Tensor, history: History) -> DebtPayer:
-        return _ForAllRows(self, self.owed(tf.range(now + 1), now, history))
-
-
-class _ForAllRows:
-    """There are fewer steps than rows: what a row owes is found once for every step it may be marked with."""
-
-    def __init__(self, kind: Aggregated, by_mark: Owed):
-        self._kind, self._by_mark = kind, by_mark
-
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
-        return self._kind.pay_owed(debts, [self._by_mark.of(debt.since) for debt in debts], draw)
+    def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
+        # There are fewer steps than rows: where all rows pay, what one owes is found once for each mark it may have.
+        return self.owed(tf.range(now + 1), now, history)
 
 
 def _root(variance: tf.Tensor) -> tf.Tensor:
@@ -194,7 +171,7 @@ class WithoutMomentum(Aggregated):
 
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         weight = coefficients[0][:, None] * rows[0] if coefficients else rows[0]
-        return weight - noise[:, 0], None
+        return (weight - noise[:, 0],)
 
 
 class WithMomentum(Aggregated):
@@ -245,29 +222,23 @@ class Replayed(Pending):
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
 
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw) -> list[Rows]:
+    def pay(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
         return [self._replay(debt, history, draw) for debt in debts]
 
     def _replay(self, debt: Debt, history: History, draw: Draw) -> Rows:
-        has_velocity = debt.rows[1] is not None
+        own = 1 + self.recursion.has_velocity  # before the buffers
 
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
             # All rows draw, also those that owe less: noise of a step must not depend on which other rows pay.
-            noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[2:])
-            moved, speed = self.recursion.step(rows[0], rows[1] if has_velocity else None, -eta * stddev * noise, eta)
-            after = (moved, rows[1] if speed is None else speed, *buffers)
+            noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[own:])
+            made = (*self.recursion.step(rows[:own], -eta * stddev * noise, eta), *buffers)
             due = (debt.since <= step)[:, None]
-            return step + 1, *(tf.where(due, new, old) for new, old in zip(after, rows))
+            return step + 1, *(tf.where(due, new, old) for new, old in zip(made, rows, strict=True))
 
         first = tf.reduce_min(tf.concat([debt.since, debt.now[None]], axis=0))
-        weight, velocity, *buffers = debt.rows
-        start = (first, weight, velocity if has_velocity else tf.zeros_like(weight), *buffers)
-        _, weight, velocity, *buffers = tf.while_loop(
-            lambda step, *_: step < debt.now, body, start, parallel_iterations=1
-        )
-        return weight, velocity if has_velocity else None, *buffers
+        return tf.while_loop(lambda step, *_: step < debt.now, body, (first, *debt.rows), parallel_iterations=1)[1:]
 
 
 def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
@@ -275,3 +246,60 @@ def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
     if not aggregate_noise:
         return Replayed(recursion)
     return WithMomentum(recursion) if recursion.has_velocity else WithoutMomentum(recursion)
+
+
+class RowMarks:
+    """The clock, the totals of every step by way of decay, and the marks of a lazy optimizer's rows."""
+
+    # A plain object, which neither Keras nor TensorFlow tracks: released files carry none of it, since after settling
+    # all marks equal the clock.
+
+    def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):
+        self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
+        self.histories = histories
+        self.marks = {
+            path: tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="marks")
+            for path, count in rows.items()
+        }
+        self.restart(start)
+
+    def restart(self, now: int) -> None:
+        """Nothing is owed at step `now`; totals up to there do not matter, so they are zero."""
+        for history in self.histories:
+            history.restart(now)
+        self.clock.assign(now)
+        for marks in self.marks.values():
+            marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
+        self.settled_at: int | None = now  # the step that all rows are known to have been settled at
+
+    @property
+    def settled(self) -> bool:
+        """Whether no row of any table owes anything."""
+        return not self.marks or self.settled_at == int(self.clock.numpy())
+
+    def restored(self) -> None:
+        """Clock and marks are those of a checkpoint."""
+        now = int(self.clock.numpy())
+        behind = any(int(tf.reduce_min(marks)) < now for marks in self.marks.values())
+        self.settled_at = None if behind else now
+
+    def now(self) -> tf.Tensor:
+        """The clock, int64."""
+        return self.clock.read_value()
+
+    def since(self, path: str, ids: tf.Tensor) -> tf.Tensor:
+        """The steps that rows were settled at, int64."""
+        return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
+
+    def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor]) -> Operations:
+        """Puts a step on the clock, the totals of each history first."""
+        first: Operations = []
+        for history, those in zip(self.histories, totals, strict=True):
+            first += history.append(now, those)
+        with after(first):
+            done = tf.raw_ops.AssignVariableOp(resource=self.clock.handle, value=now)
+        return [] if done is None else [done]
+
+    def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
+        """Rows are settled at `now`."""
+        return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), now))

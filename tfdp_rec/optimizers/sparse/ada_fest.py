@@ -26,10 +26,10 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.keras_internals import resource
-from tfdp_rec.optimizers.base import takes_plan
+from tfdp_rec.optimizers import checks
+from tfdp_rec.optimizers.base import Setting
 from tfdp_rec.optimizers.sparse import draws
-from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.fest import SelectingOptimizer
 
 _MANY_STRAYS = 0.1  # of all rows, at each step: then selection saves little
 
@@ -56,7 +56,11 @@ class AdaFEST(SelectingOptimizer):
         ComposedDpEvent(events=[GaussianDpEvent(noise_multiplier=3.0), GaussianDpEvent(noise_multiplier=1.0)])
     """
 
-    @takes_plan
+    # C1, the bound on the norm of what an example adds to the counts; s1, their noise in units of C1; τ.
+    contribution_clip = Setting()
+    contribution_noise_multiplier = Setting(checks.not_negative, priced=True)
+    threshold = Setting()
+
     def __init__(
         self,
         learning_rate: Any,
@@ -67,11 +71,8 @@ class AdaFEST(SelectingOptimizer):
         **settings: Any,
     ):
         super().__init__(learning_rate, **settings)
-        self._contribution_clip = self._setting("contribution_clip", contribution_clip)
-        self._contribution_noise_multiplier = self._setting(
-            "contribution_noise_multiplier", contribution_noise_multiplier, zero=True, priced=True
-        )
-        self._threshold = self._setting("threshold", threshold)
+        self.contribution_clip, self.contribution_noise_multiplier = contribution_clip, contribution_noise_multiplier
+        self.threshold = threshold
 
     @classmethod
     def with_total_noise(
@@ -96,21 +97,6 @@ class AdaFEST(SelectingOptimizer):
         s1, s2 = draws.split_noise_multiplier(noise_multiplier, selection_fraction)
         return cls(learning_rate, noise_multiplier=s2, contribution_noise_multiplier=s1, **kwargs)
 
-    @property
-    def contribution_clip(self) -> float:
-        """C1, the bound on the norm of what an example adds to the counts."""
-        return float(self._contribution_clip.numpy())
-
-    @property
-    def contribution_noise_multiplier(self) -> float:
-        """s1, the counts' noise in units of C1."""
-        return float(self._contribution_noise_multiplier.numpy())
-
-    @property
-    def threshold(self) -> float:
-        """τ, which a noisy count must reach."""
-        return float(self._threshold.numpy())
-
     def dp_event(self) -> dp_accounting.DpEvent:
         """Both looks at the batch: the counts and the gradients."""
         multipliers = (self.contribution_noise_multiplier, self.noise_multiplier)
@@ -130,17 +116,7 @@ class AdaFEST(SelectingOptimizer):
             )
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
-        clip = tf.identity(resource(self._contribution_clip))
+        clip = self.current("contribution_clip")
         votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
-        stddev = clip * resource(self._contribution_noise_multiplier)
-        threshold = tf.identity(resource(self._threshold))
-        return self.space.rows(draws.threshold_survivors(votes, stddev, threshold, self.bits))
-
-    def get_config(self) -> dict[str, Any]:
-        """Every constructor argument, the noise source apart."""
-        return {
-            **super().get_config(),
-            "contribution_clip": self.contribution_clip,
-            "contribution_noise_multiplier": self.contribution_noise_multiplier,
-            "threshold": self.threshold,
-        }
+        stddev = clip * self.current("contribution_noise_multiplier")
+        return self.space.rows(draws.threshold_survivors(votes, stddev, self.current("threshold"), self.bits))

@@ -1,45 +1,97 @@
 """Choosing rows privately, exactly, and without ever visiting a row that was not touched.
 
-Number the rows ("buckets") of all tables 0 .. V-1 as one space. Example i touches a set S_i of k_i distinct
-buckets; its contribution map is 1 on S_i and 0 elsewhere, clipped to L2 norm C1:
+Number the rows ("buckets") of all tables 0 .. V-1 as one space (`BucketSpace`). Example i touches a set S_i of k_i
+distinct buckets; its contribution map is 1 on S_i and 0 elsewhere, clipped to L2 norm C1:
 
   v_i[b] = min(1, C1 / √(k_i)) for b in S_i,        counts = Σ_i v_i,      sensitivity C1.
 
-**Threshold selection** (AdaFEST) adds N(0, (s1 C1)^2) to the count of *every* bucket and keeps those that
-reach τ. Only the kept set leaves the mechanism, and the noises are independent, so the kept set is a
-vector of independent coins, heads with probability
+**Threshold selection** (AdaFEST) adds N(0, (s1 C1)^2) to the count of *every* bucket and keeps those that reach τ. Only
+the kept set leaves the mechanism, and the noises are independent, so it is a vector of independent coins, heads with
+probability
 
   Φ((counts[b] - τ) / (s1 C1)),  and for each of the other V - |touched| buckets  p = Φ(-τ / (s1 C1)).
 
-A touched bucket gets its own coin. For the rest, the heads among V independent p-coins are found by their
-gaps: the number of tails before the next head is geometric, floor(E / -log(1 - p)) for a unit exponential
-E. Heads that fall on touched buckets are thrown away (those had their own coin), which leaves the others
-independent and exact. Work and memory grow with touched + p V, not with V.
+A touched bucket gets its own coin. For the rest, the heads among V independent p-coins are found by their gaps: the
+number of tails before the next head is geometric, floor(E / -log(1 - p)) for a unit exponential E. Heads that fall on
+touched buckets are thrown away (those had their own coin), which leaves the others independent and exact. Work and
+memory grow with touched + p V, not with V.
 
-**Top-m selection** (exponential mechanism) adds Gumbel noise to e0 * counts and keeps the m largest. Of N
-equal counts only the m largest Gumbels matter; their exponentials exp(-G) are the m smallest of N unit
-exponentials, whose spacings are E_1/N, E_2/(N-1), ..., and their places are uniform.
+**Top-m selection** (exponential mechanism) adds Gumbel noise to e0 * counts and keeps the m largest. Of N equal counts
+only the m largest Gumbels matter; their exponentials exp(-G) are the m smallest of N unit exponentials, whose spacings
+are E_1/N, E_2/(N-1), ..., and their places are uniform.
 
-Every coin is decided by 64 random bits and float64 tails of either side, so that a probability of 1e-18 is as
-exact as one of 1/2: see docs/privacy-adafest.md.
+Every coin is decided by 64 random bits and float64 tails of either side, so that a probability of 1e-18 is as exact as
+one of 1/2: see docs/privacy-adafest.md.
 
 Reference:
-    B. Ghazi et al., Sparsity-Preserving Differentially Private Training of Large Embedding Models, NeurIPS
-    2023.
+    B. Ghazi et al., Sparsity-Preserving Differentially Private Training of Large Embedding Models, NeurIPS 2023.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 # Random bits for numbered draws: (stream, numbers int64 [n]) -> uint64 [n]. Each number is read once a step.
 Bits = Callable[[int, tf.Tensor], tf.Tensor]
 
 TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM = -1, -2, -3, -4
+
+
+class BucketSpace:
+    """Numbers for the rows of some tables, or for the `chosen` ones among them; -1 for all other rows."""
+
+    def __init__(self, sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray] | None = None):
+        self.sizes = dict(sizes)
+        self._chosen = None if chosen is None else _checked(self.sizes, chosen)
+        counts = self.sizes.values() if self._chosen is None else map(len, self._chosen.values())
+        first, self._ends = 0, list[int]()
+        for count in counts:
+            self._ends.append(first := first + count)
+        self._first = dict(zip(sizes, [0, *self._ends]))
+        self.size = first
+
+    def numbers(self, path: str, ids: tf.Tensor) -> tf.Tensor:
+        """The numbers of some rows of a table, int64, -1 for rows outside the space."""
+        place = ids = tf.cast(ids, tf.int64)
+        inside = (ids >= 0) & (ids < self.sizes[path])
+        if self._chosen is not None:
+            rows = self._chosen[path]
+            place = tf.searchsorted(rows, ids, out_type=tf.int64)
+            inside &= tf.gather(tf.concat([rows, [-1]], axis=0), place) == ids
+        return tf.where(inside, self._first[path] + place, -tf.ones_like(ids))
+
+    def rows(self, buckets: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Table path -> its rows, ascending, among some distinct numbers of the space."""
+        buckets = tf.sort(buckets)
+        owner = tf.searchsorted(tf.constant(self._ends, tf.int64), buckets, side="right")
+        parts = zip(self.sizes, tf.dynamic_partition(buckets, owner, len(self.sizes)))
+        places = {path: part - self._first[path] for path, part in parts}
+        return places if self._chosen is None else {p: tf.gather(self._chosen[p], at) for p, at in places.items()}
+
+    def all_rows(self, path: str) -> tf.Tensor:
+        """All rows of a table that are in the space, ascending, int64."""
+        return tf.range(self.sizes[path], dtype=tf.int64) if self._chosen is None else self._chosen[path]
+
+
+def _checked(sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
+    """The chosen rows of each table, sorted."""
+    if set(sizes) != set(chosen):
+        raise ValueError(f"rows are chosen for the tables {sorted(chosen)}, but the model has {sorted(sizes)}.")
+    result = {}
+    for path, size in sizes.items():
+        rows = np.unique(np.asarray(chosen[path], dtype=np.int64))
+        if len(rows) != len(chosen[path]):
+            raise ValueError(f"the rows chosen for '{path}' hold a row twice.")
+        if len(rows) and (rows[0] < 0 or rows[-1] >= size):
+            raise ValueError(f"the rows chosen for '{path}' must lie between 0 and {size - 1}.")
+        with tf.init_scope():
+            result[path] = tf.constant(rows)
+    return result
 
 
 class Votes(NamedTuple):
@@ -72,8 +124,9 @@ def threshold_survivors(votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Ten
     """The buckets whose noisy count reaches the threshold, of all V buckets, in no particular order."""
     scale = tf.cast(noise_stddev, tf.float64)
     threshold = tf.cast(threshold, tf.float64)
-    coins = _coins(bits(TOUCHED_STREAM, votes.touched), (threshold - votes.counts) / scale)
-    kept = tf.boolean_mask(votes.touched, coins)
+    # Heads with probability Φ(-z): an exponential is at most -log Φ(z) just as often.
+    tails = -log_normal_cdf((threshold - votes.counts) / scale)
+    kept = tf.boolean_mask(votes.touched, unit_exponentials(bits(TOUCHED_STREAM, votes.touched)) <= tails)
     strays = bernoulli_places(votes.size, -log_normal_cdf(threshold / scale), bits)
     # `unique` keeps the order of first sight: what comes after the touched are the strays that are not among them.
     seen = tf.size(votes.touched)
@@ -110,9 +163,7 @@ def top_survivors(votes: Votes, num_survivors: int, epsilon: tf.Tensor, bits: Bi
     num_untouched = num_buckets - tf.size(touched, out_type=tf.int64)
     num_drawn = tf.minimum(tf.constant(num_survivors, tf.int64), num_untouched)
     rank = tf.range(num_drawn)
-    spacings = unit_exponentials(bits(GUMBEL_STREAM, num_buckets + rank)) / tf.cast(
-        num_untouched - rank, tf.float64
-    )
+    spacings = unit_exponentials(bits(GUMBEL_STREAM, num_buckets + rank)) / tf.cast(num_untouched - rank, tf.float64)
     others = -tf.math.log(tf.cumsum(spacings))  # the largest Gumbels of the untouched, descending
     _, winners = tf.math.top_k(tf.concat([own, others], axis=0), k=num_survivors)
     seen = tf.size(touched)
@@ -146,7 +197,8 @@ def unit_exponentials(words: tf.Tensor) -> tf.Tensor:
     """Unit exponentials, float64, from 64 bits each, exact in both tails."""
     # With x = (word + 1/2) / 2^64 uniform, E = -log(1 - x). The half below 1/2 is taken as it is, the half above
     # through 1 - x in integers, so that neither end loses bits: 2^-65 ≤ E ≤ 45.
-    low, x = _halves(words)
+    low = words < tf.constant(2**63, tf.uint64)
+    x = (tf.cast(tf.where(low, words, tf.bitwise.invert(words)), tf.float64) + 0.5) * 2.0**-64
     return tf.where(low, -tf.math.log1p(-x), -tf.math.log(x))
 
 
@@ -158,33 +210,24 @@ def log_normal_cdf(z: tf.Tensor) -> tf.Tensor:
 
 
 def split_noise_multiplier(noise_multiplier: float, selection_fraction: float = 0.1) -> tuple[float, float]:
-    """Splits one noise multiplier between selecting rows and noising their gradients.
+    """Splits one noise multiplier s between selecting rows, s1, and noising their gradients, s2.
 
-    The two Gaussian mechanisms together are one Gaussian with 1/s^2 = 1/s1^2 + 1/s2^2. Selection is given the
-    share f of the budget 1/s^2: 1/s1^2 = f/s^2 and 1/s2^2 = (1-f)/s^2.
+    The two Gaussian mechanisms together are one, 1/s^2 = 1/s1^2 + 1/s2^2. Selection gets the share f of that budget.
 
     Args:
         noise_multiplier: Noise multiplier s of the DP-SGD step whose privacy the pair is to have.
         selection_fraction: Share f of the selection, between 0 and 1, exclusive.
-
-    Returns:
-        (s1, s2), for the selection and for the gradients.
-
-    Raises:
-        ValueError: An argument is out of its range.
 
     Example:
         >>> s1, s2 = split_noise_multiplier(1.0, selection_fraction=0.1)
         >>> round(s1, 3), round(s2, 3), round(s1**-2 + s2**-2, 9)
         (3.162, 1.054, 1.0)
     """
-    if not noise_multiplier > 0.0 or not math.isfinite(noise_multiplier):
+    if not 0.0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier!r}.")
     if not 0.0 < selection_fraction < 1.0:
         raise ValueError(f"selection_fraction must lie strictly between 0 and 1, got {selection_fraction!r}.")
-    return noise_multiplier / math.sqrt(selection_fraction), noise_multiplier / math.sqrt(
-        1.0 - selection_fraction
-    )
+    return noise_multiplier / math.sqrt(selection_fraction), noise_multiplier / math.sqrt(1.0 - selection_fraction)
 
 
 def expected_strays(num_buckets: int, noise_stddev: float, threshold: float) -> float:
@@ -206,23 +249,3 @@ def gumbel_noise_multiplier(epsilon: float, num_survivors: int) -> float:
     from scipy.special import expit, ndtri
 
     return 1.0 / (-2.0 * float(ndtri(expit(-0.5 * epsilon))) * math.sqrt(num_survivors))
-
-
-def gumbel_epsilon(noise_multiplier: float, num_survivors: int) -> float:
-    """The e0 with which top-m selection counts as one Gaussian of that noise multiplier."""
-    from scipy.special import log_ndtr
-
-    mu = 1.0 / (noise_multiplier * math.sqrt(num_survivors))
-    return 2.0 * float(log_ndtr(0.5 * mu) - log_ndtr(-0.5 * mu))
-
-
-def _coins(words: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    """True with probability Φ(-z), for each z: an exponential is at most -log Φ(z) just as often."""
-    return unit_exponentials(words) <= -log_normal_cdf(z)
-
-
-def _halves(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(is x below 1/2, the smaller of x and 1 - x) for x = (word + 1/2) / 2^64."""
-    low = words < tf.constant(2**63, tf.uint64)
-    smaller = tf.where(low, words, tf.bitwise.invert(words))
-    return low, (tf.cast(smaller, tf.float64) + 0.5) * 2.0**-64

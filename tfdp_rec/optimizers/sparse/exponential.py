@@ -26,10 +26,9 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.keras_internals import resource
-from tfdp_rec.optimizers.base import takes_plan
+from tfdp_rec.optimizers.base import Setting
 from tfdp_rec.optimizers.sparse import draws
-from tfdp_rec.optimizers.sparse.base import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.fest import SelectingOptimizer
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -53,25 +52,18 @@ class ExponentialSelectionSGD(SelectingOptimizer):
         [1.6, 1.1]
     """
 
-    @takes_plan
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        num_survivors: int,
-        selection_epsilon: float,
-        **settings: Any,
-    ):
+    selection_epsilon = Setting(priced=True)  # e0, what each draw costs
+
+    def __init__(self, learning_rate: Any, *, num_survivors: int, selection_epsilon: float, **settings: Any):
         if int(num_survivors) != num_survivors or num_survivors < 1:
             raise ValueError(f"num_survivors must be a positive integer, got {num_survivors!r}.")
         super().__init__(learning_rate, **settings)
-        self.num_survivors = int(num_survivors)
-        self._selection_epsilon = self._setting("selection_epsilon", selection_epsilon, priced=True)
+        self._num_survivors, self.selection_epsilon = int(num_survivors), selection_epsilon
 
     @property
-    def selection_epsilon(self) -> float:
-        """e0, what each draw costs."""
-        return float(self._selection_epsilon.numpy())
+    def num_survivors(self) -> int:
+        """m, the number of draws that a step makes and pays for; a compiled step would not see a change."""
+        return self._num_survivors
 
     def dp_event(self) -> dp_accounting.DpEvent:
         """Both looks at the batch: the draws and the gradients."""
@@ -85,20 +77,13 @@ class ExponentialSelectionSGD(SelectingOptimizer):
     def build_tables(self) -> None:
         super().build_tables()
         if self.tables and self.num_survivors > self.space.size:
-            raise ValueError(
-                f"num_survivors={self.num_survivors} is more than the tables' {self.space.size} rows."
-            )
+            raise ValueError(f"num_survivors={self.num_survivors} is more than the tables' {self.space.size} rows.")
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         unclipped = float("inf")  # a draw's cost depends on the largest change of one count, which is 1
         votes = draws.contribution_counts(*self.touched(clipped), self.space.size, unclipped)
-        epsilon = tf.identity(resource(self._selection_epsilon))
+        epsilon = self.current("selection_epsilon")
         return self.space.rows(draws.top_survivors(votes, self.num_survivors, epsilon, self.bits))
 
     def get_config(self) -> dict[str, Any]:
-        """Every constructor argument, the noise source apart."""
-        return {
-            **super().get_config(),
-            "num_survivors": self.num_survivors,
-            "selection_epsilon": self.selection_epsilon,
-        }
+        return {**super().get_config(), "num_survivors": self.num_survivors}

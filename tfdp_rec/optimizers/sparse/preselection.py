@@ -27,7 +27,6 @@ import tensorflow as tf
 
 from tfdp_rec.noise import EntropyNoise, NoiseSource
 from tfdp_rec.optimizers.sparse import draws
-from tfdp_rec.optimizers.sparse.buckets import BucketSpace
 
 Frequencies = dict[str, np.ndarray]
 _ROWS_AT_A_TIME = 1 << 20
@@ -150,7 +149,7 @@ def _clipped_histogram(
     batches: Iterable[Mapping[str, np.ndarray]], sizes: Mapping[str, int], contribution_clip: float
 ) -> Frequencies:
     """The sum of the examples' clipped contribution maps, without noise: not to be released."""
-    space = BucketSpace(sizes)
+    space = draws.BucketSpace(sizes)
     total = np.zeros(space.size)
     for batch in batches:
         examples, buckets = [], []
