@@ -23,19 +23,13 @@ import dataclasses
 import math
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 AnySettings = TypeVar("AnySettings")
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """What a value must be.
-
-    Attributes:
-        words: "must be …", for people.
-        holds: whether a value is.
-    """
+class Check(NamedTuple):
+    """What a value must be: words ("must be …"), and whether it holds of a value."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -47,68 +41,48 @@ BETWEEN_0_AND_1 = Check("must be between 0 and 1", lambda value: 0 < value < 1)
 
 
 def option(
-    default: Any,
-    words: str,
-    check: Check | None = None,
-    choices: Sequence[str] | None = None,
-    metavar: str | tuple[str, ...] | None = None,
-    group: str = "",
-    several: str | int = "+",
-) -> Any:
+    default: Any, words: str, check: Check | None = None, choices: Sequence[str] | None = None,
+    metavar: str | tuple[str, ...] | None = None, group: str = "", several: str | int = "+",
+) -> Any:  # fmt: skip
     """A field of a settings dataclass that can be given on the command line.
 
     Args:
-        default: its value unless it is given.
-        words: its line of help.
-        check: what it, or each of several values, must be.
-        choices: the values there are.
-        metavar: what stands for the value in the help.
-        group: the heading of the help that it stands under.
-        several: how many values a field of several takes: "+", at least one, "*", or a number.
+        default: Value unless one is given.
+        words: Line of help.
+        check: Rule that the value, or each of several, must keep.
+        choices: All values that there are.
+        metavar: Words that stand for the value in the help.
+        group: Heading of the help that the option stands under.
+        several: Number of values of a field that takes several: "+", at least one, "*", or a number.
     """
     known = {"words": words, "check": check, "choices": choices, "metavar": metavar, "group": group, "several": several}
     return dataclasses.field(default=default, metadata={"option": known})
 
 
 def add_options(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Asks for the options of a settings class; what is not given stays None.
-
-    Args:
-        parser: of the command.
-        settings: a dataclass with fields made by `option`.
-    """
-    hints = typing.get_type_hints(settings)
-    groups: dict[str, Any] = {"": parser}
+    """Adds the options of a settings class to a parser; what is not given stays None."""
+    hints, groups = typing.get_type_hints(settings), {"": parser}
     for field in dataclasses.fields(settings):
-        if "option" not in field.metadata:
+        known = field.metadata.get("option")
+        if known is None:
             continue
-        known = field.metadata["option"]
         if known["group"] not in groups:
-            groups[known["group"]] = parser.add_argument_group(known["group"])
-        _add(groups[known["group"]], field, hints[field.name], known)
-
-
-def _add(group: Any, field: dataclasses.Field, hint: Any, known: dict[str, Any]) -> None:
-    kind, several = _kind(hint)
-    words: str = known["words"]
-    more: dict[str, Any]
-    if field.default not in (None, "", False, ()):
-        words += f" (default: {_shown(field.default)})"
-    if kind is bool:
-        more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
-    else:
-        more = {"type": whole if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
-        more |= {"nargs": known["several"], "action": "extend"} if several else {}
-    group.add_argument(flag(field.name), default=None, help=words.replace("%", "%%"), **more)
-
-
-def _kind(hint: Any) -> tuple[type, bool]:
-    """(the type of a value, whether there may be several of them) of an annotation."""
-    if type(None) in typing.get_args(hint):
-        (hint,) = [one for one in typing.get_args(hint) if one is not type(None)]
-    if typing.get_origin(hint) is tuple:
-        return typing.get_args(hint)[0], True
-    return hint, False
+            groups[known["group"]] = parser.add_argument_group(known["group"])  # type: ignore[assignment]
+        hint = hints[field.name]
+        if type(None) in typing.get_args(hint):
+            (hint,) = [one for one in typing.get_args(hint) if one is not type(None)]
+        several = typing.get_origin(hint) is tuple
+        kind = typing.get_args(hint)[0] if several else hint
+        words, more = known["words"], dict[str, Any]()
+        if field.default not in (None, "", False, ()):
+            words += f" (default: {_shown(field.default)})"
+        if kind is bool:
+            more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
+        else:
+            more = {"type": whole if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
+            more |= {"nargs": known["several"], "action": "extend"} if several else {}
+        words = words.replace("%", "%%")
+        groups[known["group"]].add_argument(flag(field.name), default=None, help=words, **more)
 
 
 def whole(text: str) -> int:
@@ -142,15 +116,7 @@ def flag(name: str) -> str:
 
 
 def chosen(args: argparse.Namespace, base: AnySettings) -> AnySettings:
-    """The settings with what was given on the command line.
-
-    Args:
-        args: as parsed; None stands for what was not given.
-        base: what holds where nothing was given.
-
-    Raises:
-        ValueError: a value is not what its check asks for.
-    """
+    """The settings with what was given on the command line; `base` holds where nothing was given."""
     given = {}
     for field in dataclasses.fields(base):  # type: ignore[arg-type]
         value = getattr(args, field.name, None)
@@ -162,19 +128,12 @@ def chosen(args: argparse.Namespace, base: AnySettings) -> AnySettings:
 
 
 def refuse_wrong(settings: Any) -> None:
-    """Refuses the first value that is not what its check asks for.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    """Refuses the first value that is not what its check asks for, by a `ValueError` that names the option."""
     for field in dataclasses.fields(settings):
         known, value = field.metadata.get("option", {}), getattr(settings, field.name)
+        check, choices = known.get("check"), known.get("choices")
         for one in value if isinstance(value, tuple) else (value,):
-            _refuse_wrong(field.name, one, known.get("check"), known.get("choices"))
-
-
-def _refuse_wrong(name: str, value: Any, check: Check | None, choices: Sequence[str] | None) -> None:
-    if value is not None and check is not None and not check.holds(value):
-        raise ValueError(f"{flag(name)} {check.words}, got {value}.")
-    if choices is not None and value not in choices:
-        raise ValueError(f"{flag(name)} must be one of {', '.join(choices)}, got {value!r}.")
+            if one is not None and check is not None and not check.holds(one):
+                raise ValueError(f"{flag(field.name)} {check.words}, got {one}.")
+            if choices is not None and one not in choices:
+                raise ValueError(f"{flag(field.name)} must be one of {', '.join(choices)}, got {one!r}.")

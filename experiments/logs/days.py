@@ -137,12 +137,12 @@ class _Added:
     """What `--continue` does on each day, for each of `KEEPS`; of these, one is paid for, as one would be run."""
 
     def __init__(self, args: argparse.Namespace, ledger: Path):
-        from tfdp_rec.job.budget import Lifetime
+        from tfdp_rec.job.budget import Budget
 
         self.items: Any = None
         self.path, self.made = ledger, dict[float, Any]()
         ledger.unlink(missing_ok=True)
-        self.decided = Lifetime(args.epsilon, 1e-6, args.days, args.public_items, args.items_epsilon)
+        self.decided = Budget(args.epsilon, 1e-6, args.days, args.public_items, args.items_epsilon)
 
     def take(self, day: _Day) -> None:
         """Pays for a day, and adds it."""
@@ -152,9 +152,8 @@ class _Added:
 
         data = Snapshot(len(day.log), "user, item, time")
         with Ledger(self.path, "user", data, ZERO_OUT, data_changed=True) as ledger:
-            decided = self.decided.decided(ledger)
-            budget = decided.budget
-            decided.refuse_beyond(ledger, budget.events)
+            budget = self.decided.decided(ledger)
+            budget.refuse_beyond(ledger, budget.events)
             for event, label in zip(budget.events[::-1], ("private sums", "private vocabulary")):
                 ledger.pay(event, label=label, settings={"sampling": None})
         self.items = _items(day, budget, self.items)
@@ -191,7 +190,7 @@ def _scratch(day: _Day, args: argparse.Namespace, days: int) -> tuple[Any, Any]:
     from tfdp_rec.job.budget import Budget
     from tfdp_rec.spectral import SpectralRecommender
 
-    budget = Budget.of(args.epsilon, 1e-6, args.public_items, args.items_epsilon, days)
+    budget = Budget(args.epsilon, 1e-6, days, args.public_items, args.items_epsilon)
     items = _items(day, budget)
     numbers = list(range(1, len(items) + 1))
     made = SpectralRecommender(numbers, None, 1e-6, noise_multiplier=budget.sums, recency=0.25)

@@ -53,7 +53,7 @@ def histories(shape: Shape, seed: int = 0) -> Histories:
 
     Example:
         >>> small = Shape(50, 300, 6, 0.5, 3, 10, 1.0, 8, 5, 0.3, 0.3)
-        >>> len(histories(small)), bool((histories(small).items == histories(small).items).all())
+        >>> len(histories(small)), bool((histories(small).numbers == histories(small).numbers).all())
         (50, True)
     """
     rng = np.random.default_rng(seed)

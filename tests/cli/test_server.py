@@ -34,6 +34,7 @@ def start(*arguments, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_when_it_is_ready_and_ends_cleanly(described, stop):
     cluster = json.loads(described.read_text())
@@ -54,6 +55,7 @@ def test_it_says_when_it_is_ready_and_ends_cleanly(described, stop):
         server.communicate()
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_said(described):
     host, port = json.loads(described.read_text())["cluster"]["ps"][0].split(":")
     with socket.create_server(("0.0.0.0", int(port))):

@@ -50,9 +50,9 @@ def test_generated_histories_have_their_shape():
     shape = generated.Shape(2000, 3000, 9, 1.0, 4, 20, 1.0, 8, 30, 0.4, 0.3)
     made = generated.histories(shape, seed=1)
     lengths = np.diff(made.offsets)
-    assert len(made) == 2000 and made.items.min() >= 1 and made.items.max() <= 3000
+    assert len(made) == 2000 and made.numbers.min() >= 1 and made.numbers.max() <= 3000
     assert 5 <= np.median(lengths) <= 10
-    assert all(len(set(items)) == len(items) for items in np.split(made.items, made.offsets[1:-1]))
+    assert all(len(set(items)) == len(items) for items in np.split(made.numbers, made.offsets[1:-1]))
 
 
 def test_a_run_writes_its_table(events, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Any recommender on any log: two-towers on files of one's own, private sums on MovieLens files, what has no ε."""
 
+import contextlib
+import io
 import json
 import math
 import shutil
@@ -69,40 +71,39 @@ def test_what_claims_no_epsilon_says_so_in_its_statement_and_in_its_ledger(tmp_p
     ).read_text()
 
 
-def test_a_training_that_is_cut_off_without_a_checkpoint_goes_on_in_its_run_folder(tmp_path, monkeypatch, capsys):
-    data, run = movielens(tmp_path / "one", 1, 30), tmp_path / "run"
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory):
+    """A two-tower on a log whose items are found, on the first of two days; cut off after 4 steps, and gone on with."""
+    root, said = tmp_path_factory.mktemp("towers"), io.StringIO()
     whole = two_towers.TrainingCheckpoint.on_train_batch_end
+    pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
+    (root / "titles.csv").write_text("sku,title\n" + "".join(f"sku-{i},Thing {i}\n" for i in range(200)))
+    options = ["--mechanism", "lazydpsgd", "--titles", root / "titles.csv", "--days", "2", "--items-epsilon", "4"]
 
     def cut(self, batch, logs=None):
         whole(self, batch, logs)
         if int(self.model.optimizer.iterations) == 4:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
-        assert train("--data", data, *SMALL, "--mechanism", "lazydpsgd", "--out", run) == 130
-    assert f"Go on with: tfdp-rec train --out {run} --resume" in capsys.readouterr().err
-    ledger = run / "release" / "ledger.jsonl"
-    assert read(ledger).steps == 4 and not (run / "private" / "resume" / "log").exists()
-    assert train("--out", run, "--resume", "--quiet") == 0
-    assert [paid.label for paid in read(ledger).paid].count("popularity counts") == 1 and read(ledger).steps == 6
-    assert 7.9 < total(read(ledger), 1e-6) <= 8.0 and not (run / "private" / "resume").exists()
-
-
-@pytest.fixture(scope="module")
-def towers(tmp_path_factory):
-    """A two-tower on a log whose items are found, on the first of two days."""
-    root = tmp_path_factory.mktemp("towers")
-    pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
-    (root / "titles.csv").write_text("sku,title\n" + "".join(f"sku-{i},Thing {i}\n" for i in range(200)))
-    options = ["--mechanism", "lazydpsgd", "--titles", root / "titles.csv", "--days", "2", "--items-epsilon", "4"]
-    assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options, "--out", root / "run") == 0
+        assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options, "--out", root / "run") == 130
+    assert f"Go on with: tfdp-rec train --out {root / 'run'} --resume" in said.getvalue()
+    assert read(root / "run" / "release" / "ledger.jsonl").steps == 4
+    assert not (root / "run" / "private" / "resume" / "log").exists()
+    assert train("--out", root / "run", "--resume", "--quiet") == 0
     return root / "run"
+
+
+def test_a_training_that_is_cut_off_without_a_checkpoint_goes_on_in_its_run_folder(towers):
+    ledger = read(towers / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid].count("popularity counts") == 1 and ledger.steps == 6
+    assert not (towers / "private" / "resume").exists()
 
 
 def test_a_two_tower_on_ones_own_log_costs_its_items_its_prior_and_its_steps(towers, tmp_path):
     ledger = towers / "release" / "ledger.jsonl"
-    assert [paid.label for paid in read(ledger).paid] == LABELS
+    assert [paid.label for paid in read(ledger).paid] == [*LABELS, "training"]  # of what was left after Ctrl-C
     delta = json.loads((towers / "private" / "config.json").read_text())["delta"]
     spent = total(read(ledger), delta)
     assert 4 < spent < 6.5 and checked(ledger, delta, tmp_path) == pytest.approx(spent, abs=1e-3)
@@ -147,7 +148,7 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp
     earlier, ledger = WarmStart.load(run), read(run / "release" / "ledger.jsonl")
     assert len(began[0][0]) == len(earlier.items) + 1
     assert earlier.items.ids.to_pylist()[: len(known)] == known.ids.to_pylist()
-    assert [paid.label for paid in ledger.paid] == 2 * LABELS and ledger.steps == 12
+    assert [paid.label for paid in ledger.paid] == [*LABELS, "training", *LABELS] and ledger.steps == 12
     assert 7.9 < total(ledger, 1e-6) <= 8.0
     assert "2 so far, of at most 2" in (run / "release" / "statement.txt").read_text()
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2

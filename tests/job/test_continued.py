@@ -17,7 +17,7 @@ from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
 from tfdp_rec.job import pipeline
-from tfdp_rec.job.budget import Lifetime
+from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
@@ -167,11 +167,11 @@ def harmed(days, root, harm):
     elif harm == "another ledger":
         (run / "release" / "ledger.jsonl").unlink()
         with Ledger(run / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
-            Lifetime(80.0, 1e-6, 3, False, None).decided(ledger)
+            Budget(80.0, 1e-6, 3, False, None).decided(ledger)
     elif harm == "another unit":
         (run / "release" / "ledger.jsonl").unlink()
         with Ledger(run / "release" / "ledger.jsonl", "click", Snapshot(1, "x"), ZERO_OUT) as ledger:
-            Lifetime(8.0, 1e-6, 3, False, None).decided(ledger)
+            Budget(8.0, 1e-6, 3, False, None).decided(ledger)
             ledger.pay(GaussianDpEvent(9.0))
     elif harm == "config has a list":
         fields = json.loads((run / "private" / "config.json").read_text())
@@ -180,7 +180,7 @@ def harmed(days, root, harm):
         fields = json.loads((run / "private" / "config.json").read_text())
         (run / "private" / "config.json").write_text(json.dumps({**fields, "epsilon": 800.0, "days": 300}))
         with Ledger(run / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT, data_changed=True) as ledger:
-            ledger.note("budget of all days", dataclasses.asdict(Lifetime(800.0, 1e-6, 300, False, None)))
+            ledger.note("budget of all days", dataclasses.asdict(Budget(800.0, 1e-6, 300, False, None)))
             ledger.pay(GaussianDpEvent(0.8))
 
 

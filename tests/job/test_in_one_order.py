@@ -22,11 +22,26 @@ DELTA = 1e-6
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of planned and of independent noise on one order: its folder."""
-    folder = tmp_path_factory.mktemp("shuffled") / "run"
-    chosen = ["--sampling", "shuffled", "--mechanism", "lazydpftrl", "--mechanism", "lazydpsgd"]
-    assert main(["train", *SMALL, *chosen, "--out", str(folder)]) == 0
-    return folder
+    """A run of planned and of independent noise on one order, killed in the first and gone on with: its folder."""
+    root = tmp_path_factory.mktemp("shuffled")
+    cut_and_gone_on_with(root, True, "--mechanism", "lazydpsgd")
+    return root / "run"
+
+
+def cut_and_gone_on_with(root, dead, *more):
+    """Of a plan that was cut after 7 steps, the ledger's total then and at its end."""
+    kept, chosen = root / "kept", ["--sampling", "shuffled", "--mechanism", "lazydpftrl", *more]
+    ledger = root / "run" / "release" / "ledger.jsonl"
+    with pytest.MonkeyPatch.context() as cutting:
+        cut(cutting, 7, dead)
+        keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
+        assert main(["train", *SMALL, *chosen, *keeping, "--out", str(root / "run")]) == 130
+    before = total(read(ledger), DELTA)
+    assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
+    results = json.loads((root / "run" / "private" / "results.json").read_text())
+    (result,) = [r for r in results if r["recommender"] == "lazydpftrl"]
+    assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
+    assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
 
 
 def test_each_costs_what_the_run_may(run):
@@ -55,7 +70,7 @@ def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     both = ("lazydpftrl", "lazydpsgd")
     settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
     order = FixedOrder(810, 30, unit="user")
-    spent = Budget.of(8.0, DELTA, public=True).before_training
+    spent = Budget(8.0, DELTA, public=True).before_training
     noises = two_towers.noises_for(settings, order, DELTA, spent)
     planned = two_towers.correlation_for("lazydpftrl", settings, order)
     left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])
@@ -76,20 +91,14 @@ def test_the_users_order_is_shuffled_and_is_everybodys():
     assert users.adjacency("lazydpftrl") == "zero-out"
 
 
-@pytest.mark.parametrize("dead", [False, True], ids=["interrupted", "killed"])
-def test_a_plan_that_was_cut_goes_on_and_is_paid_for_once(tmp_path, monkeypatch, dead):
-    kept, chosen = tmp_path / "kept", ["--sampling", "shuffled", "--mechanism", "lazydpftrl"]
-    with monkeypatch.context() as cutting:
-        cut(cutting, 7, dead)
-        keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
-        assert main(["train", *SMALL, *chosen, *keeping, "--out", str(tmp_path / "run")]) == 130
-    ledger = tmp_path / "run" / "release" / "ledger.jsonl"
-    before = total(read(ledger), DELTA)
-    assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
-    results = json.loads((tmp_path / "run" / "private" / "results.json").read_text())
-    (result,) = [r for r in results if r["recommender"] == "lazydpftrl"]
-    assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
-    assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
+@pytest.mark.slow  # the same after a kill is the module's run
+def test_a_plan_that_was_interrupted_goes_on_and_is_paid_for_once(tmp_path):
+    cut_and_gone_on_with(tmp_path, False)
+
+
+def test_a_plan_that_was_killed_goes_on_and_is_paid_for_once(run):
+    """The fixture compares its total with that of the moment of the kill."""
+    assert [paid.label for paid in read(run / "release" / "ledger.jsonl").paid].count("popularity counts") == 1
 
 
 def cut(monkeypatch, step, dead):

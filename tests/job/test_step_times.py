@@ -1,5 +1,7 @@
 """A step is timed on larger catalogues when that is asked for, for all alike, and without data."""
 
+import pytest
+
 from tfdp_rec import quiet
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.step_times import COMPARED, step_times
@@ -7,6 +9,7 @@ from tfdp_rec.job.step_times import COMPARED, step_times
 TINY = JobSettings(step_at=(400,), batch_size=8, width=4, hidden=0, negatives=300)
 
 
+@pytest.mark.slow
 def test_every_size_is_timed_for_every_mechanism_and_the_runs_own_comes_first(capsys):
     quiet.import_tensorflow()
     found = step_times(TINY, own=40, verbose=1)

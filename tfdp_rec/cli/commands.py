@@ -29,7 +29,7 @@ class Command:
     Attributes:
         name: Word that asks for it.
         module: Module of the command, imported when it is used.
-        headline: What it does, in a line.
+        headline: Purpose of the command, in a line.
     """
 
     name: str

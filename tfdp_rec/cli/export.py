@@ -7,6 +7,9 @@ import os
 import pathlib
 from typing import Any
 
+from tfdp_rec import quiet
+from tfdp_rec.job.run_folder import RELEASED
+
 HELP = """\
   tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
   tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
@@ -31,10 +34,22 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{path} is not a .keras or .npz file of a released recommender.")
     if os.path.exists(args.folder):
         raise FileExistsError(f"{args.folder} exists already.")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tfdp_rec.job.warm_start import RELEASED, WarmStart
+    quiet.import_tensorflow()
+    from tfdp_rec.job.warm_start import WarmStart
 
-    found = _spectral(path) if path.suffix == ".npz" else _two_tower(path)
+    found: Any
+    if path.suffix == ".npz":
+        from tfdp_rec.spectral import SpectralRecommender
+
+        found = SpectralRecommender.load(path)
+    else:
+        import keras
+
+        from tfdp_rec.models.two_tower import TwoTower  # registers the classes that a file may hold
+
+        found = keras.models.load_model(path)
+        if not isinstance(found, TwoTower):
+            raise ValueError(f"{path} holds a {type(found).__name__}; only TwoTower answers histories.")
     beside = path.with_name(RELEASED)
     if beside.is_file():
         from tfdp_rec.serving import export
@@ -45,20 +60,3 @@ def run(args: argparse.Namespace) -> int:
         found.export(args.folder, k=args.top_k)
     print(f"{args.folder}: signature serving_default, input `history` [batch, n], outputs ids, titles and scores")
     return 0
-
-
-def _spectral(path: pathlib.Path) -> Any:
-    from tfdp_rec.spectral import SpectralRecommender
-
-    return SpectralRecommender.load(path)
-
-
-def _two_tower(path: pathlib.Path) -> Any:
-    import keras
-
-    import tfdp_rec.models.two_tower  # noqa: F401  (registers the classes a file may hold)
-
-    model = keras.models.load_model(path)
-    if not isinstance(model, tfdp_rec.models.two_tower.TwoTower):
-        raise ValueError(f"{path} holds a {type(model).__name__}; only TwoTower exports histories to recommendations.")
-    return model

@@ -184,12 +184,7 @@ def over_processes(settings: FederatedSettings, nodes: Nodes) -> int:
 
 
 def write_app(folder: Path, settings: FederatedSettings) -> None:
-    """Write a Flower app: a pyproject.toml that names this package's two apps and holds the settings.
-
-    Args:
-        folder: Where to; made if missing.
-        settings: They become the app's run configuration.
-    """
+    """Writes a Flower app: a pyproject.toml that names this package's two apps and holds the settings."""
     from tfdp_rec.federated.build import with_initial
 
     folder.mkdir(parents=True, exist_ok=True)

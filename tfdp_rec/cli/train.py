@@ -22,7 +22,7 @@ from tfdp_rec.settings import add_options, chosen, whole
 if TYPE_CHECKING:
     from tfdp_rec.job.checkpoint import RunCheckpoint
     from tfdp_rec.job.run import Train
-    from tfdp_rec.spending.ledger_lines import Mark
+    from tfdp_rec.spending.ledger import Mark
 
 HELP = """\
   tfdp-rec train --data logs/*.parquet --user user_id --item sku --time ts \\
@@ -126,8 +126,7 @@ def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
     source = source_of(settings)
     settings = source.checked()
     if not settings.mechanism:
-        usual = names.on_servers(source.usual) if settings.servers else source.usual
-        usual = names.in_one_order(usual) if settings.sampling == SHUFFLED else usual
+        usual = names.fitting(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
         settings = dataclasses.replace(settings, mechanism=usual)
     _refuse_servers(settings)
     _refuse_release(settings, bool(args.continues))

@@ -20,6 +20,8 @@ ledger's entries as they stand, days that were cut off included.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
@@ -27,8 +29,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfCompose
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import Chain, Payment
+from tfdp_rec.spending.ledger import Chain, Ledger, Payment
 from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums import set_union
 
@@ -47,56 +48,62 @@ def prior_noise(epsilon: float, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Shares of a job's releases.
+    """What the first day decides for all days, and the shares of one day that follow from it.
 
     Attributes:
-        epsilon: ε of all days together.
+        epsilon: ε of all days together; never exceeded.
         delta: δ of all days together.
-        items: (ε, δ) for `private_items` on one day; None where the items are public.
-        sums: Noise multiplier σ_s of the sums of one day.
-        days: Number of days, T.
+        days: Most days there may be, T.
+        public: Whether the items are a public list.
+        items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if None.
+
+    Example:
+        >>> budget = Budget(8.0, 1e-6)
+        >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.event, 1e-6), 2)
+        ((2.0, 2e-07), 0.68, 8.0)
+        >>> month = Budget(8.0, 1e-6, days=30)
+        >>> round(month.sums, 1), round(epsilon_of(month.event, 1e-6), 2)
+        (3.7, 8.0)
     """
 
     epsilon: float
     delta: float
-    items: tuple[float, float] | None
-    sums: float
     days: int = 1
+    public: bool = False
+    items_epsilon: float | None = None
 
-    @classmethod
-    def of(
-        cls, epsilon: float, delta: float, public: bool, items_epsilon: float | None = None, days: int = 1
-    ) -> Budget:
-        """The shares of an (ε, δ) that is never exceeded; finding items takes a quarter of ε unless it is said.
+    @functools.cached_property
+    def items(self) -> tuple[float, float] | None:
+        """(ε, δ) for `private_items` on one day; None where the items are public."""
+        if self.public:
+            return None
+        of_items = _OF_ITEMS * self.epsilon if self.items_epsilon is None else self.items_epsilon
+        failing = _FAILING * self.delta
+        if self.days == 1:
+            return of_items, 2 * failing
+        # One of T equal releases that together cost this ε, and fail with that probability.
+        noise = noise_of_one_release(of_items, failing) * self.days**0.5
+        return epsilon_of(GaussianDpEvent(noise), failing / self.days), 2 * failing / self.days
 
-        Example:
-            >>> budget = Budget.of(8.0, 1e-6, public=False)
-            >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.event, 1e-6), 2)
-            ((2.0, 2e-07), 0.68, 8.0)
-            >>> month = Budget.of(8.0, 1e-6, public=False, days=30)
-            >>> round(month.sums, 2), round(epsilon_of(month.event, 1e-6), 2)
-            (3.73, 8.0)
-        """
-        failing, of_items = _FAILING * delta, _OF_ITEMS * epsilon if items_epsilon is None else items_epsilon
-        items = None if public else _of_one_day(of_items, failing, days)
-        found = 0.0 if items is None else _noise_of(items) ** -2
-        aimed = epsilon
-        while True:
-            whole = noise_of_one_release(aimed, delta if public else delta - failing)
-            budget = cls(epsilon, delta, items, (whole**-2 / days - found) ** -0.5, days)
-            over = epsilon_of(budget.event, delta) - epsilon
-            if over <= 0:
-                return budget
-            aimed -= max(over, _GRID)
+    @property
+    def finding(self) -> float:
+        """σ_v of finding items on one day, as `private_items` makes it of its (ε, δ)."""
+        return math.inf if self.items is None else noise_of_one_release(self.items[0], self.items[1] / 2)
+
+    @property
+    def sums(self) -> float:
+        """Noise multiplier σ_s of the sums of one day."""
+        return _noise_of_sums(self)
 
     def releases(self, *files: str) -> dict[str, DpEvent]:
         """Events of one day's releases by the files that keep them: of found items, and of the files that are named."""
         found: dict[str, DpEvent] = {}
         if self.items is not None:
-            gaussian, failing = GaussianDpEvent(_noise_of(self.items)), FailingDpEvent(self.items[1] / 2)
-            found[ITEMS] = ComposedDpEvent([gaussian, failing])
-        prior = prior_noise(self.epsilon, self.delta) * self.days**0.5
-        return found | {file: GaussianDpEvent({PRIOR: prior, SUMS: self.sums}[file]) for file in files}
+            found[ITEMS] = ComposedDpEvent([GaussianDpEvent(self.finding), FailingDpEvent(self.items[1] / 2)])
+        for file in files:
+            prior = prior_noise(self.epsilon, self.delta) * self.days**0.5
+            found[file] = GaussianDpEvent(prior if file == PRIOR else self.sums)
+        return found
 
     @property
     def before_training(self) -> list[tuple[DpEvent, str]]:
@@ -111,54 +118,23 @@ class Budget:
     @property
     def event(self) -> DpEvent:
         """All days with private sums, composed as a ledger composes its entries."""
-        return ComposedDpEvent([SelfComposedDpEvent(event, self.days) for event in self.events])
+        return self.all_days(self.sums)
 
+    def all_days(self, sums: float) -> DpEvent:
+        """All days, with sums of a noise multiplier."""
+        events = [*self.releases().values(), GaussianDpEvent(sums)]
+        return ComposedDpEvent([SelfComposedDpEvent(event, self.days) for event in events])
 
-def _of_one_day(epsilon: float, failing: float, days: int) -> tuple[float, float]:
-    """(ε, δ) of one of so many equal releases that together cost ε, and fail with that probability."""
-    if days == 1:
-        return epsilon, 2 * failing
-    noise = noise_of_one_release(epsilon, failing) * days**0.5
-    return epsilon_of(GaussianDpEvent(noise), failing / days), 2 * failing / days
+    # In a ledger.
 
-
-def _noise_of(items: tuple[float, float]) -> float:
-    """As `private_items` finds it."""
-    epsilon, delta = items
-    return noise_of_one_release(epsilon, delta / 2)
-
-
-@dataclasses.dataclass(frozen=True)
-class Lifetime:
-    """What the first day decides for all.
-
-    Attributes:
-        epsilon: ε of all days together.
-        delta: δ of all days together.
-        days: Most days there may be.
-        public: Whether the items are a public list.
-        items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if None.
-    """
-
-    epsilon: float
-    delta: float
-    days: int
-    public: bool
-    items_epsilon: float | None
-
-    @property
-    def budget(self) -> Budget:
-        """Shares of a day."""
-        return Budget.of(self.epsilon, self.delta, self.public, self.items_epsilon, self.days)
-
-    def decided(self, ledger: Ledger) -> Lifetime:
+    def decided(self, ledger: Ledger) -> Budget:
         """The decision that stands in a ledger; this one, written there, if there is none."""
-        if not _notes(ledger.chain):
+        if not _notes(ledger):
             ledger.note(LABEL, dataclasses.asdict(self))
-        return Lifetime.of(ledger.chain)
+        return Budget.of(ledger)
 
     @classmethod
-    def of(cls, chain: Chain) -> Lifetime:
+    def of(cls, chain: Chain) -> Budget:
         """The first decision in a ledger: no later one counts."""
         notes = _notes(chain)
         if not notes:
@@ -179,6 +155,18 @@ class Lifetime:
                 f"for {days} (--epsilon, --days), and this day would make it {rounded_up(after):g}: what is released "
                 "can be served on, and nothing more is to be asked of these users."
             )
+
+
+@functools.cache
+def _noise_of_sums(budget: Budget) -> float:
+    aimed, delta = budget.epsilon, budget.delta if budget.public else (1 - _FAILING) * budget.delta
+    while True:
+        whole = noise_of_one_release(aimed, delta)
+        sums = (whole**-2 / budget.days - budget.finding**-2) ** -0.5
+        over = epsilon_of(budget.all_days(sums), budget.delta) - budget.epsilon
+        if over <= 0:
+            return sums
+        aimed -= max(over, _GRID)
 
 
 def _notes(chain: Chain) -> list[dict]:

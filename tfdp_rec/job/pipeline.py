@@ -32,7 +32,7 @@ from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import replacing
 from tfdp_rec.job import report
-from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Lifetime
+from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import measured_record, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
@@ -97,10 +97,10 @@ def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interact
     released, in_order = names.released(asked.mechanism, asked.export), asked.sampling == SHUFFLED
     own = dict.fromkeys([*(name for name in asked.mechanism if names.is_paid(name, in_order)), released])
     kept.open(log, {name: users.adjacency(name) for name in own}, released)
-    chain = kept.ledgers[released].chain
+    chain = kept.ledgers[released]
     delta = min(1e-6, 1.0 / len(log)) if asked.delta is None else asked.delta
-    wanted = Lifetime(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
-    wanted = Lifetime.of(chain) if kept.earlier else wanted
+    wanted = Budget(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
+    wanted = Budget.of(chain) if kept.earlier else wanted
     if wanted.delta > 1 / len(users.train):
         raise ValueError(
             f"--delta {wanted.delta:g} is above 1 / {len(users.train)} users: a mechanism that publishes one user's "
@@ -108,11 +108,11 @@ def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interact
         )
     for ledger in kept.ledgers.values():
         wanted.decided(ledger)
-    decided = Lifetime.of(chain)
+    budget = Budget.of(chain)
     titles = source.titles((log.found()[1] if public is None else public.ids).type)
-    run = Run(source, kept, show, log, users, public, titles, decided.budget)
+    run = Run(source, kept, show, log, users, public, titles, budget)
     for name, ledger in kept.ledgers.items():
-        decided.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
+        budget.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
     if kept.earlier:
         _refuse_other_kind(log, kept.earlier.items)
     _refuse_full(run)
@@ -238,7 +238,7 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
     known = before.items.ids.to_pylist() if before else []
     found = private_items(run.log, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
     planned = run.budget.releases()[ITEMS]
-    if [ledger.chain.payments[number].event for ledger, number in payment.numbers] != [planned] * len(payment.ledgers):
+    if [ledger.payments[number].event for ledger, number in payment.numbers] != [planned] * len(payment.ledgers):
         raise RuntimeError(f"Finding items cost {found.event}, and {planned} was planned for.")
     if found.terms:
         return _joined(run, Items(list(found.terms)))

@@ -44,6 +44,14 @@ _OF_THE_TESTS = (
     "users, so that differences are surer than these. Exact popularity has no privacy; DP popularity is the released "
     "counts alone."
 )
+_RELEASED_FILES = (
+    ("servable/", "the SavedModel, which takes and gives the ids of the log"),
+    ("statement.txt", "what is promised, as below"),
+    ("card.md", "the model card: what this is, and what is promised"),
+    ("ledger.jsonl", "what was paid: `tfdp-rec ledger show`; public numbers alone"),
+    ("model.keras", "the model, by number of item, to load in Python or to export anew"),
+    ("released.npz", "items and titles; of private sums, the sums as they were released, for days that follow"),
+)
 _PRIVATE_FILES = (
     ("`report.html`, `report.md`, pictures, `results.json`", "results of tests"),
     ("`config.json`", "settings, with the names of the log's files"),
@@ -227,17 +235,7 @@ def _released(report: RunReport) -> str:
 
 def _files(report: RunReport, covered: str = "") -> str:
     """The run folder's files and what the guarantee covers; or, without that, those of its released part."""
-    released = [
-        ("servable/", "the SavedModel, which takes and gives the ids of the log"),
-        ("statement.txt", "what is promised, as below"),
-        ("card.md", "the model card: what this is, and what is promised"),
-        ("ledger.jsonl", "what was paid: `tfdp-rec ledger show`; public numbers alone"),
-    ]
-    if is_two_tower(report.released):
-        released.append(("model.keras", "the model, by number of item, to load in Python or to export anew"))
-        released.append(("released.npz", "items and titles, by number"))
-    else:
-        released.append(("released.npz", "items and titles, and the sums as they were released, for days that follow"))
+    released = [row for row in _RELEASED_FILES if row[0] != "model.keras" or is_two_tower(report.released)]
     title = "What is in this folder"
     if not covered:
         rows = [(page.code(name), what) for name, what in released]

@@ -21,12 +21,11 @@ import pyarrow.parquet
 
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import Path, writing
-from tfdp_rec.job.budget import Lifetime
+from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.run_folder import CONFIG, LEDGER, PRIVATE, RELEASED, find
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.spectral import Release, SpectralRecommender
-from tfdp_rec.spending.ledger import read
-from tfdp_rec.spending.ledger_lines import Mark
+from tfdp_rec.spending.ledger import Mark, read
 
 _BROKEN = (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile)
 
@@ -101,7 +100,7 @@ def continued(folder: Path) -> tuple[JobSettings, Mark]:
         raise ValueError(
             f"--continue: {folder} has no {LEDGER}, so that what was spent is not known: put the newest one back."
         )
-    mark, decided = WarmStart.load(folder).mark, Lifetime.of(read(ledger))
+    mark, decided = WarmStart.load(folder).mark, Budget.of(read(ledger))
     fixed = {name: value for name, value in dataclasses.asdict(decided).items() if name != "public"}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -6,9 +6,7 @@ drawn by the workers, steps are counted as attempts, and recall is computed once
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -43,7 +41,10 @@ class ClusterTraining:
     def __call__(self, name: str, run: Run) -> MadeRecommender:
         """Trains, accounts and tests."""
         settings, kept, sampling = run.settings, run.checkpoint, run.sampling
-        with _shared(run) as timelines, _in_words(run):
+        path = kept.directory / TIMELINES  # where all workers can read it, as long as the training lasts
+        remove(path)
+        try:
+            timelines = SharedTimelines(examples_of(run), path)
             trainer = ParameterServerTrainer(
                 lambda: new_model(run), lambda: optimizer_for(name, settings, kept.noises[name]),
                 lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
@@ -52,36 +53,27 @@ class ClusterTraining:
             )  # fmt: skip
             with trainer:
                 return _made(trainer, name, run)
-
-
-@contextlib.contextmanager
-def _shared(run: Run) -> Iterator[SharedTimelines]:
-    """The training users' timelines, in files as long as the block lasts."""
-    path = run.checkpoint.directory / TIMELINES
-    remove(path)
-    try:
-        yield SharedTimelines(examples_of(run), path)
-    finally:
-        remove(path)
-
-
-@contextlib.contextmanager
-def _in_words(run: Run) -> Iterator[None]:
-    """Says of a lost server which command goes on."""
-    try:
-        yield
-    except (ServerLost, TimeoutError) as problem:
-        fact, how = getattr(problem, "fact", problem), run.checkpoint.how
-        raise ConnectionError(f"{fact} Go on from the last checkpoint, once all of them run: {how}.") from problem
+        except (ServerLost, TimeoutError) as problem:
+            fact = getattr(problem, "fact", problem)
+            raise ConnectionError(
+                f"{fact} Go on from the last checkpoint, once all of them run: {kept.how}."
+            ) from problem
+        finally:
+            remove(path)
 
 
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
     accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
     made = trainer.resume() if accountant is not None else 0
-    curve = _ClusterCurve(run.folder, name, trainer)
-    left = steps_left(run.settings, made, within)
-    if left:
-        _fit(trainer, left, [*within, curve], run)
+    curve, asked = _ClusterCurve(run.folder, name, trainer), run.settings
+    left = steps_left(asked, made, within)
+    a_report = -(-asked.steps // min(asked.evaluations, asked.steps))
+    try:
+        if left:
+            trainer.fit(left, [*within, curve], steps_per_report=a_report, verbose=run.show.verbose)
+    except KeyboardInterrupt:
+        trainer.save()
+        raise
     model, steps = trainer.model(), trainer.attempts
     means = run.evaluation.measured(model)
     found = MadeRecommender(model, model, steps=steps, steps_per_second=curve.steps_per_second, means=means)
@@ -89,15 +81,6 @@ def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommend
     last = {"recommender": name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     run.folder.append({**last, **{each: mean.value for each, mean in means.items()}})
     return found
-
-
-def _fit(trainer: ParameterServerTrainer, left: int, callbacks: list[keras.callbacks.Callback], run: Run) -> None:
-    a_report = -(-run.settings.steps // min(run.settings.evaluations, run.settings.steps))
-    try:
-        trainer.fit(left, callbacks, steps_per_report=a_report, verbose=run.show.verbose)
-    except KeyboardInterrupt:
-        trainer.save()
-        raise
 
 
 class _ClusterCurve(keras.callbacks.Callback):

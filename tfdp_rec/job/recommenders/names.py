@@ -71,24 +71,15 @@ def is_paid(name: str, in_order: bool) -> bool:
     return named(name).claims_epsilon and payable
 
 
-def on_servers(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, with SGD for Adam, whose state no server keeps.
+def fitting(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
+    """The names, with another for each that parameter servers cannot train, or that gains nothing from an order.
 
     Example:
-        >>> on_servers(["spectral", "adam", "lazydpsgd"])
+        >>> fitting(["spectral", "adam", "lazydpsgd"], on_servers=True, in_order=False)
         ('spectral', 'sgd', 'lazydpsgd')
     """
-    return tuple(mechanisms.sgd.name if name == adam.name else name for name in names)
-
-
-def in_one_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, with LazyDPFTRL for LazyDPSGD, which gains nothing from an order.
-
-    Example:
-        >>> in_one_order(["spectral", "lazydpsgd"])
-        ('spectral', 'lazydpftrl')
-    """
-    other = {mechanisms.lazy_dp_sgd.name: mechanisms.lazy_dp_ftrl.name}
+    other = {adam.name: mechanisms.sgd.name} if on_servers else {}  # no server keeps Adam's state
+    other |= {mechanisms.lazy_dp_sgd.name: mechanisms.lazy_dp_ftrl.name} if in_order else {}
     return tuple(other.get(name, name) for name in names)
 
 

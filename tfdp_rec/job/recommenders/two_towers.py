@@ -20,10 +20,9 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.files import only_for_owner
 from tfdp_rec.job.budget import PRIOR
-from tfdp_rec.job.evaluation import KS, Evaluation
+from tfdp_rec.job.evaluation import KS
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run
-from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
 from tfdp_rec.optimizers.noise_walk import noise_walk
@@ -47,23 +46,15 @@ def noises_for(
     settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any], days: int = 1
 ) -> dict[str, float]:
     """The least noise of each two-tower that keeps the remaining days, and what is spent, within the budget."""
-    made = filter(names.is_two_tower, settings.mechanism)
-    planned = {name: correlation_for(name, settings, sampling) for name in made}
-    found = {each: _noise_for(each, settings, sampling, delta, spent, days) for each in set(planned.values())}
-    return {name: found[correlation] for name, correlation in planned.items()}
-
-
-def _noise_for(
-    correlation: Correlation | None, settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any],
-    days: int,
-) -> float:  # fmt: skip
+    made = list(filter(names.is_two_tower, settings.mechanism))
     if settings.noise_multiplier is not None:
-        return settings.noise_multiplier
-    plan = PrivatePlan(
-        sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon, correlation=correlation,
-        spent=spent,
-    )  # fmt: skip
-    return plan.noise_multiplier
+        return dict.fromkeys(made, settings.noise_multiplier)
+    planned = {name: correlation_for(name, settings, sampling) for name in made}
+    plan = functools.partial(
+        PrivatePlan, sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon, spent=spent
+    )
+    found = {each: plan(correlation=each).noise_multiplier for each in set(planned.values())}
+    return {name: found[correlation] for name, correlation in planned.items()}
 
 
 @functools.cache
@@ -131,13 +122,10 @@ def optimizer_for(
 class _Curve(keras.callbacks.Callback):
     """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
 
-    def __init__(self, folder: RunFolder, name: str, evaluation: Evaluation, accountant: Accountant | None):
+    def __init__(self, run: Run, name: str, accountant: Accountant | None):
         super().__init__()
-        self.folder, self.name, self.evaluation, self.accountant = folder, name, evaluation, accountant
+        self.run, self.name, self.accountant = run, name, accountant
         self.step, self.last, self.seconds, self.timed = 0, 0, 0.0, 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step += 1
@@ -151,10 +139,10 @@ class _Curve(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.seconds += time.perf_counter() - self.start
         record = {"recommender": self.name, "step": self.step, "loss": float((logs or {})["loss"])}
-        record |= {name: mean.value for name, mean in self.evaluation.measured(self.model).items()}
+        record |= {name: mean.value for name, mean in self.run.evaluation.measured(self.model).items()}
         if self.accountant is not None:
             record["epsilon"] = self.accountant.epsilon()
-        self.folder.append(record)
+        self.run.folder.append(record)
 
 
 def accounting(
@@ -200,7 +188,7 @@ def train_one(name: str, run: Run) -> MadeRecommender:
     model.compile(optimizer=optimizer_for(name, settings, noise, correlation_for(name, settings, run.sampling)))
     ledger = run.ledger(name) if names.named(name).claims_epsilon else None
     accountant, within = accounting(name, model.optimizer, run, ledger)
-    curve = _Curve(run.folder, name, run.evaluation, accountant)
+    curve = _Curve(run, name, accountant)
     callbacks: list[keras.callbacks.Callback] = [*within, curve]
     batches = _batches_of(run)
     # A training that no ledger pays for, and that was cut off, begins anew: nothing of it is released.
@@ -211,40 +199,31 @@ def train_one(name: str, run: Run) -> MadeRecommender:
         curve.step = resumed.step if resumed else 0
         batches = _batches_of(run, curve.step)
         callbacks.append(checkpoint)
+    left, a_report = steps_left(settings, curve.step, within), -(-settings.steps // settings.evaluations)
+    curve.last, board = curve.step + left, run.folder.private / "tensorboard"
+    callbacks.append(keras.callbacks.TensorBoard(str(board / name), write_graph=False))
     try:
-        _fit(model, batches, callbacks, curve, run, steps_left(settings, curve.step, within))
+        if left:  # the arguments of `fit` are the same however many these are
+            model.fit(
+                batches, steps_per_epoch=a_report, epochs=-(-settings.steps // a_report), callbacks=callbacks,
+                verbose=run.show.verbose, shuffle=False,
+            )  # fmt: skip
     finally:
         if accountant is not None:
             accountant.give_back_unused()
+        only_for_owner(board)
     speed = curve.timed / curve.seconds if curve.seconds else None
     return with_costs(MadeRecommender(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
 
 
 def _batches_of(run: Run, made: int = 0) -> Any:
     """Batches of the training users' examples; in an order, from the step on that is next."""
-    examples = examples_of(run)
-    if isinstance(run.sampling, FixedOrder):
-        return run.sampling.batches(examples.fetch, shared=examples.shared, position=made)
-    return run.sampling.batches(examples.fetch, shared=examples.shared)  # type: ignore[attr-defined]
+    examples, sampling = examples_of(run), run.users.sampling
+    position: dict[str, Any] = {"position": made} if isinstance(sampling, FixedOrder) else {}
+    assert sampling is not None
+    return sampling.batches(examples.fetch, shared=examples.shared, **position)
 
 
 def examples_of(run: Run) -> NextItemExamples:
     """The training users' examples."""
     return NextItemExamples(run.log, run.users.train, run.settings.history, run.negatives)
-
-
-def _fit(model: TwoTower, batches: Any, callbacks: list[Any], curve: _Curve, run: Run, left: int) -> None:
-    """Makes the steps that are left; the arguments of `fit` are the same however many these are."""
-    if not left:
-        return
-    curve.last = curve.step + left
-    steps, a_report = run.settings.steps, -(-run.settings.steps // run.settings.evaluations)
-    board = run.folder.private / "tensorboard"
-    tensorboard = keras.callbacks.TensorBoard(str(board / curve.name), write_graph=False)
-    try:
-        model.fit(
-            batches, steps_per_epoch=a_report, epochs=-(-steps // a_report), callbacks=[*callbacks, tensorboard],
-            verbose=run.show.verbose, shuffle=False,
-        )  # fmt: skip
-    finally:
-        only_for_owner(board)
