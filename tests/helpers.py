@@ -1,6 +1,7 @@
 """What tests of several parts share: the slow, obviously right clipped sum, and a walk through a traced graph."""
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -12,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.clipping import Clipping, clipped_sum, in_parts
+from tfdp_rec.clipping.batches import hide_batch_axis, tensors
+from tfdp_rec.clipping.engine import SLACK, Graph, shared_inputs
 from tfdp_rec.noise.base import NoiseSource
 
 
@@ -99,6 +101,20 @@ def dense_gradients(model, clipped):
 def evaluated(model, batch, clip, **options):
     """The clipped sum with layers as in evaluation."""
     return clipped_sum(model, batch, clip, training=False, **options)
+
+
+def sums_of(model, clip, microbatch_size=None, training=True):
+    """The clipped sum of a batch as a function that is traced once for batches of all sizes."""
+    shared = shared_inputs(model)
+    clipping = Clipping(model, functools.partial(model.per_example_loss, training=training), tf.constant(clip))
+
+    def run(batch):
+        batch = hide_batch_axis(batch, shared)
+        found = clipping.sum(batch) if microbatch_size is None else in_parts(clipping, batch, microbatch_size)
+        return found, None
+
+    graph = Graph(run, shared)
+    return lambda batch: graph(tensors(batch))[0]
 
 
 def assert_matches_oracle(model, batch, clip=0.7, rtol=1e-6, take=evaluated, **options):

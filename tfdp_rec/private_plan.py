@@ -33,8 +33,7 @@ from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import calibrate_noise
 from tfdp_rec.spending.entries import Changes, id_of_use
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import canonical, finite
+from tfdp_rec.spending.ledger import Ledger, canonical, finite
 from tfdp_rec.spending.meter import StepLimit
 
 _NOTE = "plan"
@@ -164,7 +163,7 @@ class PrivatePlan:
 
     def _noted(self) -> float | None:
         # The σ of the same plan in an earlier process; None if the ledger has no such note.
-        lines = self._payer.payments.ledger.chain.lines if self._payer.payments else []
+        lines = self._payer.payments.ledger.lines if self._payer.payments else []
         for note in (line["settings"] for line in reversed(lines) if line.get("label") == _NOTE):
             if canonical(finite(self._note(note["sigma"]))) == canonical(note):
                 return float(note["sigma"])

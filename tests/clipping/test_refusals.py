@@ -47,6 +47,7 @@ def chain(parts, x):
         ([layers.Bidirectional(layers.GRU(2, dropout=0.1), name="b")], SEQUENCES, "has dropout inside"),
         ([layers.Dense(2, activation=layers.PReLU(), name="d")], X, "'d' gives no gradient for.*alpha"),
         ([layers.Conv1D(3, 2, data_format="channels_first", name="c")], SEQUENCES, "'c'"),
+        ([layers.Conv1D(3, 2, dilation_rate=2, name="c")], SEQUENCES, "SpaceToBatchND|'c'"),
         ([layers.EinsumDense("ab,bc->ca", output_shape=(4,), name="e")], X, "'e'|place of an example"),
         ([layers.ReversibleEmbedding(4, 2, tie_weights=False)], IDS, "reverse_embeddings"),
     ],

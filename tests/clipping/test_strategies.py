@@ -19,8 +19,8 @@ def slow_unless(quick, values):
     return [pytest.param(*v, marks=() if v in quick else pytest.mark.slow) for v in values]
 
 
-QUICK = [(name, "bookkeeping") for name in ZOO if name != "gru"] + [("two_tower", s) for s in STRATEGIES]
-SPLITS = [("two_tower", "bookkeeping", 2), ("dlrm", "ghost", SIZE + 3), ("two_tower", "per_example", 2)]
+QUICK = [(name, "bookkeeping") for name in ZOO if name != "gru"] + [("two_tower", "ghost")]
+SPLITS = [("two_tower", "bookkeeping", 2), ("dlrm", "bookkeeping", SIZE + 3)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +47,7 @@ def test_parts_of_any_size_add_up_also_when_the_last_is_short(name, strategy, pa
 @pytest.mark.parametrize(
     "strategy, part",
     slow_unless(
-        [("bookkeeping", None), ("bookkeeping", 2), ("per_example", None)],
+        [("bookkeeping", None), ("bookkeeping", 2)],
         [(s, p) for s in STRATEGIES for p in (None, 2)],
     ),
 )

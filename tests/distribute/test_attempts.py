@@ -12,8 +12,7 @@ from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.files import hold
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import Ledger, read, total
-from tfdp_rec.spending.ledger_lines import BrokenLedger, Snapshot
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Snapshot, read, total
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
 SAMPLING = PoissonSampling(1000, 10, unit="user")

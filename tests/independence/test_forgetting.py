@@ -234,6 +234,12 @@ def test_a_rule_that_does_not_say_so_keeps_no_numbers(monkeypatch):
     assert values == [Shared()]
 
 
+def test_a_rule_makes_nothing_shared_of_an_example(monkeypatch):
+    monkeypatch.setitem(reading._RULES, "Invert", reading._Registered(lambda at: Shared()))
+    values, _, _ = claims(lambda x: tf.bitwise.invert(x), np.ones([4, 3], "int32"))
+    assert not isinstance(values[0], (ByExample, Shared))
+
+
 def test_numbers_of_other_types_are_not_followed():
     """0 - 1 is 4,294,967,295 in uint32."""
     less = lambda x: tf.cast(tf.constant([0], tf.uint32) - tf.constant([1], tf.uint32), tf.int64)  # noqa: E731

@@ -9,6 +9,7 @@ from keras import layers
 
 from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.clipping.own_rows import own_rows
+from tfdp_rec.refused import NotPrivate
 
 rng = np.random.default_rng(0)
 SIZE = 4
@@ -143,12 +144,22 @@ def test_positions_looked_up_once_for_the_batch():
     assert sorted(len(r.ids) for r in reads) == [12, 12]
 
 
-def test_positions_through_a_dense_layer_and_scaled():
-    def forward(p, b):
-        positions = p[1](p[0](tf.range(5))[1:4]) * tf.constant([1.0, 2.0, 0.5, 3.0], b["x"].dtype)
-        return b["x"] * positions[None] + b["x"] ** 2
+def test_positions_in_slices():
+    agrees([layers.Embedding(5, 4)], lambda p, b: b["x"] * p[0](tf.range(5))[1:4][None] + b["x"] ** 2, x=S)
 
-    agrees([layers.Embedding(5, 2), layers.Dense(4)], forward, x=S)
+
+@pytest.mark.parametrize("way", ["through a dense layer", "scaled"])
+def test_positions_that_no_model_needs_are_refused(way):
+    def forward(p, b):
+        positions = p[0](tf.range(3))
+        positions = p[1](positions) if way == "through a dense layer" else positions
+        return b["x"] * (positions * tf.constant([1.0, 2.0, 0.5, 3.0], b["x"].dtype) if way == "scaled" else positions)
+
+    model = Scored([layers.Embedding(5, 4), *([layers.Dense(4)] if way == "through a dense layer" else [])], forward)
+    batch = {"x": S, "weight": np.ones([SIZE])}
+    model.per_example_loss(batch)
+    with pytest.raises(NotPrivate, match="that all examples share"):
+        clipped_sum(model, batch, 1.0)
 
 
 class Own(Scored):
@@ -164,9 +175,9 @@ class Own(Scored):
 @pytest.mark.parametrize("dense", [False, True])
 def test_weights_of_the_models_own(dense):
     def forward(parts, b):
-        h = b["x"] * model.scale + model.shift
+        h = b["x"] * model.scale + model.shift + model.shift
         h = parts[0](h) if dense else h
-        return tf.reduce_sum(h, axis=1) @ model.matrix.value
+        return tf.reduce_sum(h[..., None] * model.matrix, axis=[1, 2])
 
     model = Own([layers.Dense(4, activation="tanh")] if dense else [], forward)
     batch = {"x": S, "weight": rng.uniform(0.1, 2.0, size=[SIZE])}
@@ -176,10 +187,14 @@ def test_weights_of_the_models_own(dense):
     assert_matches_oracle(model, batch)
 
 
+def test_a_kernel_of_the_models_own_belongs_into_a_layer():
+    model = Own([], lambda parts, b: b["x"] * model.scale + model.shift @ model.matrix.value @ tf.ones([2, 4], S.dtype))
+    with pytest.raises(NotPrivate, match="into a layer"):
+        clipped_sum(model, {"x": S, "weight": np.ones([SIZE])}, 1.0)
+
+
 def test_shared_only_by_mixing():
     """A bias that meets the examples in their mean has no shares."""
-    from tfdp_rec.refused import NotPrivate
-
     model = Own([], lambda parts, b: tf.reduce_mean(b["x"], 0) * model.scale + b["x"])
     with pytest.raises(NotPrivate, match="Mean in .*test_newly_allowed.py"):
         clipped_sum(model, {"x": S, "weight": np.ones([SIZE])}, 1.0)

@@ -418,7 +418,7 @@ def test_all_days_come_to_the_budget_and_one_more_would_pass_it(tmp_path, days, 
     assert budget.sums == pytest.approx(one.sums * days**0.5, rel=1e-3)
     with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT) as ledger:
         with pytest.raises(ValueError, match="does not say what all days together may cost"):
-            Budget.of(ledger.chain)
+            Budget.of(ledger)
         assert decided.decided(ledger) == decided
         assert Budget(800.0, DELTA, days, public).decided(ledger) == decided  # who comes later decides nothing
         for event in (days - 1) * budget.events:

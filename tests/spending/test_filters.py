@@ -33,8 +33,7 @@ from tfdp_rec.privacy import (
     calibrate_noise,
     epsilon_of,
 )
-from tfdp_rec.spending.ledger import read, total
-from tfdp_rec.spending.ledger_lines import written
+from tfdp_rec.spending.ledger import read, total, written
 
 ROOT = Path(__file__).parents[2]
 EPSILON, DELTA = 1.0, 1e-6

@@ -102,7 +102,7 @@ def test_a_plan_is_paid_for_whole_before_its_first_step_and_once(tmp_path):
 def test_a_plan_none_of_whose_steps_was_made_costs_nothing(tmp_path):
     process = Process(tmp_path)
     process.accountant.follow(process.model)
-    process.accountant.pay_ahead(1, STEPS)
+    process.accountant.pay_ahead(1, STEPS, process.model.optimizer, process.order.name)
     assert paid(process) == pytest.approx(epsilon(1))
     process.accountant.close()
     assert read(process.path).paid == []

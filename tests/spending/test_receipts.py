@@ -294,6 +294,9 @@ def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
         model.optimizer.noise_multiplier = 5.0
         train(model, 2)
         assert accountant.steps == steps + 7
+        model.optimizer.iterations.assign_add(3)
+        with pytest.raises(Unaccounted, match="has made 3 steps that its privacy history does not describe"):
+            accountant.epsilon()
 
 
 def test_a_tensorflow_checkpoint_brings_its_history_to_a_model_that_is_not_compiled(tmp_path):
@@ -546,6 +549,10 @@ def by_hand(steps):
     return Entry(GaussianDpEvent(1.0), steps, BY_HAND, SAMPLING.get_state())
 
 
+def of_another_sampling(model, accountant):
+    model.privacy_history.add(model.optimizer, Source(PoissonSampling(500, 50)), 1)
+
+
 def of_another_model(model, accountant):
     other = optimizer_of()
     accountant.follow(other)
@@ -558,38 +565,40 @@ def of_shared_weights(model, accountant):
     other.privacy_history.add(other, Source(SAMPLING), 1)
 
 
-@pytest.mark.parametrize(
-    "else_done",
-    [
-        lambda model, accountant: setattr(model.optimizer, "noise_multiplier", 2.0),
-        lambda model, accountant: model.privacy_history.add(model.optimizer, Source(PoissonSampling(500, 50)), 1),
-        lambda model, accountant: model.privacy_history.add_entry(by_hand(1)),
-        lambda model, accountant: accountant.record(GaussianDpEvent(1.0), 1),
-        lambda model, accountant: accountant.spend(GaussianDpEvent(5.0), "counts"),
-        lambda model, accountant: model.privacy_history._begun.assign_add(1),
-        of_another_model,
-        of_shared_weights,
-    ],
-    ids=["noise", "another sampling", "elsewhere", "told", "spent", "begun again", "another model", "shared weights"],
-)
-def test_a_budget_looks_again_at_whatever_else_was_done(else_done, monkeypatch):
-    asked, accountant, model = [], accountant_of(), model_of()
+ELSE = {
+    "noise": lambda model, accountant: setattr(model.optimizer, "noise_multiplier", 2.0),
+    "another sampling": of_another_sampling,
+    "elsewhere": lambda model, accountant: model.privacy_history.add_entry(by_hand(1)),
+    "told": lambda model, accountant: accountant.record(GaussianDpEvent(1.0), 1),
+    "spent": lambda model, accountant: accountant.spend(GaussianDpEvent(5.0), "counts"),
+    "begun again": lambda model, accountant: model.privacy_history._begun.assign_add(1),
+    "another model": of_another_model,
+    "shared weights": of_shared_weights,
+}
+
+
+def test_a_budget_looks_again_at_whatever_else_was_done(monkeypatch):
+    """In one fit, one after the other: two steps of its own, at which it does not look, then something else."""
+    asked, accountant, model, left, looked = [], accountant_of(), model_of(), dict(ELSE), []
     refuse = Accountant.refuse
+    monkeypatch.setattr(Accountant, "refuse", lambda each: asked.append(1) or refuse(each))
 
     class Does(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                monkeypatch.setattr(Accountant, "refuse", lambda each: asked.append(1) or refuse(each))
-            if batch == 5:
-                assert not asked  # two steps of its own
-                else_done(model, accountant)
+            if batch % 3 == 0:
+                asked.clear()
+            elif batch % 3 == 2:
+                assert not asked, looked
+                name = next(iter(left))
+                left.pop(name)(model, accountant)
+                looked.append(name)
 
         def on_train_batch_begin(self, batch, logs=None):
-            if batch == 6:
-                assert asked
+            if batch and batch % 3 == 0:
+                assert asked, looked
 
-    train(model, 8, PrivacyBudget(accountant, 100.0), Does())
-    assert asked and accountant.steps >= 8
+    train(model, 3 * len(ELSE) + 1, PrivacyBudget(accountant, 100.0), Does())
+    assert looked == list(ELSE) and accountant.steps >= 3 * len(ELSE) + 1
 
 
 def test_a_budget_looks_at_every_step_of_another_model_that_its_accountant_follows():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tfdp_rec.pricing import events
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.filters import GaussianFilter, RenyiFilter
-from tfdp_rec.spending.ledger_lines import Chain, Paid, Snapshot
+from tfdp_rec.spending.ledger import Chain, Paid, Snapshot
 from tfdp_rec.spending.statement import kind_of, rounded_up
 
 HELP = """\
@@ -79,7 +79,7 @@ def _begin(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.file} exists: a ledger's kind never changes. Begin another.")
     limit = (GaussianFilter if args.gaussians else RenyiFilter)(args.epsilon, args.delta)
     with ledger.Ledger(args.file, "", Snapshot(None), limit=limit) as begun:  # payments say unit and data
-        print(_headline(begun.chain))
+        print(_headline(begun))
     return 0
 
 

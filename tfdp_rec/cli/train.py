@@ -22,7 +22,7 @@ from tfdp_rec.settings import add_options, chosen, whole
 if TYPE_CHECKING:
     from tfdp_rec.job.checkpoint import RunCheckpoint
     from tfdp_rec.job.run import Train
-    from tfdp_rec.spending.ledger_lines import Mark
+    from tfdp_rec.spending.ledger import Mark
 
 HELP = """\
   tfdp-rec train --data logs/*.parquet --user user_id --item sku --time ts \\

@@ -21,12 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, rules
-from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
+from tfdp_rec.clipping.negatives import Negatives, corrected, cross_entropy, negatives_of
 from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
 from tfdp_rec.withheld_rows import held_rows
-
-_FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -119,10 +117,9 @@ class CandidateScores(keras.layers.Layer):
 
     def finished(self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, drawn: bool) -> tf.Tensor:
         """Logits with hits taken out, and corrected by how often negatives are drawn."""
-        if drawn:
-            expected = tf.cast(self.negatives.log_expected(negatives - self.first), logits.dtype)
-            logits -= tf.concat([tf.zeros([1], logits.dtype), expected], axis=0)
-        return self.without_hits(logits, positives, negatives)
+        expected = self.negatives.log_expected(negatives - self.first) if drawn else None
+        hits = tf.equal(tf.cast(positives, tf.int64)[:, None], tf.cast(negatives, tf.int64)[None, :])
+        return corrected(logits, expected, hits if self.remove_accidental_hits else None)
 
     def cross_entropy(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tf.Tensor:
         """Each example's loss `[batch]`; of negatives that the layer draws, an estimate of the whole catalogue's."""
@@ -133,14 +130,6 @@ class CandidateScores(keras.layers.Layer):
         scores = tf.matmul(query, tf.convert_to_tensor(self.embeddings)[self.first :], transpose_b=True)
         best = tf.math.top_k(scores, k).indices
         return best if self.vocabulary is None else tf.gather(tf.constant(self.vocabulary), best)
-
-    def without_hits(self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-        """Each example's logits with the negatives that are its own positive taken out."""
-        if not self.remove_accidental_hits:
-            return logits
-        hit = tf.equal(tf.cast(positives, tf.int64)[:, None], tf.cast(negatives, tf.int64)[None, :])
-        never = tf.zeros_like(hit[:, :1])
-        return tf.where(tf.concat([never, hit], axis=1), tf.constant(_FAR_BELOW, logits.dtype), logits)
 
     def get_config(self) -> dict[str, Any]:
         return {

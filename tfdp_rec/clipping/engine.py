@@ -13,7 +13,7 @@ at most C, for all inputs (docs/privacy-floating-point.md).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -54,23 +54,31 @@ _NOTHING = 2.0**-30  # share of the clip that a row that does not count may cont
 Factors = dict[str, list[factors.Factor]]
 
 
-class Weighted(Mapping[str, Gradient]):
-    """Σ_b w_b g_b by variable path, added up when it is read, to the path's `depths`."""
+class ByPath(Mapping[str, Any]):
+    """Values by variable path, computed when they are read."""
+
+    def __init__(self, paths: Iterable[str]):
+        self._paths = dict.fromkeys(paths)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._paths  # the mix-in's would compute the value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+class Weighted(ByPath):
+    """Σ_b w_b g_b by variable path, added up to the path's `depths`."""
 
     def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, float_sums.Depth]):
+        super().__init__(collected)
         self._collected, self._weights, self._depths = collected, weights, depths
 
     def __getitem__(self, path: str) -> Gradient:
         return cross_terms.weighted_sum(self._collected[path], self._weights, self._depths[path])
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._collected  # the mix-in's would add up
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._collected)
-
-    def __len__(self) -> int:
-        return len(self._collected)
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
@@ -201,11 +209,12 @@ def measure(collected: Factors) -> Measured:
     return Measured(total, factors.length(reaches), types)
 
 
-class ReadsByTable(Mapping[str, Reads]):
+class ReadsByTable(ByPath):
     """`Reads` of the variables that are read by row alone, without rows from number `count` on; computed when read."""
 
     def __init__(self, collected: Factors, count: tf.Tensor | None = None):
         self._sparse = {path: several for path, several in collected.items() if all(f.sparse for f in several)}
+        super().__init__(self._sparse)
         self._count = count
 
     def __getitem__(self, path: str) -> Reads:
@@ -215,15 +224,6 @@ class ReadsByTable(Mapping[str, Reads]):
             return Reads(example, ids, shared)
         counts = example < tf.cast(self._count, example.dtype)
         return Reads(tf.boolean_mask(example, counts), tf.boolean_mask(ids, counts), shared)
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._sparse
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sparse)
-
-    def __len__(self) -> int:
-        return len(self._sparse)
 
 
 def _here(leaf: Any) -> Any:

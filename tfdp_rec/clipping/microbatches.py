@@ -15,16 +15,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import float_sums
 from tfdp_rec.clipping.batches import hide_batch_axis, map_examples, tensors
-from tfdp_rec.clipping.engine import (
-    LEAST_CLIP,
-    ClippedSum,
-    Clipping,
-    Gradient,
-    Reads,
-    Share,
-    shared_inputs,
-    traced,
-)
+from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, Reads, Share, shared_inputs, traced
 from tfdp_rec.clipping.recorder import guard_of
 
 SumOf = Callable[[Clipping, Any, Any], ClippedSum]
@@ -112,63 +103,42 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
         return dataclasses.replace(clipped, reads=reads)
 
     # Dense sums are added up in the loop; rows, norms, losses and reads have lengths of their own and are concatenated.
-    shape = _Shape(part)
-    totals = [tf.zeros(g.shape, tf.float64) for g in shape.dense]
-    lists = [
-        tf.TensorArray(t.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, *t.shape[1:]])
-        for t in shape.listed
-    ]
+    graph = tf.function(lambda start: _apart(part(start)), autograph=False)
+    dense, listed = graph.get_concrete_function(tf.TensorSpec([], tf.int32)).structured_outputs
+    map_all = tf.nest.map_structure
+    totals = map_all(lambda g: tf.zeros(g.shape, tf.float64), dense)
+    lists = map_all(_list_of, listed)
 
-    def body(start: tf.Tensor, totals: list[tf.Tensor], lists: list[tf.TensorArray]) -> tuple[Any, ...]:
-        dense, listed = shape.flatten(part(start))
-        number = start // microbatch_size
-        added = [a + tf.cast(b, tf.float64) for a, b in zip(totals, dense)]
-        return start + microbatch_size, added, [array.write(number, t) for array, t in zip(lists, listed)]
+    def body(start: tf.Tensor, totals: Any, lists: Any) -> tuple[Any, ...]:
+        (more, further), number = _apart(part(start)), start // microbatch_size
+        added = map_all(lambda total, g: total + tf.cast(g, tf.float64), totals, more)
+        return start + microbatch_size, added, map_all(lambda array, t: array.write(number, t), lists, further)
 
     # An empty batch is one part of no examples: its sum is zero in the right shapes.
     last = tf.maximum(size, 1)
     _, totals, lists = tf.while_loop(
         lambda start, *_: start < last, body, (tf.constant(0), totals, lists), parallel_iterations=1
     )
-    dense = [tf.cast(total, g.dtype) for total, g in zip(totals, shape.dense)]
-    return shape.restore(dense, [array.concat() for array in lists], clipping.l2_norm_clip)
+    gradients = map_all(lambda total, g: tf.cast(total, g.dtype), totals, dense)
+    norms, losses, rows, reads = map_all(lambda array: array.concat(), lists)
+    gradients |= {path: _added(*several) for path, several in rows.items()}
+    read = {path: Reads(*several) for path, several in reads.items()}
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, read)
 
 
-class _Shape:
-    """A `ClippedSum` as a list of dense sums and a list of tensors to concatenate, and back."""
+def _apart(clipped: ClippedSum) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
+    """The dense gradients of a part, and the norms, losses, rows and reads."""
+    found = dict(clipped.gradients)
+    rows = {path: g for path, g in found.items() if isinstance(g, tf.IndexedSlices)}
+    dense = {path: g for path, g in found.items() if path not in rows}
+    slices = {path: (g.values, tf.cast(g.indices, tf.int64)) for path, g in rows.items()}
+    reads = {path: (r.example, r.ids, r.shared) for path, r in clipped.reads.items()}
+    return dense, (clipped.norms, clipped.losses, slices, reads)
 
-    def __init__(self, part: Callable[[tf.Tensor], ClippedSum]):
-        self.names: list[str] = []
-        self.sparse: list[str] = []
-        self.reads: list[str] = []
 
-        def trace(start: tf.Tensor) -> Any:
-            return self.flatten(part(start))
-
-        graph = tf.function(trace, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int32))
-        self.dense, self.listed = graph.structured_outputs
-
-    def flatten(self, clipped: ClippedSum) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        gradients = clipped.gradients
-        slices = {p: g for p, g in gradients.items() if isinstance(g, tf.IndexedSlices)}
-        self.names = [p for p in gradients if p not in slices]
-        self.sparse = list(slices)
-        self.reads = list(clipped.reads)
-        listed = [clipped.norms, clipped.losses]
-        for g in slices.values():
-            listed += [g.values, tf.cast(g.indices, tf.int64)]
-        for r in clipped.reads.values():
-            listed += [r.example, r.ids, r.shared]
-        return [gradients[p] for p in self.names], listed
-
-    def restore(self, sums: list[tf.Tensor], lists: list[tf.Tensor], sensitivity: tf.Tensor) -> ClippedSum:
-        rest = iter(lists)
-        norms, losses = next(rest), next(rest)
-        gradients: dict[str, Gradient] = dict(zip(self.names, sums))
-        for path in self.sparse:
-            gradients[path] = _added(next(rest), next(rest))
-        reads = {path: Reads(next(rest), next(rest), next(rest)) for path in self.reads}
-        return ClippedSum(gradients, norms, sensitivity, losses, reads)
+def _list_of(tensor: tf.Tensor) -> tf.TensorArray:
+    shape = [None, *tensor.shape[1:]]
+    return tf.TensorArray(tensor.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=shape)
 
 
 def _added(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:

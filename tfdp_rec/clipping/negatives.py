@@ -62,7 +62,7 @@ class Negatives(keras.layers.Layer):
     def log_expected(self, numbers: tf.Tensor) -> tf.Tensor:
         """log(S Q(s)), float32: the correction to subtract from the logit of each negative."""
         if self._shares is None:
-            return tf.fill(tf.shape(numbers), tf.constant(np.log(self.number / self.catalogue), tf.float32))
+            return tf.fill(tf.shape(numbers), log_expected(self.number, self.catalogue))
         return tf.gather(tf.constant(np.log(self.number * self._shares), tf.float32), numbers)
 
     def get_config(self) -> dict[str, Any]:
@@ -81,8 +81,24 @@ def negatives_of(given: Any, catalogue: int) -> Any:
     return Negatives(given, catalogue, name="negatives")
 
 
-def cross_entropy(logits: tf.Tensor) -> tf.Tensor:
-    """−log of the softmax at the first place, `[batch]`."""
+_FAR_BELOW = -1e9  # a logit that takes no part in a softmax
+
+
+def log_expected(number: Any, catalogue: int) -> tf.Tensor:
+    """log(S / M): the correction for S uniform draws from M candidates."""
+    return tf.math.log(tf.cast(number, tf.float32)) - np.log(catalogue)
+
+
+def corrected(logits: tf.Tensor, expected: tf.Tensor | None = None, hits: tf.Tensor | None = None) -> tf.Tensor:
+    """Logits `[batch, 1 + S]` with each negative's less its `log_expected`, and without the `[batch, S]` hits."""
+    others = logits[:, 1:] if expected is None else logits[:, 1:] - tf.cast(expected, logits.dtype)
+    others = others if hits is None else tf.where(hits, tf.constant(_FAR_BELOW, logits.dtype), others)
+    return tf.concat([logits[:, :1], others], axis=1)
+
+
+def cross_entropy(logits: tf.Tensor, expected: tf.Tensor | None = None) -> tf.Tensor:
+    """−log of the softmax of corrected logits at the first place, `[batch]`."""
+    logits = logits if expected is None else corrected(logits, expected)
     return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
 
 

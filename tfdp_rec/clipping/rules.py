@@ -275,15 +275,14 @@ class Conv1DRule(ActivatedRule):
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         (g,), layer, x = gradients, call.layer, call.input
-        if layer.data_format != "channels_last":
-            raise NotPrivate(f"Layer '{layer.name}': Conv1D is supported channels_last.")
-        (size,), (stride,), (dilation,) = layer.kernel_size, layer.strides, layer.dilation_rate
-        steps, length, reach = tf.shape(g)[1], tf.shape(x)[1], (size - 1) * dilation
-        missing = tf.maximum((steps - 1) * stride + reach + 1 - length, 0)
-        before = {"valid": 0, "same": missing // 2, "causal": reach}[layer.padding]
-        after = tf.maximum((steps - 1) * stride + reach + 1 - length - before, 0)
-        padded = tf.pad(x, [[0, 0], [before, after], [0, 0]])
-        places = tf.range(steps)[:, None] * stride + tf.range(size)[None, :] * dilation
+        if layer.data_format != "channels_last" or layer.dilation_rate != (1,):
+            raise NotPrivate(f"Layer '{layer.name}': Conv1D is supported channels_last and without dilation.")
+        (size,), (stride,) = layer.kernel_size, layer.strides
+        steps = tf.shape(g)[1]
+        missing = tf.maximum((steps - 1) * stride + size - tf.shape(x)[1], 0)
+        before = {"valid": 0, "same": missing // 2, "causal": size - 1}[layer.padding]
+        padded = tf.pad(x, [[0, 0], [before, tf.maximum(missing - before, 0)], [0, 0]])
+        places = tf.range(steps)[:, None] * stride + tf.range(size)[None, :]
         windows = tf.gather(padded, places, axis=1)
         kernel_shape = tuple(kernel_of(layer).shape)
         if layer.groups == 1:

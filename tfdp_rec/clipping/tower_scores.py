@@ -18,9 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping.negatives import Negatives, cross_entropy, negatives_of
+from tfdp_rec.clipping.negatives import Negatives, corrected, cross_entropy, negatives_of
 
-_FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 _FILE = "candidates.npz"
 
 
@@ -70,11 +69,8 @@ class TowerScores(keras.layers.Layer):
         rows = self.tower(tf.nest.map_structure(_side_by_side, positives, others))
         rows = tf.reshape(rows, [-1, 1 + self.negatives.number, rows.shape[-1]])
         logits = tf.einsum("bd,bsd->bs", query, tf.cast(rows, query.dtype))
-        others_logits = logits[:, 1:] - tf.cast(self.negatives.log_expected(drawn), logits.dtype)
         hits = [_same(*pair) for pair in zip(tf.nest.flatten(positives), tf.nest.flatten(others))]
-        hit = tf.reduce_all(tf.stack(hits), axis=0)
-        never = tf.constant(_FAR_BELOW, logits.dtype)
-        return tf.concat([logits[:, :1], tf.where(hit, never, others_logits)], axis=1)
+        return corrected(logits, self.negatives.log_expected(drawn), tf.reduce_all(tf.stack(hits), axis=0))
 
     def cross_entropy(self, query: tf.Tensor, positives: Any) -> tf.Tensor:
         """Each example's loss `[batch]`, which estimates that of a softmax over the catalogue."""

@@ -6,6 +6,7 @@ refuses, takes an operation at fault for what it should have been, and collects 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -118,21 +119,10 @@ class TrialStep:
             with self._noting():
                 reading.shares(variable, gradient)
 
-    def _noting(self, layer: str = "") -> _RefusalNotes:
-        return _RefusalNotes(self.refusals, layer)
-
-
-class _RefusalNotes:
-    """A block that ends at a refusal, which is noted under the name of a layer, or ""."""
-
-    def __init__(self, refusals: dict[str, str], layer: str):
-        self._refusals, self._layer = refusals, layer
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, refusal: Any, trace: Any) -> bool:
-        if isinstance(refusal, NotPrivate):
-            self._refusals.setdefault(str(refusal), self._layer)
-            return True
-        return False
+    @contextlib.contextmanager
+    def _noting(self, layer: str = "") -> Iterator[None]:
+        """Ends a block at a refusal, and notes it under the name of a layer, or ""."""
+        try:
+            yield
+        except NotPrivate as refusal:
+            self.refusals.setdefault(str(refusal), layer)

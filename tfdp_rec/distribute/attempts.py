@@ -17,8 +17,7 @@ import dp_accounting
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.entries import Entries
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
 
 LEDGER = "ledger.jsonl"

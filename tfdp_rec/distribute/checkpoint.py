@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfdp_rec.distribute.sections import Lock
 from tfdp_rec.files import replacing, rows_at_a_time
 from tfdp_rec.optimizers.tables import scatter
-from tfdp_rec.spending.ledger_lines import Mark, finite, parsed, written
+from tfdp_rec.spending.ledger import Mark, finite, parsed, written
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")

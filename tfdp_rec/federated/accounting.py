@@ -27,8 +27,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import REPLACE, Ledger
-from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot, by_item, composed
+from tfdp_rec.spending.ledger import REPLACE, BrokenLedger, Ledger, Mark, Payment, Snapshot, by_item, composed
 
 UNIT = "click"
 EXACT = NonPrivateDpEvent()

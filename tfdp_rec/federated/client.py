@@ -42,7 +42,7 @@ from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
-from tfdp_rec.spending.ledger_lines import Mark, Payment, Snapshot
+from tfdp_rec.spending.ledger import Mark, Payment, Snapshot
 
 DATA = Snapshot(None, "clicks that one person is served by")
 FORMAT = "tfdp_rec bundle 2"

@@ -33,8 +33,7 @@ from tfdp_rec.federated.local import LocalUpdate
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import BrokenLedger, Mark, Payment, Snapshot
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
 
 DATA = Snapshot(None, "clicks that one person trains with")
 

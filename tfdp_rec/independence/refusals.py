@@ -71,8 +71,8 @@ REASONS = {
     ),
     "shares": (
         "carries the gradient of something that all examples share, and each example's part in it is unknown",
-        "Give the layer one row an example (a position embedding: ids of shape [batch, T]); for a tower of shared "
-        "candidates, use tfdp_rec.TowerScores",
+        "Give the layer one row an example (a position embedding: ids of shape [batch, T]), and put weights of the "
+        "model's own into a layer; for a tower of shared candidates, use tfdp_rec.TowerScores",
     ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",

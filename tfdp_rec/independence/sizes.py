@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -94,7 +94,7 @@ def letter(name: str) -> Size:
     return Size(letters=(name,))
 
 
-def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
+def product(sizes: Iterable[Size]) -> Size:
     """The product of all."""
     total = ONE
     for one in sizes:

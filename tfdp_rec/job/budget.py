@@ -29,8 +29,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfCompose
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import Chain, Payment
+from tfdp_rec.spending.ledger import Chain, Ledger, Payment
 from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums import set_union
 
@@ -130,9 +129,9 @@ class Budget:
 
     def decided(self, ledger: Ledger) -> Budget:
         """The decision that stands in a ledger; this one, written there, if there is none."""
-        if not _notes(ledger.chain):
+        if not _notes(ledger):
             ledger.note(LABEL, dataclasses.asdict(self))
-        return Budget.of(ledger.chain)
+        return Budget.of(ledger)
 
     @classmethod
     def of(cls, chain: Chain) -> Budget:

@@ -44,8 +44,7 @@ from tfdp_rec.job.budget import LABELS
 from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, RunFolder, find
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.warm_start import WarmStart
-from tfdp_rec.spending.ledger import Ledger, read
-from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
 
 LOG, RUN = "log", "run.json"
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts

@@ -97,7 +97,7 @@ def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interact
     released, in_order = names.released(asked.mechanism, asked.export), asked.sampling == SHUFFLED
     own = dict.fromkeys([*(name for name in asked.mechanism if names.is_paid(name, in_order)), released])
     kept.open(log, {name: users.adjacency(name) for name in own}, released)
-    chain = kept.ledgers[released].chain
+    chain = kept.ledgers[released]
     delta = min(1e-6, 1.0 / len(log)) if asked.delta is None else asked.delta
     wanted = Budget(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
     wanted = Budget.of(chain) if kept.earlier else wanted
@@ -238,7 +238,7 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
     known = before.items.ids.to_pylist() if before else []
     found = private_items(run.log, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
     planned = run.budget.releases()[ITEMS]
-    if [ledger.chain.payments[number].event for ledger, number in payment.numbers] != [planned] * len(payment.ledgers):
+    if [ledger.payments[number].event for ledger, number in payment.numbers] != [planned] * len(payment.ledgers):
         raise RuntimeError(f"Finding items cost {found.event}, and {planned} was planned for.")
     if found.terms:
         return _joined(run, Items(list(found.terms)))

@@ -25,8 +25,7 @@ from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.run_folder import CONFIG, LEDGER, PRIVATE, RELEASED, find
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.spectral import Release, SpectralRecommender
-from tfdp_rec.spending.ledger import read
-from tfdp_rec.spending.ledger_lines import Mark
+from tfdp_rec.spending.ledger import Mark, read
 
 _BROKEN = (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile)
 

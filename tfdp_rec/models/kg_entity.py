@@ -24,6 +24,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.clipping.negatives import cross_entropy, log_expected
 from tfdp_rec.datasets.kg.generated import FEATURES
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
@@ -146,9 +147,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         """
         query = self.call(data, training=training)
         logits = self.labels(query, data["label"], data["negatives"])
-        excess = math.log(self.num_labels - 1) - tf.math.log(tf.cast(tf.size(data["negatives"]), logits.dtype))
-        logits = tf.concat([logits[:, :1], logits[:, 1:] + excess], axis=1)
-        return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+        return cross_entropy(logits, log_expected(tf.size(data["negatives"]), self.num_labels - 1))
 
     def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
         """The mean loss, for training without privacy (as TFRS models define it)."""

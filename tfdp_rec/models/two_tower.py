@@ -23,6 +23,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
+from tfdp_rec.clipping.negatives import cross_entropy, log_expected
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import loss_tracker
@@ -124,10 +125,9 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         """Sampled-softmax cross-entropy of each example, `[batch]`."""
         label, negatives = tf.cast(data["label"], tf.int64), tf.cast(data["negatives"], tf.int64)
         logits = self.scores(self.encode(data["context"]), label, negatives)
-        stands_for = np.log(len(self.vocabulary)) - tf.math.log(tf.cast(tf.size(negatives), tf.float32))
-        own, others = tf.gather(self._log_prior, label)[:, None], tf.gather(self._log_prior, negatives) + stands_for
+        own, others = tf.gather(self._log_prior, label)[:, None], tf.gather(self._log_prior, negatives)
         logits += tf.concat([own, tf.broadcast_to(others, [tf.shape(label)[0], tf.size(negatives)])], axis=1)
-        losses = tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+        losses = cross_entropy(logits, log_expected(tf.size(negatives), len(self.vocabulary)))
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
     def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:

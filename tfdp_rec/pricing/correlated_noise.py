@@ -98,32 +98,19 @@ class BufferedToeplitz:
         return len(self.scales)
 
     def next_noise(self, unit: Any, buffers: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """n_t, and the buffers after it.
-
-        Args:
-            unit: z_t, an array or a tensor.
-            buffers: T_1 … T_d before the step.
-        """
+        """n_t from z_t, `unit`, and T_1 … T_d, `buffers`; and the buffers after it."""
         noise = unit
         for scale, held in zip(self.scales, buffers):
             noise = noise - scale * held
         return noise, [decay * held + noise for decay, held in zip(self.decays, buffers)]
 
     def coefficients(self, steps: int) -> Array:
-        """c_0, c_1, … of C.
-
-        Args:
-            steps: Number of coefficients.
-        """
+        """c_0, c_1, … of C, as many as `steps`."""
         powers = np.power(np.array(self.decays)[:, None], np.arange(steps - 1)[None])
         return np.concatenate([[1.0], np.array(self.scales) @ powers])[:steps]
 
     def inverse_coefficients(self, steps: int) -> Array:
-        """Coefficients of C⁻¹: the response of the noise to one z.
-
-        Args:
-            steps: Number of coefficients.
-        """
+        """Coefficients of C⁻¹, as many as `steps`: the response of the noise to one z."""
         move = np.diag(self.decays) - np.array(self.scales)[None, :]  # T ← M T + z, so that the response is Mⁱ 1
         response = np.ones([self.buffers, 1])
         while response.shape[1] < steps:  # from M⁰ … Mⁱ⁻¹ to M⁰ … M²ⁱ⁻¹ by the power Mⁱ
@@ -144,20 +131,12 @@ class BufferedToeplitz:
         return float(np.sqrt(np.sum(np.square(together.ravel()[:steps])))) * _ROUNDED_UP
 
     def last_error(self, rates: Array) -> float:
-        """‖wᵀ C⁻¹‖: the noise in the weights after the last step, in units of z's.
-
-        Args:
-            rates: w, the weight of each step's noise in them.
-        """
+        """‖wᵀ C⁻¹‖, w = `rates`: the noise in the weights after the last step, in units of z's."""
         response = self.inverse_coefficients(len(rates))
         return float(np.linalg.norm(signal.fftconvolve(rates[::-1], response)[: len(rates)]))
 
     def errors(self, rates: Array) -> Array:
-        """The noise in the weights, Σ_{j ≤ t} w_j n_j, after every step t, in units of z's.
-
-        Args:
-            rates: w, the weight of each step's noise in them.
-        """
+        """The noise in the weights, Σ_{j ≤ t} w_j n_j, w = `rates`, after every step t, in units of z's."""
         # The covariance of (weight, buffers) from step to step: rates that change have no Toeplitz response.
         size, scales = 1 + self.buffers, np.array([0.0, *self.scales])
         covariance, found = np.zeros([size, size]), []
@@ -233,24 +212,13 @@ class Correlation:
         return self.strategy.sensitivity(self.steps, self.separation, self.participations)
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
-        """The event of the whole training.
-
-        Args:
-            noise_multiplier: σ, the standard deviation of each z_t in units of the clip.
-
-        Raises:
-            ValueError: σ is negative or not finite.
-        """
+        """The event of the whole training; `noise_multiplier` is σ, of each z_t in units of the clip."""
         if not 0 <= noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise_multiplier!r}.")
         return GaussianDpEvent(noise_multiplier / self.sensitivity) if noise_multiplier else NonPrivateDpEvent()
 
     def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        """The σ with which the whole training costs at most ε at δ.
-
-        Args:
-            epsilon: ε that the whole training may cost.
-            delta: δ of the whole training.
+        """The σ with which the whole training costs at most `epsilon` at `delta`.
 
         Example:
             >>> plan = Correlation(BufferedToeplitz(), steps=100, separation=25)
@@ -281,12 +249,7 @@ class Correlation:
         return float(np.sqrt(np.square(summed) @ np.arange(self.steps, 0, -1) / self.steps))
 
     def against_independent(self, measure: Measure = "last", rates: Sequence[float] | None = None) -> float:
-        """The noise in a weight, divided by that of independent noise at the same ε without sampling.
-
-        Args:
-            measure: Measure as in `error`.
-            rates: Rates as in `error`.
-        """
+        """The noise in a weight, with `measure` and `rates`, divided by that of independent noise at the same ε."""
         independent = Correlation(INDEPENDENT, self.steps, self.separation, self.participations)
         ours, theirs = (plan.sensitivity * plan.error(measure, rates) for plan in (self, independent))
         return ours / theirs
@@ -310,16 +273,7 @@ class Correlation:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Correlation:
-        """The inverse of `get_config`.
-
-        Args:
-            config: Arguments that `get_config` returned.
-
-        Example:
-            >>> plan = Correlation(BufferedToeplitz([0.5], [0.9]), steps=10, separation=5)
-            >>> Correlation.from_config(plan.get_config()) == plan
-            True
-        """
+        """The inverse of `get_config`, whose result `config` is."""
         return cls(**{**config, "strategy": BufferedToeplitz(**config["strategy"])})
 
 
@@ -334,13 +288,8 @@ def optimised_correlation(
 ) -> Correlation:
     """The plan with the least noise in the weights at equal ε, found by L-BFGS from a few starts.
 
-    Args:
-        steps: Number of steps as in `Correlation`.
-        separation: Distance of a unit's steps as in `Correlation`.
-        buffers: d; one buffer has nearly all of the gain, two a little more for many steps.
-        participations: Number of a unit's steps as in `Correlation`.
-        measure: Measure as in `Correlation.error`.
-        rates: Rates as in `Correlation.error`; like all arguments, they must not depend on the data.
+    Arguments as `Correlation` and `Correlation.error`; none may depend on the data. Of d `buffers`, one has nearly all
+    of the gain, two a little more for many steps.
 
     Example:
         >>> round(optimised_correlation(steps=600, separation=600, buffers=2).against_independent(), 3)

@@ -26,6 +26,10 @@ This file returns the exact divergences; `eana_rdp_published` keeps the printed 
 Limits: the bound does not hold for a neural network's loss, for several passes, or against an adversary
 that sees the steps, and a row that no other example touches has none. The count must be the number of
 *noise draws* of a row: with batches that is the number of batches that read it, not of examples.
+
+Reference:
+    Berlowitz et al., EANA: Reducing Privacy Risk on Large-scale Recommendation Models, RecSys 2022.
+    Canonne, Kamath and Steinke 2020, Proposition 12, for the conversion to ε.
 """
 
 from __future__ import annotations
@@ -60,10 +64,6 @@ def eana_rdp(
         TypeError: A count or the order is not an integer.
         ValueError: A condition of the theorem does not hold.
 
-    Reference:
-        Berlowitz et al., EANA: Reducing Privacy Risk on Large-scale Recommendation Models, RecSys 2022,
-        Theorem 3.1, with its logarithmic term corrected (see the top of this file).
-
     Example:
         >>> bound = eana_rdp(4, min_count=100, max_nonzero=10, l2_norm_clip=1.0, noise_stddev=0.5)
         >>> printed = eana_rdp_published(4, min_count=100, max_nonzero=10, l2_norm_clip=1.0, noise_stddev=0.5)
@@ -72,8 +72,7 @@ def eana_rdp(
     """
     _check_order(order, min_count)
     _check_scales(max_nonzero, l2_norm_clip, noise_stddev)
-    mean_term = _mean_term(order, float(min_count), l2_norm_clip, noise_stddev)
-    return float(mean_term + max_nonzero * _variance_term(order, float(min_count)))
+    return float(_divergence(order, float(min_count), l2_norm_clip, noise_stddev, max_nonzero))
 
 
 def eana_rdp_published(
@@ -83,50 +82,30 @@ def eana_rdp_published(
 
     Arguments as `eana_rdp`.
 
-    Reference:
-        Berlowitz et al., RecSys 2022, inequality (1).
-
     Example:
         >>> sizes = dict(min_count=50, max_nonzero=10, l2_norm_clip=1.0, noise_stddev=1.0)
         >>> eana_rdp_published(2, **sizes) > eana_rdp(2, **sizes)
         True
     """
-    _check_order(order, min_count)
-    _check_scales(max_nonzero, l2_norm_clip, noise_stddev)
+    sizes = {"min_count": min_count, "max_nonzero": max_nonzero}
+    sharp = eana_rdp(order, **sizes, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev)
     excess = (2 * order - 1) / (2 * (order - 1)) * math.log1p(1 / min_count)
-    sharp = eana_rdp(
-        order, min_count=min_count, max_nonzero=max_nonzero, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev
-    )
     return sharp + max_nonzero * excess
 
 
 def eana_rdp_coordinate(order: int, *, count: int, l2_norm_clip: float, noise_stddev: float) -> float:
-    """The share of one coordinate with its own count: the paper's (8), exact.
+    """The share of one coordinate with its own `count` of noise draws: the paper's (8), exact.
 
     Composing these over the coordinates an example touches pays for L² once per coordinate; use it
-    for coordinates with large counts only, or `eana_rdp_instance` when the gradient is known.
-
-    Args:
-        order: α, an integer with 1 < α ≤ `count`.
-        count: C^j, the number of noise draws of this coordinate without the example.
-        l2_norm_clip: L, the bound on the coordinate's gradient.
-        noise_stddev: σ of one noise draw.
-
-    Raises:
-        TypeError: The count or the order is not an integer.
-        ValueError: A condition does not hold.
-
-    Reference:
-        Berlowitz et al., RecSys 2022, inequality (8).
+    for coordinates with large counts only, or `eana_rdp_instance` when the gradient is known. Other
+    arguments as `eana_rdp`: `order`, `l2_norm_clip` and `noise_stddev`.
 
     Example:
         >>> norms = {"l2_norm_clip": 1.0, "noise_stddev": 1.0}
         >>> eana_rdp_coordinate(2, count=500, **norms) < eana_rdp_coordinate(2, count=5, **norms)
         True
     """
-    return eana_rdp(
-        order, min_count=count, max_nonzero=1, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev
-    )
+    return eana_rdp(order, min_count=count, max_nonzero=1, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev)
 
 
 def eana_rdp_instance(
@@ -149,9 +128,6 @@ def eana_rdp_instance(
         ValueError: The shapes differ, a norm is negative, or a row was touched by too few others for
             a bound to exist.
 
-    Reference:
-        Berlowitz et al., RecSys 2022, inequality (9).
-
     Example:
         >>> popular = eana_rdp_instance(2, row_counts=[900, 800], row_norms=[0.8, 0.6], noise_stddev=1.0)
         >>> rare = eana_rdp_instance(2, row_counts=[900, 2], row_norms=[0.8, 0.6], noise_stddev=1.0)
@@ -161,18 +137,11 @@ def eana_rdp_instance(
     counts, norms = _checked_rows(row_counts, row_norms)
     _check_order(order, int(counts.min()))
     _check_scales(width, float(norms.max()), noise_stddev)
-    draws = counts.astype(np.float64)
-    return float(np.sum(_mean_term(order, draws, norms, noise_stddev) + width * _variance_term(order, draws)))
+    return float(np.sum(_divergence(order, counts.astype(np.float64), norms, noise_stddev, width)))
 
 
 def eana_epsilon(
-    *,
-    delta: float,
-    min_count: int,
-    max_nonzero: int,
-    l2_norm_clip: float,
-    noise_stddev: float,
-    published: bool = False,
+    *, delta: float, min_count: int, max_nonzero: int, l2_norm_clip: float, noise_stddev: float, published: bool = False
 ) -> float:
     """The data-dependent ε at δ that follows from Theorem 3.1, by dp_accounting's conversion.
 
@@ -187,9 +156,6 @@ def eana_epsilon(
     Raises:
         TypeError: A count is not an integer.
         ValueError: A condition does not hold; `min_count` < 2 leaves no order at all.
-
-    Reference:
-        Berlowitz et al., RecSys 2022, Figure 2; Canonne, Kamath and Steinke 2020, Proposition 12.
 
     Example:
         >>> sizes = dict(delta=1e-7, max_nonzero=10, l2_norm_clip=1.0, noise_stddev=1.0)
@@ -225,13 +191,10 @@ def eana_instance_epsilon(
     return float(rdp.compute_epsilon(orders, values, delta)[0])
 
 
-def _mean_term(order: int, count: Any, norm: Any, noise_stddev: float) -> Any:
-    return order * np.square(norm) / (2 * (count + 1 - order) * noise_stddev**2)
-
-
-def _variance_term(order: int, count: Any) -> Any:
-    """D_α(N(0, C+1) ‖ N(0, C)), written with log1p: its leading terms cancel for large counts."""
-    return -0.5 * np.log1p(1 / count) - np.log1p(-(order - 1) / count) / (2 * (order - 1))
+def _divergence(order: int, count: Any, norm: Any, noise_stddev: float, width: int) -> Any:
+    # D_α(wide ‖ narrow) of rows, with log1p: the leading terms of the logarithms cancel for large counts.
+    mean = order * np.square(norm) / (2 * (count + 1 - order) * noise_stddev**2)
+    return mean + width * (-0.5 * np.log1p(1 / count) - np.log1p(-(order - 1) / count) / (2 * (order - 1)))
 
 
 def orders_up_to(limit: int) -> list[int]:
@@ -240,10 +203,14 @@ def orders_up_to(limit: int) -> list[int]:
     return sorted({*range(2, min(limit, _DENSE_ORDERS) + 1), *(int(o) for o in tail if o <= limit)})
 
 
-def _check_order(order: Any, min_count: Any) -> None:
-    for name, value in (("order", order), ("min_count", min_count)):
+def _check_whole(**values: Any) -> None:
+    for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise TypeError(f"{name} must be an integer, got {value!r}.")
+
+
+def _check_order(order: Any, min_count: Any) -> None:
+    _check_whole(order=order, min_count=min_count)
     if order < 2:
         raise ValueError(f"order must be an integer above 1, got {order}.")
     if order > min_count:
@@ -254,8 +221,7 @@ def _check_order(order: Any, min_count: Any) -> None:
 
 
 def _check_scales(max_nonzero: Any, l2_norm_clip: float, noise_stddev: float) -> None:
-    if isinstance(max_nonzero, bool) or not isinstance(max_nonzero, (int, np.integer)):
-        raise TypeError(f"The number of coordinates must be an integer, got {max_nonzero!r}.")
+    _check_whole(**{"The number of coordinates": max_nonzero})
     if max_nonzero < 1:
         raise ValueError(f"The number of coordinates must be at least 1, got {max_nonzero}.")
     if not (math.isfinite(l2_norm_clip) and l2_norm_clip >= 0):

@@ -97,7 +97,7 @@ class _Range(NamedTuple):
 
 # By name of the field: a name has one meaning in all events.
 _RANGES = {
-    "noise_multiplier": _Range(float, lambda value: 0 <= value <= 1e9, "from 0 to 10^9"),
+    "noise_multiplier": _Range(float, lambda value: 0 <= value <= 1e100, "from 0 to 10^100"),
     "epsilon": _Range(float, lambda value: value >= 0, "at least 0"),
     "delta": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
     "padding": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
@@ -120,12 +120,7 @@ def _inner(event: DpEvent) -> list[DpEvent]:
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
-    """The event as JSON-able nested dicts.
-
-    Example:
-        >>> to_json(dp_accounting.GaussianDpEvent(1.1))
-        {'type': 'GaussianDpEvent', 'noise_multiplier': 1.1}
-    """
+    """The event as JSON-able nested dicts, each with the name of its class as `type`."""
     name = type(event).__name__
     if _BY_NAME.get(name) is not type(event):
         raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_BY_NAME)}.")
@@ -146,12 +141,7 @@ def _plain(field: str, value: Any) -> Any:
 
 
 def from_json(fields: dict[str, Any]) -> DpEvent:
-    """The inverse of `to_json`.
-
-    Example:
-        >>> from_json({"type": "GaussianDpEvent", "noise_multiplier": 1.1})
-        GaussianDpEvent(noise_multiplier=1.1)
-    """
+    """The inverse of `to_json`."""
     arguments = dict(fields)
     name = arguments.pop("type", None)
     if name not in _BY_NAME:
@@ -164,12 +154,7 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
 
 
 def in_words(event: DpEvent) -> str:
-    """The event as part of a sentence.
-
-    Example:
-        >>> in_words(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3))
-        '3 times Gaussian noise of multiplier 2'
-    """
+    """The event as part of a sentence, such as "3 times Gaussian noise of multiplier 2"."""
     fields = _fields(event)
     inner = " and ".join(in_words(part) for part in _inner(event))
     unknown = KINDS[dp_accounting.NonPrivateDpEvent]
@@ -188,12 +173,7 @@ def planned_in(event: DpEvent) -> bool:
 
 
 def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """(event, count) of the parts that an event is composed of, without those of count 0.
-
-    Example:
-        >>> list(parts_of(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3)))
-        [(GaussianDpEvent(noise_multiplier=2.0), 3)]
-    """
+    """(event, count) of the parts that an event is composed of, without those of count 0."""
     if isinstance(event, dp_accounting.ComposedDpEvent):
         for part in event.events:
             yield from parts_of(part, times)
@@ -204,13 +184,7 @@ def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
-    """An event without its failures, and the sum of their probabilities δ', which adds to the δ of the rest.
-
-    Example:
-        >>> twice = dp_accounting.SelfComposedDpEvent(FailingDpEvent(1e-7), 2)
-        >>> without_failures(dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(4.0), twice]))[1]
-        2e-07
-    """
+    """An event without its failures, and the sum of their probabilities δ', which adds to the δ of the rest."""
     # Failures under Poisson sampling stay: no pricing of them is known, and accountants refuse the event.
     if isinstance(event, FailingDpEvent):
         return dp_accounting.NoOpDpEvent(), event.delta

@@ -41,12 +41,7 @@ _GRID_UP_TO = 500.0  # dp_accounting computes e^ε in float64; above this ε, on
 
 
 def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
-    """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S.
-
-    Example:
-        >>> round(gaussian_delta(1.0, 1.0, 1.0), 4)
-        0.1269
-    """
+    """The exact δ of Gaussian noise: Φ(a - b) - e^ε Φ(-a - b), a = S/(2 σ), b = ε σ/S."""
     values = np.asarray(epsilon, dtype=np.float64)
     near, far = sensitivity / (2 * sigma), values * sigma / sensitivity
     exact = special.ndtr(near - far) - np.exp(values + special.log_ndtr(-near - far))
@@ -54,34 +49,19 @@ def gaussian_delta(epsilon: Number, sensitivity: float, sigma: float) -> Number:
 
 
 def pure_delta(epsilon: Number, pure_epsilon: float) -> Number:
-    """A bound on δ(ε) for any pure `pure_epsilon` mechanism: that of randomised response.
-
-    Example:
-        >>> pure_delta(2.0, 1.0)
-        0.0
-    """
+    """A bound on δ(ε) for any pure `pure_epsilon` mechanism: that of randomised response."""
     values = np.asarray(epsilon, dtype=np.float64)
     inside = -np.expm1(np.minimum(values - pure_epsilon, 0.0)) / (1.0 + math.exp(-pure_epsilon))
     return like(epsilon, np.maximum(inside, -np.expm1(np.minimum(values, 0.0))))
 
 
 def amplify(epsilon: float, padding: float) -> float:
-    """ε of an `epsilon`-mechanism whose items are padded with probability p: log(p + (1-p) e^ε).
-
-    Example:
-        >>> round(amplify(1.0, 0.5), 4)
-        0.6201
-    """
+    """ε of an `epsilon`-mechanism whose items are padded with probability p: log(p + (1-p) e^ε)."""
     return float(np.logaddexp(math.log1p(-padding) + epsilon, math.log(padding) if padding else -math.inf))
 
 
 def deamplify(epsilon: Number, padding: float) -> Number:
-    """ε of a mechanism that padding brings down to `epsilon`: log(1 + (e^ε - 1)/(1-p)), the inverse of `amplify`.
-
-    Example:
-        >>> round(deamplify(amplify(3.0, 0.2), 0.2), 9)
-        3.0
-    """
+    """ε of a mechanism that padding brings down to `epsilon`: log(1 + (e^ε - 1)/(1-p)), the inverse of `amplify`."""
     # ε + log(e^-ε + (1 - e^-ε)/(1-p)): the same, without e^ε, which overflows.
     shrunk = -np.expm1(-np.asarray(epsilon, dtype=np.float64)) / (1.0 - padding)
     kept = np.exp(-np.asarray(epsilon, dtype=np.float64))
@@ -97,12 +77,7 @@ def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -
 
 
 def delta_of(event: DpEvent, epsilon: Number) -> Number:
-    """δ(`epsilon`) of one release.
-
-    Example:
-        >>> round(delta_of(PaddedDpEvent(dp_accounting.GaussianDpEvent(1.0), 0.5), 1.0), 4)
-        0.0289
-    """
+    """δ(`epsilon`) of one release."""
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return gaussian_delta(epsilon, 1.0, event.noise_multiplier)
     if isinstance(event, PureDpEvent):
@@ -132,12 +107,7 @@ def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
 
 
 def composed_epsilon(releases: dict[DpEvent, int], delta: float) -> float:
-    """ε at δ of composed releases; at δ = 0 the sum of their pure ε, infinite if one of them has none.
-
-    Example:
-        >>> round(composed_epsilon({PureDpEvent(0.5): 3}, 0.0), 3)
-        1.5
-    """
+    """ε at δ of composed releases; at δ = 0 the sum of their pure ε, infinite if one of them has none."""
     if not all(events.is_private(release) for release in releases):
         return math.inf
     if delta == 0:

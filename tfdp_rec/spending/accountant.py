@@ -37,10 +37,9 @@ from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import Mark, Snapshot
+from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
-from tfdp_rec.spending.statement import Facts, Statement, statement
+from tfdp_rec.spending.statement import Statement, statement
 
 
 class Unaccounted(ValueError):
@@ -53,11 +52,11 @@ class _Block:
 
     id: str  # of the payment, and of the model's entry
     event: DpEvent  # of one step
-    optimizer: Any  # None for steps that are recorded by hand
+    optimizer: Any
     sampling: str | None  # name of the sampling that draws the batches
 
     def is_for(self, event: DpEvent, optimizer: Any, sampling: str | None) -> bool:
-        counted = optimizer is None or optimizer.privacy_history.receipt == self.id
+        counted = optimizer.privacy_history.receipt == self.id
         return counted and self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
 
 
@@ -126,13 +125,14 @@ class Accountant:
         self._check(event)
         if ledger is not None:
             payments.refuse_unpayable(event, sampling)
-            self.payments = Payments(_opened(ledger, sampling), sampling)
+            data = Snapshot(sampling.num_units, sampling.unit)
+            opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, sampling.unit, data, sampling.adjacency)
+            self.payments = Payments(opened, sampling)
             try:
                 self._check(event)
-                self._refuse_unclaimed()
             except ValueError:
-                if not isinstance(ledger, Ledger):
-                    self.payments.ledger.close()
+                if opened is not ledger:
+                    opened.close()
                 raise
 
     # What is counted.
@@ -364,18 +364,8 @@ class Accountant:
 
     # Paying in the ledger.
 
-    def pay_ahead(self, steps: int, most: int, optimizer: Any = None, sampling: str | None = None) -> int:
-        """Pays in the ledger, if there is one, for steps before they are made.
-
-        Args:
-            steps: Number of steps the caller is about to make.
-            most: Number of steps the caller may make in all.
-            optimizer: Optimizer that makes the steps; None if they are recorded by hand.
-            sampling: Name of the sampling that draws the batches; None for batches without a proof.
-
-        Returns:
-            The number of steps that are paid for.
-        """
+    def pay_ahead(self, steps: int, most: int, optimizer: Any, sampling: str | None) -> int:
+        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
         if self.payments is None:
             return most
         planned, block = isinstance(self.event, PlannedDpEvent), self._block
@@ -386,11 +376,10 @@ class Accountant:
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
-            proof = "" if sampling else BY_HAND if optimizer is None else self.asserted
+            proof = "" if sampling else self.asserted
             id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "", proof)
             self._block, ahead = _Block(id, self.event, optimizer, sampling), wanted
-            if optimizer is not None:
-                optimizer.privacy_history.use_receipt(optimizer, sampling, id)
+            optimizer.privacy_history.use_receipt(optimizer, sampling, id)
         return min(most, ahead)
 
     @property
@@ -409,18 +398,13 @@ class Accountant:
         block, left = self._block, self.ahead
         if self.payments is None or block is None:
             return
-        if block.optimizer is not None:  # later steps have an id of their own
-            block.optimizer.privacy_history.use_receipt(block.optimizer, block.sampling, "")
+        block.optimizer.privacy_history.use_receipt(block.optimizer, block.sampling, "")  # later steps have another id
         if left:
             self.payments.give_back(block.id, left)
         self._block = None
 
     def note_checkpoint(self, event: DpEvent) -> None:
-        """Notes in the ledger that a checkpoint was written: a training that continues from it has paid for its plan.
-
-        Args:
-            event: Event of the next step of the optimizer that the checkpoint holds.
-        """
+        """Notes that a checkpoint was written, whose next step has this `event`: its plan is paid for."""
         if self.payments is not None:
             steps = sum(entry.steps for entry in self.carried if entry.event == event)
             self.payments.note_checkpoint(event, steps)
@@ -459,27 +443,9 @@ class Accountant:
         Raises:
             BrokenLedger: The ledger was removed or replaced while it was open.
         """
-        return statement(self.facts(steps))
-
-    def facts(self, steps: int | None = None) -> Facts:
-        """The contents of the statement of some number of steps, by default those made."""
         if self.payments is not None:
             self.payments.ledger.refuse_lost()
-        count = self.steps if steps is None else steps
-        return Facts(
-            sampling=self.sampling,
-            runs=self.runs(count),
-            spent_besides=self.spent_besides,
-            epsilon=self.epsilon(count),
-            delta=self.delta,
-            accountant=self.accountant,
-            void=self.void,
-            checked=self.checked,
-            asserted=self.asserted,
-            made=bool(self.steps),
-            ordinary=self.carried.ordinary,
-            chain=self.payments.ledger.chain if self.payments else None,
-        )
+        return statement(self, self.steps if steps is None else steps)
 
     def get_state(self) -> dict[str, Any]:
         """Everything that is counted, as JSON-able dicts, for a checkpoint."""
@@ -511,7 +477,7 @@ class Accountant:
             self.sampling.set_state(state["sampling"])
         if self.payments is not None:
             if state.get("mark"):
-                self.payments.ledger.chain.refuse_without(Mark(**state["mark"]))
+                self.payments.ledger.refuse_without(Mark(**state["mark"]))
         for use, label in self._uses_without_ids(state, history):
             history.add(Entry(use, 1, DRAWN, label=label))
         self._recorded.merge(history)
@@ -544,19 +510,11 @@ class Accountant:
         check_supported(step, self.accountant)
         if self.limit is not None:
             self.limit.refuse_unpriced(step)
-
-    def _refuse_unclaimed(self) -> None:
-        if self.limit is not None and self.delta < self.limit.delta:
-            raise ValueError(
-                f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
-                f"{self.limit.delta:g}."
-            )
-
-
-def _opened(ledger: Path | Ledger, sampling: Sampling) -> Ledger:
-    if isinstance(ledger, Ledger):
-        return ledger
-    return Ledger(ledger, sampling.unit, Snapshot(sampling.num_units, sampling.unit), sampling.adjacency)
+            if self.delta < self.limit.delta:
+                raise ValueError(
+                    f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
+                    f"{self.limit.delta:g}."
+                )
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

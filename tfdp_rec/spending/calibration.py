@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 
-import dp_accounting
-from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from scipy import optimize
 
 from tfdp_rec.pricing.composition import checked_count, checked_epsilon, epsilon_of, searches
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import composed
+from tfdp_rec.spending.ledger import Ledger, composed
 
 Search = tuple[str, float]  # accountant, and factor on its grid
 _NEAR = 5e-4  # relative distance to the budget at which the search ends: less noise would gain no more than that
@@ -74,25 +72,27 @@ def calibrate_noise(
             f"The ledger is {limit}, and claims its whole budget, however little is used: give its epsilon and delta. "
             "To use less of it give share=, or fewer steps."
         )
-    held = limit.used(dp_accounting.ComposedDpEvent([event for event, _ in others])) if limit else 0.0
+    if limit is None:
+        check = Accountant(make_event(1.0), sampling, delta, accountant, allow_large_delta)
+        for event, label in others:
+            check.spend(event, label)
+    else:
+        limit.refuse_unpriced(sampling.compose_history([(make_event(1.0), 1)]))
+        accountant = "rdp"  # names the only search; the filter sets the price
+    besides = [event for event, _ in others]
+    held = limit.used(ComposedDpEvent(besides)) if limit else 0.0
+
+    def spent_with(noise: float, count: int) -> DpEvent:
+        return ComposedDpEvent([*besides, sampling.compose_history([(make_event(noise), count)])])
 
     @functools.cache
     def excess(noise: float, by: str, coarser: float) -> float:
         if limit is not None:
-            step = sampling.compose_history([(make_event(noise), steps)])
-            used = limit.used(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]))
-            return min(used - held - share * (1 - held), 1e9)
-        trial = Accountant(make_event(noise), sampling, delta, accountant, allow_large_delta)
-        for event, label in others:
-            trial.spend(event, label)
-        return min(epsilon_of(trial.ledger(steps), delta, by, coarser) - target_epsilon, 1e9)
+            return min(limit.used(spent_with(noise, steps)) - held - share * (1 - held), 1e9)
+        return min(epsilon_of(spent_with(noise, steps), delta, by, coarser) - target_epsilon, 1e9)
 
     # Double or halve from 1 until the budget lies between two multipliers; then a root search, repeated more closely.
-    step = sampling.compose_history([(make_event(1.0), 1)])
-    if limit is not None:
-        limit.refuse_unpriced(step)
-        accountant = "rdp"  # names the only search; the filter sets the price
-    first, *closer = searches(dp_accounting.ComposedDpEvent([step, *(event for event, _ in others)]), accountant)
+    first, *closer = searches(spent_with(1.0, 1), accountant)
     high = 1.0
     while excess(high, *first) > 0:
         high *= 2

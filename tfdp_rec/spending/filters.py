@@ -47,7 +47,6 @@ from tfdp_rec.pricing import events
 from tfdp_rec.pricing.composition import checked_epsilon, divergences, orders
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 
-_KINDS: dict[str, type[PrivacyFilter]] = {}
 _SLACK = 1e-6  # of the limit: more than sums of floats, or another version of dp_accounting, differ by
 _ORDERS = 1.1, 1024.0  # dp_accounting's range
 
@@ -65,10 +64,6 @@ class PrivacyFilter(abc.ABC):
     epsilon: float
     delta: float
     failing: float = 0.0
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        _KINDS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
@@ -92,11 +87,7 @@ class PrivacyFilter(abc.ABC):
         return self._largest() * (1 - 2 * _SLACK)
 
     def used(self, event: DpEvent) -> float:
-        """Fraction of the budget that an event, or a composition of events, uses; infinite if it has no price.
-
-        Args:
-            event: Event, or composition of events.
-        """
+        """Fraction of the budget that an `event`, or a composition of events, uses; infinite if it has no price."""
         events.to_json(event)
         event, failing = events.without_failures(event)
         # Failures and divergences have budgets of their own; the fuller one decides.
@@ -104,30 +95,15 @@ class PrivacyFilter(abc.ABC):
         return max(share, self._amount(event) / self.limit)
 
     def admits(self, event: DpEvent) -> bool:
-        """Whether an event, or a composition of events, is within the budget.
-
-        Args:
-            event: Event, or composition of events.
-        """
+        """Whether an `event`, or a composition of events, is within the budget."""
         return self.used(event) <= 1 + _SLACK
 
     def claim(self, delta: float) -> float:
-        """ε of everything that is ever admitted: the budget's ε, infinite below its δ.
-
-        Args:
-            delta: Probability δ of the question.
-        """
+        """ε at `delta` of everything that is ever admitted: the budget's ε, infinite below its δ."""
         return self.epsilon if delta >= self.delta else math.inf
 
     def refuse_unpriced(self, event: DpEvent) -> None:
-        """Raises for an event that this filter cannot price.
-
-        Args:
-            event: Event.
-
-        Raises:
-            ValueError: The event has no price in this filter.
-        """
+        """Raises `ValueError` for an `event` that this filter cannot price."""
         if math.isinf(self.used(event)):
             raise ValueError(
                 f"{events.in_words(event)[:150]} has no price in {self}: {self._lacks}, or it may fail and there is no "
@@ -141,7 +117,8 @@ class PrivacyFilter(abc.ABC):
     @staticmethod
     def from_json(fields: dict[str, Any]) -> PrivacyFilter:
         """The inverse of `to_json`."""
-        return _KINDS[fields["kind"]](**{name: value for name, value in fields.items() if name != "kind"})
+        kinds = {"RenyiFilter": RenyiFilter, "GaussianFilter": GaussianFilter}
+        return kinds[fields["kind"]](**{name: value for name, value in fields.items() if name != "kind"})
 
     _lacks = ""
 
@@ -220,12 +197,7 @@ class RenyiFilter(PrivacyFilter):
 class GaussianFilter(PrivacyFilter):
     """A filter of Gaussians alone: planned noise, private sums, counts; no sampled steps.
 
-    It admits as much as a composition of events that were fixed beforehand.
-
-    Args:
-        epsilon: Claimed ε.
-        delta: Claimed δ.
-        failing: Share of δ for events that may fail.
+    It admits as much as a composition of events that were fixed beforehand. Arguments as `PrivacyFilter`.
 
     Example:
         >>> round(GaussianFilter(8.0, 1e-6).used(GaussianDpEvent(1.0)), 3)

@@ -9,8 +9,14 @@
 - A payment is on disk before the use of the data begins. A crash can leave a payment without a use, never a use without
   a payment.
 - A file has one owner at a time, in and across processes: two owners would each compute their own total.
-- A line that was changed, left out or moved breaks the chain of hashes; a file restored from an older backup lacks a
-  mark, or is behind the steps of a checkpoint. All are refused.
+- A file restored from an older backup lacks a mark, or is behind the steps of a checkpoint, and is refused.
+
+Each line is one JSON object in its one canonical form (keys sorted, no spaces), and holds the hash of the line before:
+
+    hash = sha256(the line without "hash")          previous = hash of the line before, "" in the first
+
+so that a line that was changed, left out or moved breaks the chain at its place. docs/ledger.md has every field, and a
+checker that needs no part of this package.
 
 A crash during a write may leave an incomplete last line; `pay` had not returned then. A line that lacks its newline
 alone counts as spent. A line that cannot be read makes the ledger refused until a person has looked at it: after a
@@ -19,48 +25,322 @@ crash it paid for nothing, but in a truncated copy it may have paid. `mend` move
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import hashlib
+import json
 import math
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dp_accounting import DpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from tfdp_rec.files import Path, sync_entry, writing
+from tfdp_rec.pricing import events
 from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.events import to_json
 from tfdp_rec.sampling.schemes import ZERO_OUT
 from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger_lines import (
-    FILTER,
-    FORMAT,
-    BrokenLedger,
-    Chain,
-    Mark,
-    Paid,
-    Payment,
-    Snapshot,
-    adjacency_of,
-    by_item,
-    canonical,
-    composed,
-    finite,
-    parsed,
-    written,
-)
 
 REPLACE = "replace-one"
+FORMAT = "tfdp_rec ledger 2"
+READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
+FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which earlier versions would ignore
+
+
+class BrokenLedger(ValueError):
+    """A ledger that proves nothing: it was changed, is incomplete, or is another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """Public description of a data set, without its contents.
+
+    Args:
+        units: Number of units, if it is public; else None.
+        schema: Contents of a row in words, or any other public name of the data.
+
+    Example:
+        >>> Snapshot(1000, "user, items, times").id == Snapshot(1001, "user, items, times").id
+        False
+    """
+
+    units: int | None
+    schema: str = ""
+
+    @property
+    def id(self) -> str:
+        """Hash of the description."""
+        return _digest({"units": self.units, "schema": self.schema})[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """The snapshot's fields in an entry."""
+        return {"id": self.id, "units": self.units, "schema": self.schema}
+
+
+@dataclasses.dataclass(frozen=True)
+class Payment:
+    """A payment for an expense, before the data are used.
+
+    Args:
+        event: Event of one attempt, with its sampling.
+        attempts: Number of attempts that are paid for.
+        label: Name of the expense, in a few words.
+        settings: Public, JSON-able settings of the mechanism and the sampling.
+        steps: Number of training steps that the payment covers; 0 for other uses of the data.
+        about: Items of a person that the expense may reveal something of; None for all. A total is that of the worst
+            item.
+        id: Id of the expense, which several payments may share. Empty in ledgers of versions before 0.3.
+    """
+
+    event: DpEvent
+    attempts: int = 1
+    label: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    steps: int = 0
+    about: tuple[str, ...] | None = None
+    id: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """The payment's fields in an entry; `ValueError` for what no entry can hold."""
+        if int(self.attempts) != self.attempts or self.attempts < 1:
+            raise ValueError(f"attempts must be a whole number, at least 1, got {self.attempts!r}.")
+        if int(self.steps) != self.steps or self.steps < 0:
+            raise ValueError(f"steps must be a whole number, at least 0, got {self.steps!r}.")
+        return {
+            "attempts": int(self.attempts),
+            "event": _finite_event(self.event),
+            "label": self.label,
+            "settings": finite(dict(self.settings)),
+            "steps": int(self.steps),
+            "about": None if self.about is None else list(self.about),
+            **({"id": self.id} if self.id else {}),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Paid(Payment):
+    """A payment in a ledger, less what was given back."""
+
+    number: int = 0  # of its line
+    unit: str = ""  # privacy unit, such as "user" or "click"
+    adjacency: str = ""
+    data: str = ""  # id of the snapshot
+    session: str = ""  # id of the `Ledger` object that paid
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """The end of a ledger at some time, which checkpoints and models keep."""
+
+    ledger: str  # its id
+    lines: int  # number of lines
+    head: str  # hash of the last line
+
+
+def written(fields: Mapping[str, Any]) -> bytes:
+    """The text of a line, with its hash."""
+    return (canonical({**fields, "hash": _digest(fields)}) + "\n").encode()
+
+
+def canonical(fields: Mapping[str, Any]) -> str:
+    """JSON in its canonical form; a `ValueError` for infinite numbers."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """Settings with infinite numbers as text, since JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _finite_event(event: DpEvent) -> dict[str, Any]:
+    fields = events.to_json(event)
+    if finite(fields) != fields:
+        raise ValueError(
+            f"{event!r} has an infinite number: pay NonPrivateDpEvent for a use without a guarantee, and nothing for a "
+            "use that costs nothing."
+        )
+    return fields
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(fields).encode()).hexdigest()
+
+
+class Chain:
+    """The lines of one ledger, checked from the first to the last."""
+
+    def __init__(self, path: str, text: bytes = b""):
+        self.path = path  # for errors
+        self.lines = list[dict[str, Any]]()
+        self.limit: PrivacyFilter | None = None  # the filter that the ledger was begun with, if any
+        self.payments = dict[int, Paid]()  # by number, less what was given back
+        for line in text.split(b"\n")[:-1]:
+            self.add(line)
+
+    @property
+    def id(self) -> str:
+        """Id of the ledger."""
+        return str(self.lines[0]["ledger"])
+
+    @property
+    def head(self) -> str:
+        """Hash of the last line."""
+        return str(self.lines[-1]["hash"]) if self.lines else ""
+
+    @property
+    def last_paid(self) -> Paid | None:
+        """The latest payment."""
+        return self.payments[max(self.payments)] if self.payments else None
+
+    def add(self, line: bytes) -> None:
+        """Checks and adds the next line."""
+        number = len(self.lines)
+        fields = parsed(line)
+        if fields is None:
+            raise self._broken(number, "was changed")
+        if fields.get("number") != number or fields.get("previous") != self.head:
+            raise self._broken(number, "does not follow the one before it, as if lines were left out or moved")
+        try:
+            self._apply(fields)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise self._broken(number, f"is no line of a ledger ({str(problem).rstrip('.')})") from problem
+        self.lines.append(fields)
+
+    def _broken(self, number: int, what: str) -> BrokenLedger:
+        return BrokenLedger(
+            f"Line {number + 1} of {self.path} {what}: the cost cannot be read from it. Restore its newest complete "
+            "backup; without one the total is infinite."
+        )
+
+    def _apply(self, fields: dict[str, Any]) -> None:
+        if fields["number"] == 0:
+            known = (FILTER,) if "limit" in fields else (FORMAT, READ_TOO)
+            if fields["kind"] != "begin" or fields["format"] not in known:
+                raise ValueError(f"the format is not {' or '.join(known)}.")
+            self.limit = PrivacyFilter.from_json(fields["limit"]) if "limit" in fields else None
+        elif fields["kind"] == "pay":
+            self.payments[fields["number"]] = _paid(fields)
+        elif fields["kind"] == "return":
+            self._give_back(fields)
+        elif fields["kind"] != "note":
+            raise ValueError(f"unknown kind {fields['kind']!r}.")
+
+    def _give_back(self, fields: dict[str, Any]) -> None:
+        # Only the session that paid can know that attempts were never made.
+        paid = self.payments[fields["of"]]
+        left = paid.attempts - fields["attempts"]
+        if not 0 <= left <= paid.attempts or not 0 <= fields["steps"] <= paid.steps:
+            raise ValueError("more is given back than was paid.")
+        if fields["session"] != paid.session:
+            raise ValueError("it gives back a payment of another session.")
+        steps = paid.steps - fields["steps"]
+        self.payments[fields["of"]] = dataclasses.replace(paid, attempts=left, steps=steps)
+
+    # Totals.
+
+    @property
+    def paid(self) -> list[Paid]:
+        """All payments, less what was given back."""
+        return [payment for payment in self.payments.values() if payment.attempts]
+
+    @property
+    def steps(self) -> int:
+        """Number of training steps that were paid for."""
+        return sum(payment.steps for payment in self.payments.values())
+
+    def refuse_without(self, mark: Mark) -> None:
+        """Raises unless the ledger continues from a mark."""
+        if mark.ledger != self.id:
+            raise BrokenLedger(
+                f"{self.path} is not the ledger that this was counted in: it was begun anew, or another file replaced "
+                "it. Restore the right one."
+            )
+        if mark.lines > len(self.lines) or self.lines[mark.lines - 1]["hash"] != mark.head:
+            raise BrokenLedger(
+                f"{self.path} lacks entries that were in it before: {len(self.lines)} lines of at least {mark.lines} "
+                "are there, as in an older backup. Restore the newest one."
+            )
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A line's fields; None unless its hash is right and its form canonical."""
+    try:
+        fields = json.loads(line)
+        body = {key: value for key, value in fields.items() if key != "hash"}
+        whole = written(body)[:-1]
+    except (ValueError, AttributeError, TypeError):
+        return None
+    return fields if whole == line else None
+
+
+def _paid(fields: Mapping[str, Any]) -> Paid:
+    payment = Paid(
+        event=events.from_json(fields["event"]),
+        attempts=fields["attempts"],
+        label=fields["label"],
+        settings=fields["settings"],
+        steps=fields["steps"],
+        about=None if fields["about"] is None else tuple(fields["about"]),
+        id=fields.get("id", ""),
+        number=fields["number"],
+        unit=fields["unit"],
+        adjacency=adjacency_of(fields["adjacency"]),
+        data=fields["data"]["id"],
+        session=fields["session"],
+    )
+    payment.fields()  # refuses values out of range
+    return payment
+
+
+def adjacency_of(said: str) -> str:
+    """The present name of an adjacency in a ledger."""
+    # Versions before 0.3 said "add-or-remove-one" under Poisson sampling. The number of units is public, so neighbours
+    # were zero-out there too, and every event cost the same (`sampling/schemes.py`): such a ledger goes on.
+    return ZERO_OUT if said == "add-or-remove-one" else said
+
+
+def composed(payments: Iterable[Payment]) -> DpEvent:
+    """Payments as one event, equal events together, in order."""
+    counts: dict[str, int] = {}
+    for payment in payments:
+        key = json.dumps(events.to_json(payment.event))
+        counts[key] = counts.get(key, 0) + payment.attempts
+    return ComposedDpEvent(
+        [SelfComposedDpEvent(events.from_json(json.loads(key)), count) for key, count in counts.items()]
+    )
+
+
+def by_item(payments: Sequence[Payment]) -> list[list[Payment]]:
+    """Payments that are about each item, without items whose payments are a subset of another's; at least one list."""
+    general = [payment for payment in payments if payment.about is None]
+    own: dict[str, list[int]] = {}
+    for index, payment in enumerate(payments):
+        for item in set(payment.about or ()):
+            own.setdefault(item, []).append(index)
+    sets = sorted({frozenset(indices) for indices in own.values()}, key=len, reverse=True)
+    worst = [each for n, each in enumerate(sets) if not any(each < larger for larger in sets[:n])]
+    return [general + [payments[index] for index in sorted(each)] for each in worst] or [general]
 
 
 def read(path: Path) -> Chain:
     """A ledger's lines, checked, without owning the file or writing to it."""
     with open(path, "rb") as file:
         text, torn = _split(os.fspath(path), file.read())
-    return Chain.parse(os.fspath(path), text + torn)
+    return _chain(os.fspath(path), text + torn)
+
+
+def _chain(path: str, text: bytes) -> Chain:
+    if not text:
+        raise BrokenLedger(f"{path} is empty: it is no ledger. Restore its newest backup.")
+    return Chain(path, text)
 
 
 def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
@@ -68,7 +348,7 @@ def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Pa
     if chain.limit is not None:
         admitted = all(map(chain.limit.admits, _events([*chain.paid, *more])))
         return chain.limit.claim(delta) if admitted else math.inf
-    found = {canonical(to_json(event)): event for event in map(composed, by_item([*chain.paid, *more]))}
+    found = {canonical(events.to_json(event)): event for event in map(composed, by_item([*chain.paid, *more]))}
     return max(epsilon_of(event, delta, accountant) for event in found.values())
 
 
@@ -91,7 +371,7 @@ def mend(path: Path) -> str:
         kept = text[: text.rfind(b"\n") + 1]
         if kept == text or parsed(text[len(kept) :]) is not None:
             raise ValueError(f"{path} has no last line that is cut short: there is nothing to mend.")
-        Chain.parse(os.fspath(path), kept)
+        _chain(os.fspath(path), kept)
         aside = f"{os.fspath(path)}.torn"
         with writing(aside, "wb", private=True) as rest:
             rest.write(text[len(kept) :])
@@ -100,7 +380,7 @@ def mend(path: Path) -> str:
     return aside
 
 
-class Ledger:
+class Ledger(Chain):
     """A ledger file, owned by this object until `close`.
 
     Args:
@@ -138,7 +418,7 @@ class Ledger:
         data_changed: bool = False,
         limit: PrivacyFilter | None = None,
     ):
-        self.path = os.path.realpath(path)
+        super().__init__(os.path.realpath(path))
         self.unit = unit
         self.adjacency = adjacency_of(adjacency)
         self.data = data
@@ -148,30 +428,28 @@ class Ledger:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             _lock(self._file, self.path)
-            self.chain = self._begun(limit)
+            self._begin(limit)
             self._refuse_foreign(data_changed)
             self._refuse_another(limit)
         except BaseException:
             self.close()
             raise
 
-    def _begun(self, limit: PrivacyFilter | None) -> Chain:
-        """The file's chain; of an empty file, its first line, written here."""
+    def _begin(self, limit: PrivacyFilter | None) -> None:
+        # Reads the file's lines; of an empty file, writes the first.
         text, torn = _split(self.path, _contents(self._file))
         self._size = len(text) + len(torn) - bool(torn)
         if not text + torn:
-            self.chain = Chain(self.path)
             kind = {"format": FILTER, "limit": limit.to_json()} if limit else {"format": FORMAT}
             self._append({"kind": "begin", **kind, "ledger": secrets.token_hex(8)})
             sync_entry(os.path.dirname(self.path))
-            return self.chain
-        chain = Chain.parse(self.path, text + torn)
+        for line in (text + torn).split(b"\n")[:-1]:
+            self.add(line)
         if torn:  # whole but for its newline: it counts
             self._write(b"\n")
-        return chain
 
     def _refuse_foreign(self, data_changed: bool) -> None:
-        last = self.chain.last_paid
+        last = self.last_paid
         if last is None:
             return
         if (last.unit, last.adjacency) != (self.unit, self.adjacency):
@@ -237,7 +515,7 @@ class Ledger:
         self.limit.refuse_unpriced(payment.event)
         if not all(map(self.limit.admits, _events([*self.paid, payment]))):
             raise ValueError(
-                f"{self.path} is {self.limit}: {used(self.chain):.2%} of it is used, and this payment would exceed it. "
+                f"{self.path} is {self.limit}: {used(self):.2%} of it is used, and this payment would exceed it. "
                 "Nothing was paid. Pay for less: calibrate_noise(..., ledger=ledger) finds the noise that fits."
             )
 
@@ -252,7 +530,7 @@ class Ledger:
         Raises:
             ValueError: The payment is not this object's, or is of fewer attempts or steps.
         """
-        paid = self.chain.payments.get(number)
+        paid = self.payments.get(number)
         within = paid is not None and 0 <= attempts <= paid.attempts and 0 <= steps <= paid.steps
         if within and paid is not None and paid.steps:  # or ε would fall while receipts for the steps stay valid
             within = attempts <= steps
@@ -264,32 +542,20 @@ class Ledger:
         self._append({"kind": "return", "of": number, "attempts": int(attempts), "steps": int(steps)})
 
     def note(self, label: str, settings: Mapping[str, Any]) -> int:
-        """Writes a note, which costs nothing, such as a draw that was paid for.
-
-        Args:
-            label: Kind of the note.
-            settings: Contents of the note, JSON-able.
-
-        Returns:
-            The note's number.
-        """
+        """Writes a note of a kind, `label`, with JSON-able `settings`, which costs nothing; returns its number."""
         return self._append({"kind": "note", "label": label, "settings": finite(dict(settings))})
 
     def _append(self, fields: Mapping[str, Any]) -> int:
         with self._thread:
-            number = len(self.chain.lines)
-            line = written({**fields, "number": number, "previous": self.chain.head, "session": self._session})
+            number = len(self.lines)
+            line = written({**fields, "number": number, "previous": self.head, "session": self._session})
             self._refuse_lost()
             self._write(line)
-            self.chain.add(line[:-1])
+            self.add(line[:-1])
             return number
 
     def refuse_lost(self) -> None:
-        """Raises if the open file was changed by anything but this object; does nothing after `close`.
-
-        Raises:
-            BrokenLedger: The file was removed, replaced or written to by another process.
-        """
+        """Raises `BrokenLedger` if the open file was changed by anything but this object; not after `close`."""
         if self._file >= 0:
             self._refuse_lost()
 
@@ -319,27 +585,12 @@ class Ledger:
             accountant: "pld" or "rdp"; a filter has a price of its own.
             more: Payments that are not made yet.
         """
-        return total(self.chain, delta, accountant, more)
-
-    @property
-    def paid(self) -> list[Paid]:
-        """All payments, less what was given back."""
-        return self.chain.paid
-
-    @property
-    def limit(self) -> PrivacyFilter | None:
-        """The filter that the ledger was begun with; None if its payments are fixed in advance."""
-        return self.chain.limit
+        return total(self, delta, accountant, more)
 
     @property
     def used(self) -> float:
         """Fraction of a filter's budget that is used; the claim is the whole budget all the same."""
-        return used(self.chain)
-
-    @property
-    def steps(self) -> int:
-        """Number of training steps that were paid for."""
-        return self.chain.steps
+        return used(self)
 
     @property
     def session(self) -> str:
@@ -349,7 +600,7 @@ class Ledger:
     @property
     def mark(self) -> Mark:
         """Present end of the ledger, for a checkpoint to keep beside its steps."""
-        return Mark(self.chain.id, len(self.chain.lines), self.chain.head)
+        return Mark(self.id, len(self.lines), self.head)
 
     def refuse_behind(self, steps: int, mark: Mark | None = None) -> None:
         """Raises if a checkpoint has more steps than the ledger, which then was deleted or is an older one.
@@ -362,7 +613,7 @@ class Ledger:
             BrokenLedger: The ledger lacks steps, or lines that the mark has seen.
         """
         if mark is not None:
-            self.chain.refuse_without(mark)
+            self.refuse_without(mark)
         if steps > self.steps:
             raise BrokenLedger(
                 f"{self.path} has paid for {self.steps} steps of {steps} that were made: the file was deleted, or "

@@ -27,8 +27,7 @@ from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Entries, Entry, id_of_use, new_id
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.ledger_lines import BrokenLedger, Paid
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid
 
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
@@ -91,7 +90,7 @@ class Payments:
             if left:
                 entry = _steps_of(paid)
                 planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
-                unbegun = left == self.ledger.chain.lines[paid.number]["steps"]
+                unbegun = left == self.ledger.lines[paid.number]["steps"]
                 attempts = int(unbegun) if planned else left  # a plan that was begun costs as a whole
                 self.ledger.give_back(paid.number, attempts, left)
                 steps -= left
@@ -127,7 +126,7 @@ class Payments:
     def unpaid(self, carried: Entries) -> dict[str, int]:
         """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
         paid = Counter[str]()
-        for each in self.ledger.chain.payments.values():
+        for each in self.ledger.payments.values():
             paid[each.id] += each.steps
         for id, steps in self._claims().items():
             paid[id] += steps
@@ -199,11 +198,11 @@ class Payments:
         return claims
 
     def _notes(self, label: str) -> list[dict[str, Any]]:
-        lines = [line for line in self.ledger.chain.lines if line["kind"] == "note" and line["label"] == label]
+        lines = [line for line in self.ledger.lines if line["kind"] == "note" and line["label"] == label]
         return [{**line["settings"], "number": line["number"]} for line in lines]
 
     def _lines(self) -> list[Line]:
-        lines = len(self.ledger.chain.lines)
+        lines = len(self.ledger.lines)
         if self._read[0] != lines:
             self._read = lines, self._cut([(paid, _steps_of(paid)) for paid in self.ledger.paid])
         return self._read[1]

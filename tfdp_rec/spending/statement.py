@@ -6,22 +6,20 @@ constant noise per step, one row per unit, and no other use of the data.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import math
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any, TypeAlias
 
-import dp_accounting
-from dp_accounting import DpEvent
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing import events
-from tfdp_rec.sampling.schemes import Sampling
-from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger import used
-from tfdp_rec.spending.ledger_lines import Chain
+from tfdp_rec.spending.ledger import Chain, used
+
+Accountant: TypeAlias = Any  # `spending.accountant.Accountant`, whose file imports this one
 
 
 class Statement(str):
@@ -54,56 +52,32 @@ class Statement(str):
         return made
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """Contents of a statement."""
-
-    sampling: Sampling
-    runs: Sequence[tuple[DpEvent, int]]  # (event, steps), in order
-    spent_besides: Sequence[tuple[DpEvent, str]]  # (event, label) of other uses of the data
-    epsilon: float  # of everything, at δ
-    delta: float
-    accountant: str
-    void: str  # reason why no ε holds
-    checked: bool  # whether every batch carried the proof of its draw
-    asserted: str  # what drew the batches, if `sampling` did not
-    made: bool  # whether any step was made
-    ordinary: Mapping[str, int]  # steps after private training, by name of their optimizer
-    chain: Chain | None  # ledger that everything was paid in
-
-    @property
-    def limit(self) -> PrivacyFilter | None:
-        """The ledger's privacy filter, if it has one."""
-        return self.chain.limit if self.chain else None
-
-
-def statement(facts: Facts) -> Statement:
-    """The statement of a guarantee."""
-    theirs = tf_privacy_statement(facts)
+def statement(accountant: Accountant, steps: int) -> Statement:
+    """The statement of a guarantee after some number of steps."""
+    theirs = tf_privacy_statement(accountant, steps)
     heading = (
-        f"TF Privacy's statement (its «example» is one {facts.sampling.unit} here; the batches are "
+        f"TF Privacy's statement (its «example» is one {accountant.sampling.unit} here; the batches are "
         "really Poisson-sampled,\nso the second of its two figures is the one that holds):"
     )
-    return Statement(dict(_own_lines(facts)), f"{heading}\n\n{theirs}" if theirs else "")
+    return Statement(dict(_own_lines(accountant, steps)), f"{heading}\n\n{theirs}" if theirs else "")
 
 
-def _own_lines(facts: Facts) -> list[tuple[str, str]]:
-    sampling, unit = facts.sampling, facts.sampling.unit
-    mechanism = "; ".join(f"{count} steps of {events.in_words(event)}" for event, count in facts.runs)
-    spent = "; ".join(f"{label}: {events.in_words(event)}" for event, label in facts.spent_besides)
+def _own_lines(accountant: Accountant, steps: int) -> list[tuple[str, str]]:
+    sampling, unit, epsilon = accountant.sampling, accountant.sampling.unit, accountant.epsilon(steps)
+    runs, ordinary = accountant.runs(steps), accountant.carried.ordinary
     library = f"dp-accounting {importlib.metadata.version('dp-accounting')}"
     lines = [
-        ("Guarantee", _guarantee(facts)),
+        ("Guarantee", _guarantee(accountant, epsilon)),
         ("Protected unit", f"one {unit}, giving at most one row to any batch"),
         ("Adjacency", f"{sampling.adjacency}: data sets that differ by one {unit} whose rows count as empty"),
-        ("Sampling", _sampling(facts)),
-        ("Mechanism", mechanism or "no step yet"),
-        ("Spent besides", spent),
-        ("Ledger", _ledger(facts.chain)),
-        ("Accountant", f"{facts.limit or facts.accountant.upper()}, {library}"),
+        ("Sampling", _sampling(accountant)),
+        ("Mechanism", "; ".join(f"{n} steps of {events.in_words(each)}" for each, n in runs) or "no step yet"),
+        ("Spent besides", "; ".join(f"{label}: {events.in_words(e)}" for e, label in accountant.spent_besides)),
+        ("Ledger", _ledger(accountant.payments.ledger) if accountant.payments else ""),
+        ("Accountant", f"{accountant.limit or accountant.accountant.upper()}, {library}"),
         ("Public", f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate"),
-        ("Covers", "" if math.isinf(facts.epsilon) else _COVERS),
-        ("Does not cover", "; ".join([*_ordinary(facts.ordinary), _DOES_NOT_COVER, *_fixed(facts)])),
+        ("Covers", "" if math.isinf(epsilon) else _COVERS),
+        ("Does not cover", "; ".join([*_ordinary(ordinary), _DOES_NOT_COVER, *([] if accountant.limit else [_FIXED])])),
     ]
     return [(name, text) for name, text in lines if text]
 
@@ -116,13 +90,10 @@ _DOES_NOT_COVER = (
 )
 
 
-def _fixed(facts: Facts) -> list[str]:
-    if facts.limit is not None:
-        return []
-    return [
-        "steps, rates or noise that were chosen, or a stop that was decided, after looking at weights that were "
-        "released before: the total is of a plan that was fixed beforehand, and no odometer"
-    ]
+_FIXED = (
+    "steps, rates or noise that were chosen, or a stop that was decided, after looking at weights that were "
+    "released before: the total is of a plan that was fixed beforehand, and no odometer"
+)
 
 
 def _ordinary(steps_by_optimizer: Mapping[str, int]) -> list[str]:
@@ -133,29 +104,27 @@ def _ordinary(steps_by_optimizer: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _guarantee(facts: Facts) -> str:
-    if facts.void:
-        return f"none: epsilon is infinite, since {facts.void}"
-    if math.isinf(facts.epsilon):
+def _guarantee(accountant: Accountant, epsilon: float) -> str:
+    if accountant.void:
+        return f"none: epsilon is infinite, since {accountant.void}"
+    if math.isinf(epsilon):
         return (
             "none: epsilon is infinite. This mechanism has no (epsilon, delta) guarantee at any delta; what "
             "can be said of it is a data-dependent bound (EANA) or a measured exposure"
         )
-    return f"(epsilon = {rounded_up(facts.epsilon):g}, delta = {facts.delta:g})-differential privacy"
+    return f"(epsilon = {rounded_up(epsilon):g}, delta = {accountant.delta:g})-differential privacy"
 
 
-def _sampling(facts: Facts) -> str:
-    said = facts.sampling.describe()
-    if facts.asserted:
-        return f"{said}; asserted, not checked: {facts.asserted}"
-    if not facts.checked:
+def _sampling(accountant: Accountant) -> str:
+    said = accountant.sampling.describe()
+    if accountant.asserted:
+        return f"{said}; asserted, not checked: {accountant.asserted}"
+    if not accountant.checked:
         return f"{said}; steps recorded by hand are asserted, not checked"
-    return f"{said}; every batch carried the proof of its draw" if facts.made else said
+    return f"{said}; every batch carried the proof of its draw" if accountant.steps else said
 
 
-def _ledger(chain: Chain | None) -> str:
-    if chain is None:
-        return ""
+def _ledger(chain: Chain) -> str:
     place = f"line {len(chain.lines)}, {chain.head[:16]}; {kind_of(chain)}"
     return f"all of it was paid for in ledger {chain.id} before it was done; {place}"
 
@@ -181,54 +150,28 @@ def rounded_up(epsilon: float) -> float:
     return math.ceil(round(epsilon * 10.0**digits, 6)) / 10.0**digits
 
 
-def fields_of(text: str) -> dict[str, str]:
-    r"""The fields of a statement's text, by name.
-
-    Example:
-        >>> fields_of("Guarantee:      none: it\n                is a test.\nCovers:         nothing.\n\nMore: words.")
-        {'Guarantee': 'none: it is a test.', 'Covers': 'nothing.'}
-    """
-    found: dict[str, list[str]] = {}
-    for line in text.strip().split("\n\n")[0].splitlines():
-        name, said = line[:16].strip(), line[16:].strip()
-        if name:
-            found[name.removesuffix(":")] = [said]
-        else:
-            found[list(found)[-1]].append(said)
-    return {name: " ".join(words) for name, words in found.items()}
-
-
-def tf_privacy_statement(facts: Facts) -> str | None:
+def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:
     """TF Privacy's text; None if it is not installed, or if an assumption of it does not hold."""
-    if facts.void or facts.limit or facts.spent_besides or len(facts.runs) != 1:
+    runs, sampling = accountant.runs(steps), accountant.sampling
+    if accountant.void or accountant.limit or accountant.spent_besides or len(runs) != 1:
         return None
-    event, count = _unpacked(facts.sampling.compose_history(facts.runs))
-    library = _tf_privacy()
-    if library is None or event is None:
+    repeated, library = sampling.compose_history(runs), _tf_privacy()
+    if library is None or not isinstance(repeated, SelfComposedDpEvent) or not events.is_private(repeated):
         return None
-    batch_size = event.sampling_probability * facts.sampling.num_units
+    step = repeated.event
+    if not isinstance(step, PoissonSampledDpEvent) or not isinstance(step.event, GaussianDpEvent):
+        return None
+    batch_size = step.sampling_probability * sampling.num_units
     return library.compute_dp_sgd_privacy_statement(
-        number_of_examples=facts.sampling.num_units,
+        number_of_examples=sampling.num_units,
         batch_size=int(batch_size) if batch_size == round(batch_size) else batch_size,
-        num_epochs=_epochs(count, batch_size / facts.sampling.num_units),
-        noise_multiplier=event.event.noise_multiplier,
-        delta=facts.delta,
+        num_epochs=_epochs(repeated.count, batch_size / sampling.num_units),
+        noise_multiplier=step.event.noise_multiplier,
+        delta=accountant.delta,
         used_microbatching=False,
         max_examples_per_user=1,
-        accountant_type=library.AccountantType[facts.accountant.upper()],
+        accountant_type=library.AccountantType[accountant.accountant.upper()],
     )
-
-
-def _unpacked(event: DpEvent) -> tuple[DpEvent | None, int]:
-    """(event, count) of a repeated Poisson-sampled Gaussian; (None, 0) for other events."""
-    if not isinstance(event, dp_accounting.SelfComposedDpEvent) or not events.is_private(event):
-        return None, 0
-    sampled = event.event
-    if isinstance(sampled, dp_accounting.PoissonSampledDpEvent) and isinstance(
-        sampled.event, dp_accounting.GaussianDpEvent
-    ):
-        return sampled, event.count
-    return None, 0
 
 
 def _epochs(steps: int, probability: float) -> float:

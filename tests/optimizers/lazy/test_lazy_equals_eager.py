@@ -55,6 +55,8 @@ class Training:
 
     def _build(self):
         self.optimizer.build(self.weights.all, {v.path: None for v in self.weights.tables.values()})
+        if self.optimizer.pays_late:  # settles without a graph, which each new optimizer would trace anew
+            self.optimizer._settle_function.value = self.optimizer.settle_all
 
     def step(self, batch, announced):
         gradients, total = {}, 0.0

@@ -62,7 +62,7 @@ def lined_up(at: At, inputs: Any) -> Value:
 def _broadcast(at: At, values: dict[int, Value]) -> Value:
     ranks = {n: at.rank(n) for n in values}
     if any(rank is None for rank in ranks.values()):
-        return _same_rank(at, values)
+        return at.mixed("unknown")
     rank = max(r for r in ranks.values() if r is not None)
     owners = {n: v.at(v.axis + rank - (ranks[n] or 0)) for n, v in values.items() if isinstance(v, ByExample)}
     if len(owners) + sum(isinstance(v, Shared) for v in values.values()) < len(values):
@@ -75,15 +75,6 @@ def _broadcast(at: At, values: dict[int, Value]) -> Value:
         if isinstance(value, Shared) and place >= 0 and at.sizes(n)[place] != ONE:  # type: ignore[index]
             return at.mixed("position")
     return at.give(first, broadcast_sizes([at.sizes(n) or () for n in values]))
-
-
-def _same_rank(at: At, values: dict[int, Value]) -> Value:
-    # Without known ranks axes cannot be lined up: only one tensor by example, with scalars, is judged.
-    owners = [(n, v) for n, v in values.items() if isinstance(v, ByExample)]
-    scalars = all(at.rank(n) == 0 for n, v in values.items() if isinstance(v, Shared))
-    if len(owners) == 1 and scalars:
-        return owners[0][1]
-    return at.mixed("unknown")
 
 
 def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:

@@ -22,8 +22,8 @@ def reshape(at: At) -> Value:
     """The same entries in the same order."""
     target = at.numbers(1)
     if not isinstance(at.values[0], ByExample):
-        lengths = None if target is None else [None if s == size(-1) else s for s in target.sizes]
-        return at.give(at.followed(lambda x, shape: x.reshape(shape)), lengths)
+        asked = None if target is None else [None if s == size(-1) else s for s in target.sizes]
+        return at.give(at.followed(lambda x, shape: x.reshape(shape)), asked)
     value, sizes = at.by_example()
     lengths = None if target is None else _asked_for(target, sizes)
     if lengths is None:

@@ -20,8 +20,9 @@ def gather(at: At) -> Value:
     rows, ids = at.values[0], at.values[1]
     if not isinstance(rows, ByExample) and not isinstance(ids, ByExample):
         places = at.plain(1)
-        plain = places is not None and not at.attr("batch_dims")
-        return at.followed(lambda x, ids, axis: x.take(np.reshape(places, ids.shape), axis.item()) if plain else None)
+        if places is None or at.attr("batch_dims"):
+            return at.followed(lambda *_: None)
+        return at.followed(lambda x, ids, axis: x.take(np.array(places, int).reshape(ids.shape), axis.item()))
     axis, leading = at.plain(2), int(at.attr("batch_dims"))
     sizes, at_ids = at.sizes(0), at.sizes(1)
     if Sized in (type(rows), type(ids)):

@@ -202,7 +202,7 @@ def summed_axes(at: At) -> Any:
     if one is None or other is None or None in (*one.sizes, *other.sizes):
         return at.followed(lambda *_: None)
     rank = max(len(one.sizes), len(other.sizes))
-    several = [[ONE] * (rank - len(numbers.sizes)) + list(numbers.sizes) for numbers in (one, other)]
+    several = [(*[ONE] * (rank - len(numbers.sizes)), *numbers.sizes) for numbers in (one, other)]
     axes = [np.array([axis for axis in range(rank) if sizes[axis] == ONE], np.int64) for sizes in several]
     return [Shared(SizeArray.of_integers(found)) for found in axes]
 

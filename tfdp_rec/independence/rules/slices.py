@@ -5,55 +5,52 @@ A slice of the batch by numbers, `x[:3]` or `x[1:]`, gives examples by their pla
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfdp_rec.independence.reading import At, rule
-from tfdp_rec.independence.sizes import BATCH, ONE, Size, SizeArray, size
+from tfdp_rec.independence.sizes import BATCH, ONE, Size, size
 from tfdp_rec.independence.values import ByExample, Sized, Value
 
 
-@dataclasses.dataclass(frozen=True)
-class _Item:
-    """One item of `x[a:b:c, None, 3]`: its kind, "slice" (`whole` for all of the axis), "new" or "one"; its axis."""
+class _Item(NamedTuple):
+    """One item of `x[a:b:c, None, 3]`: its kind, "slice", "new" or "one"; its axis; its place, None in an ellipsis."""
 
     kind: str
     axis: int | None
-    whole: bool = False
+    place: int | None
 
 
-def _items(at: At, rank: int, begin: Any, end: Any, strides: Any, sizes: Any) -> list[_Item]:
-    """A strided slice's items, axis by axis."""
-    count = len(strides)
-    mask = {name: int(at.attr(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    named = sum(
-        1 for n in range(count) if not (mask["ellipsis"] >> n & 1) and not (mask["new_axis"] >> n & 1)
-    )
+def _items(at: At, rank: int, count: int) -> list[_Item]:
+    """A strided slice's `count` items, axis by axis."""
+    ellipsis, new, one = (int(at.attr(f"{name}_mask")) for name in ("ellipsis", "new_axis", "shrink_axis"))
+    named = sum(not (ellipsis | new) >> n & 1 for n in range(count))
     # TensorFlow's order: an ellipsis stands for the axes that no other item names, new axes name none.
-    found, axis = [], 0
+    found: list[_Item] = []
+    axis = 0
     for n in range(count):
-        if mask["ellipsis"] >> n & 1:
-            for _ in range(rank - named):
-                found.append(_Item("slice", axis, True))
-                axis += 1
-        elif mask["new_axis"] >> n & 1:
-            found.append(_Item("new", None))
-        elif mask["shrink_axis"] >> n & 1:
-            found.append(_Item("one", axis))
-            axis += 1
+        if ellipsis >> n & 1:
+            found += [_Item("slice", a, None) for a in range(axis, axis + rank - named)]
+            axis += rank - named
+        elif new >> n & 1:
+            found.append(_Item("new", None, n))
         else:
-            starts = bool(mask["begin"] >> n & 1) or _is(begin, n, size(0))
-            stops = bool(mask["end"] >> n & 1) or (sizes is not None and _is(end, n, sizes[axis]))
-            found.append(_Item("slice", axis, starts and stops and _is(strides, n, ONE)))
+            found.append(_Item("one" if one >> n & 1 else "slice", axis, n))
             axis += 1
-    found += [_Item("slice", a, True) for a in range(axis, rank)]
-    return found
+    return found + [_Item("slice", a, None) for a in range(axis, rank)]
 
 
-def _is(numbers: Any, place: int, wanted: Size) -> bool:
-    return numbers is not None and numbers[place] == wanted
+def _is_whole(at: At, item: _Item, sizes: Sequence[Size | None]) -> bool:
+    """Whether a slice takes all of its axis."""
+    if item.place is None or item.axis is None:
+        return item.axis is not None
+    begin, end, strides = (_entries(at, n) for n in (1, 2, 3))
+    n, length = item.place, sizes[item.axis]
+    starts = bool(at.attr("begin_mask") >> n & 1) or begin is not None and begin[n] == size(0)
+    stops = bool(at.attr("end_mask") >> n & 1) or end is not None and length is not None and end[n] == length
+    return item.kind == "slice" and starts and stops and strides is not None and strides[n] == ONE
 
 
 def _entries(at: At, number: int) -> Any:
@@ -65,54 +62,43 @@ def _entries(at: At, number: int) -> Any:
 def strided_slice(at: At) -> Value:
     """`x[a:b:c, ..., None, 3]`."""
     if not isinstance(at.values[0], ByExample):
-        return at.followed(lambda x, *bounds: x[_index(at, *bounds)])
+        return at.followed(lambda x, *bounds: x[_index(at, x.ndim, *bounds)])
     value, sizes = at.by_example()
     strides = _entries(at, 3)
     if strides is None:
         return at.mixed("unknown")
-    return _sliced(at, value, sizes, _items(at, len(sizes), _entries(at, 1), _entries(at, 2), strides, sizes))
-
-
-def _sliced(at: At, value: ByExample, sizes: tuple[Size, ...], items: list[_Item]) -> Value:
     lengths: list[Size | None] = []
     axis = None
-    for item in items:
-        if item.kind == "new":
-            lengths.append(ONE)
-        elif item.axis == value.axis:
-            if item.kind == "one" or not item.whole:
+    for item in _items(at, len(sizes), len(strides)):
+        whole = _is_whole(at, item, sizes)
+        if item.axis == value.axis:
+            if not whole:
                 return at.mixed("position")
             axis = len(lengths)
-            lengths.append(sizes[value.axis])
-        elif not item.whole and any(isinstance(v, Sized) for v in at.values[1:]) and not _fixed(at, item.axis):
+        elif item.axis is not None and not whole and not _is_fixed(at, item):
             return at.mixed("size")
-        elif item.kind == "slice":
-            lengths.append(sizes[item.axis] if item.whole else None)  # type: ignore[index]
-    if axis is None:
-        return at.mixed("unknown")
-    return at.give(value.at(axis), lengths)
+        if item.kind != "one":
+            lengths.append(ONE if item.axis is None else sizes[item.axis] if whole else None)
+    return at.mixed("unknown") if axis is None else at.give(value.at(axis), lengths)
 
 
-def _fixed(at: At, axis: int | None) -> bool:
-    """Whether a slice of this axis begins and ends independently of the batch's size."""
-    if int(at.attr("ellipsis_mask")) or int(at.attr("new_axis_mask")) or axis is None:
-        return False
-    return all((n := at.numbers(i)) is not None and not SizeArray.row([n.sizes[axis]]).of_batch for i in (1, 2))
+def _is_fixed(at: At, item: _Item) -> bool:
+    """Whether a slice begins and ends independently of the batch's size."""
+    if not any(isinstance(v, Sized) for v in at.values[1:]):
+        return True
+    bounds = [_entries(at, n) for n in (1, 2)]
+    return all(b is not None and b[item.place] is not None and not b[item.place].of_batch for b in bounds)
 
 
-def _index(at: At, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
-    mask = {name: int(at.attr(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+def _index(at: At, rank: int, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
+    """The same slice of an array."""
     found: list[Any] = []
-    for n in range(len(strides)):
-        if mask["ellipsis"] >> n & 1:
-            found.append(Ellipsis)
-        elif mask["new_axis"] >> n & 1:
-            found.append(None)
-        elif mask["shrink_axis"] >> n & 1:
-            found.append(begin[n])
-        else:
-            start = None if mask["begin"] >> n & 1 else begin[n]
-            found.append(slice(start, None if mask["end"] >> n & 1 else end[n], strides[n]))
+    for kind, _, n in _items(at, rank, len(strides)):
+        if kind != "slice" or n is None:
+            found.append(None if kind == "new" else slice(None) if n is None else begin[n])
+            continue
+        start = None if at.attr("begin_mask") >> n & 1 else begin[n]
+        found.append(slice(start, None if at.attr("end_mask") >> n & 1 else end[n], strides[n]))
     return tuple(found)
 
 
@@ -124,10 +110,9 @@ def strided_slice_gradient(at: At) -> Value:
     if shape is None or None in shape.sizes or strides is None:
         return at.mixed("unknown")
     axes = [a for a, s in enumerate(shape.sizes) if s.of_batch]  # type: ignore[union-attr]
-    items = _items(at, len(shape.sizes), _entries(at, 1), _entries(at, 2), strides, shape.sizes)
-    kept = [item for item in items if item.kind != "one"]
+    kept = [item for item in _items(at, len(shape.sizes), len(strides)) if item.kind != "one"]
     here = kept[value.axis] if value.axis < len(kept) else None
-    if len(axes) != 1 or here is None or here.axis != axes[0] or not here.whole:
+    if len(axes) != 1 or here is None or here.axis != axes[0] or not _is_whole(at, here, shape.sizes):
         return at.mixed("order")
     if shape.sizes[axes[0]] != BATCH * value.inner:
         return at.mixed("order")
