@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,12 @@ _PAIRS_AT_ONCE = 2**24  # pairs in a piece of work: about half a gigabyte at mos
 _EVENTS_AT_ONCE = 2**18
 
 
-def grid_gram(histories: InParts, catalogue: Catalogue, head: NDArray[np.int64]) -> NDArray[np.int64]:
+def grid_gram(
+    histories: InParts,
+    catalogue: Catalogue,
+    head: NDArray[np.int64],
+    progress: Callable[[int], None] = lambda users: None,
+) -> NDArray[np.int64]:
     """The Gram matrix of the head, both halves, its diagonal 0. It has no noise and must not be released."""
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))
@@ -40,6 +45,7 @@ def grid_gram(histories: InParts, catalogue: Catalogue, head: NDArray[np.int64])
                 waiting.append(pool.submit(_pair_sums, piece, len(head)))
                 if len(waiting) > cores:  # holds no more pieces in memory than are being counted
                     _add(total, waiting.popleft().result())
+            progress(part.num_users)
         while waiting:
             _add(total, waiting.popleft().result())
     np.fill_diagonal(total, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import zipfile
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -137,7 +137,7 @@ class SpectralRecommender:
             histories: Raw ids of each user, every user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
                 files), `Timelines`, or an iterable over users that can be iterated twice. Repeats count once, and ids
                 outside the catalogue do not count.
-            verbose: 0 prints nothing, 1 a line for each task.
+            verbose: 0 prints nothing, 1 a line for each task, and the users counted so far.
 
         Raises:
             RuntimeError: The recommender was fitted before.
@@ -163,7 +163,7 @@ class SpectralRecommender:
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
         head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
         say(f"counting pairs of {len(head)} items")
-        total = grid_gram(source, self.catalogue, head)
+        total = grid_gram(source, self.catalogue, head, _users_counted(self.num_users) if verbose else lambda users: None)
         self.released = counted.paired(head, released_pairs(total, self.split.gram, self._words), self.split.gram)
         del total
         say("denoising")
@@ -309,3 +309,15 @@ def _count_users(source: InParts, catalogue: Catalogue) -> int:
     if not users:
         raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
     return users
+
+
+def _users_counted(num_users: int) -> Callable[[int], None]:
+    """A function that is told of further users and prints how many there are so far, on one line."""
+    done = 0
+
+    def progress(users: int) -> None:
+        nonlocal done
+        done += users
+        print(f"\r  {done:,} of {num_users:,} users", end="\n" * (done >= num_users), flush=True)
+
+    return progress
