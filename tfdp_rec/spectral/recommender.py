@@ -163,7 +163,8 @@ class SpectralRecommender:
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
         head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
         say(f"counting pairs of {len(head)} items")
-        total = grid_gram(source, self.catalogue, head, _users_counted(self.num_users) if verbose else lambda users: None)
+        counted_so_far = _users_counted(self.num_users) if verbose else lambda users: None
+        total = grid_gram(source, self.catalogue, head, counted_so_far)
         self.released = counted.paired(head, released_pairs(total, self.split.gram, self._words), self.split.gram)
         del total
         say("denoising")
