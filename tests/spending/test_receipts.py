@@ -294,6 +294,9 @@ def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
         model.optimizer.noise_multiplier = 5.0
         train(model, 2)
         assert accountant.steps == steps + 7
+        model.optimizer.iterations.assign_add(3)
+        with pytest.raises(Unaccounted, match="has made 3 steps that its privacy history does not describe"):
+            accountant.epsilon()
 
 
 def test_a_tensorflow_checkpoint_brings_its_history_to_a_model_that_is_not_compiled(tmp_path):
