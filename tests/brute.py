@@ -207,6 +207,8 @@ class Held:
         self.noisy = self._behind(seeds)
         # Of two axes of length one TensorFlow sums both, and the reshape behind it gives them back.
         summed = {id(op) for op in self.operations if op.type == "BroadcastGradientArgs"}
+        for op in self.operations:  # in the order in which they were made
+            summed |= {id(op)} if op.type == "Identity" and id(op.inputs[0].op) in summed else set()
         self.unlike_for_one = summed | {id(op) for op in self.operations if {id(t.op) for t in op.inputs} & summed}
         config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
         config.graph_options.rewrite_options.disable_meta_optimizer = True  # it may remove what stops a program
