@@ -281,6 +281,11 @@ def test_the_price_of_steps_does_not_come_back_without_the_steps(filled):
             with pytest.raises(ValueError, match="did not make"):
                 ledger.give_back(block, attempts, steps)
         assert ledger.epsilon(1e-6) == before
+        plan = ledger.pay(GaussianDpEvent(4.0), steps=20)
+        with pytest.raises(ValueError, match="did not make"):
+            ledger.give_back(plan, 1, 1)
+        ledger.give_back(plan, 0, 5)
+        ledger.give_back(plan, 1, 15)
         other = ledger.pay(GaussianDpEvent(2.0), 2)
         ledger.give_back(other, 1)
 

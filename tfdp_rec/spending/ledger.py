@@ -532,8 +532,8 @@ class Ledger(Chain):
         """
         paid = self.payments.get(number)
         within = paid is not None and 0 <= attempts <= paid.attempts and 0 <= steps <= paid.steps
-        if within and paid is not None and paid.steps:  # or ε would fall while receipts for the steps stay valid
-            within = attempts <= steps
+        if within and paid is not None:  # a step that stays paid keeps its price: its receipt stays valid
+            within = (paid.attempts - attempts) * paid.steps >= (paid.steps - steps) * paid.attempts
         if paid is None or not within or paid.session != self._session or not attempts + steps:
             raise ValueError(
                 f"Entry {number} has no {attempts} attempts that this process paid for and did not make: attempts that "
