@@ -18,7 +18,9 @@ SECTIONS = {
 @pytest.fixture(scope="module")
 def ran():
     """The names that a section leaves behind, in a module of its own: classes must be found again when loaded."""
-    modules = {}
+    from tfdp_rec.pricing import events
+
+    modules, kinds = {}, dict(events.KINDS)
 
     def of(section):
         if section not in modules:
@@ -31,16 +33,32 @@ def ran():
     yield of
     for module in modules.values():
         del sys.modules[module.__name__]
+    events.KINDS.clear()
+    events.KINDS.update(kinds)
 
 
 def test_the_page_has_what_can_be_added():
-    assert list(SECTIONS) == ["A mechanism", "A clipping rule", "A sampling scheme", "A data set", "A source of logs"]
+    assert list(SECTIONS) == [
+        "A mechanism", "A clipping rule", "A sampling scheme", "A privacy event", "A data set", "A source of logs"
+    ]  # fmt: skip
     assert all(len(blocks) >= 2 for blocks in SECTIONS.values())
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_runs(section, ran):
     ran(section)
+
+
+def test_the_event_costs_the_same_to_every_accountant_and_filter(ran):
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+    from tfdp_rec.privacy import RenyiFilter, epsilon_of
+
+    mean, same = ran("A privacy event").MeanAnswerDpEvent(8.0, answers=4), GaussianDpEvent(4.0)
+    for around in (lambda event: event, lambda event: SelfComposedDpEvent(PoissonSampledDpEvent(0.1, event), 3)):
+        for accountant in ("pld", "rdp"):
+            assert epsilon_of(around(mean), 1e-6, accountant) == epsilon_of(around(same), 1e-6, accountant)
+        assert RenyiFilter(8.0, 1e-6).used(around(mean)) == RenyiFilter(8.0, 1e-6).used(around(same)) > 0
 
 
 CONTRACT = (

@@ -60,6 +60,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     if profiles.is_release(event):
         return profiles.composed_epsilon(profiles.releases_of(event), delta)
     check_supported(event, accountant)
+    event = events.as_priced(event)
     by_rdp = 0.0
     if quickest(event, accountant) == "rdp":
         by_rdp = _by_rdp(event, delta)  # quick, and at most a little above pld's: it chooses the grid
@@ -107,7 +108,7 @@ def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
 @functools.lru_cache(maxsize=128)
 def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Rényi divergences of one event at some orders, rounded up; infinite where none is known or a series diverges."""
-    event, alpha = events.from_json(json.loads(part)), np.array(orders)
+    event, alpha = events.as_priced(events.from_json(json.loads(part))), np.array(orders)
     absl = logging.getLogger("absl")
     absl.addFilter(_without_series)
     try:
@@ -163,7 +164,11 @@ def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> in
 
 def quickest(event: DpEvent, accountant: str) -> str:
     """"rdp" if it can account for the event, and so bound pld's answer; else the accountant itself."""
-    return "rdp" if _fresh("rdp").supports(events.without_failures(event)[0]) else accountant
+    return "rdp" if _fresh("rdp").supports(_whole(event)) else accountant
+
+
+def _whole(event: DpEvent) -> DpEvent:
+    return events.as_priced(events.without_failures(event)[0])
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
@@ -174,7 +179,7 @@ def check_supported(event: DpEvent, accountant: str) -> None:
             "that are drawn at random: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on "
             "batches of that."
         )
-    if events.is_private(event) and not _fresh(accountant).supports(events.without_failures(event)[0]):
+    if events.is_private(event) and not _fresh(accountant).supports(_whole(event)):
         raise ValueError(
             f"The {accountant} accountant cannot account for {events.in_words(event)}; try "
             f'accountant="{"rdp" if accountant == "pld" else "pld"}".'

@@ -1,6 +1,7 @@
 """Privacy events: as text, as JSON, and whether they have a guarantee at all.
 
-The set is closed: an event whose class is not in `KINDS` is refused. A new event needs a class, and a row in `KINDS`.
+An event whose class is not in `KINDS` is refused. A new event needs a class, and a row in `KINDS`, whose `priced_as`
+names an event that costs at least as much and has a price.
 
 Four classes are this package's, since dp_accounting has none for
 
@@ -62,6 +63,7 @@ class Kind(NamedTuple):
 
     words: str  # part of a sentence, with the event's fields, and the text of inner events, in braces
     has_guarantee: Callable[[Any], bool] = lambda event: True  # without regard to inner events
+    priced_as: Callable[[Any], DpEvent] | None = None  # for classes that no accountant knows
 
 
 KINDS: dict[type, Kind] = {
@@ -86,7 +88,10 @@ KINDS: dict[type, Kind] = {
         "least {separation} apart, which as a whole is {event}"
     ),
 }
-_BY_NAME = {kind.__name__: kind for kind in KINDS}
+
+
+def _by_name() -> dict[str, type]:
+    return {kind.__name__: kind for kind in KINDS}
 
 
 class _Range(NamedTuple):
@@ -122,8 +127,8 @@ def _inner(event: DpEvent) -> list[DpEvent]:
 def to_json(event: DpEvent) -> dict[str, Any]:
     """The event as JSON-able nested dicts, each with the name of its class as `type`."""
     name = type(event).__name__
-    if _BY_NAME.get(name) is not type(event):
-        raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_BY_NAME)}.")
+    if type(event) not in KINDS:
+        raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_by_name())}.")
     return {"type": name} | {field: _plain(field, value) for field, value in _fields(event).items()}
 
 
@@ -144,13 +149,14 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
     """The inverse of `to_json`."""
     arguments = dict(fields)
     name = arguments.pop("type", None)
-    if name not in _BY_NAME:
-        raise ValueError(f"Unknown event type {name!r}; known are {', '.join(_BY_NAME)}.")
+    known = _by_name()
+    if name not in known:
+        raise ValueError(f"Unknown event type {name!r}; known are {', '.join(known)}.")
     if "event" in arguments:
         arguments["event"] = from_json(arguments["event"])
     if "events" in arguments:
         arguments["events"] = [from_json(part) for part in arguments["events"]]
-    return _BY_NAME[name](**arguments)
+    return known[name](**arguments)
 
 
 def in_words(event: DpEvent) -> str:
@@ -196,3 +202,17 @@ def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
         part, delta = without_failures(event.event)
         return (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta) if delta else (event, 0.0)
     return event, 0.0
+
+
+def as_priced(event: DpEvent) -> DpEvent:
+    """The event in classes that have a price."""
+    substitute = KINDS[type(event)].priced_as if type(event) in KINDS else None
+    if substitute is not None:
+        return as_priced(substitute(event))
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return dp_accounting.ComposedDpEvent([as_priced(part) for part in event.events])
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return dp_accounting.SelfComposedDpEvent(as_priced(event.event), event.count)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return dp_accounting.PoissonSampledDpEvent(event.sampling_probability, as_priced(event.event))
+    return event
