@@ -210,7 +210,7 @@ def test_what_is_refused_before_it_writes_leaves_all_as_it_was():
 
 def secrets_of(optimizer):
     """Rows of the buffers, as they would stand in a file."""
-    variables = {name: v.numpy() for name, v in optimizer.ledger_variables.items() if name.startswith("buffers")}
+    variables = {name: v.numpy() for name, v in optimizer.pending_variables.items() if name.startswith("buffers")}
     rows = [row for values in variables.values() for row in np.atleast_2d(values) if np.any(row) and row.size > 1]
     assert len(rows) > 20
     return [np.ascontiguousarray(row, "<f4").tobytes() for row in rows]
@@ -244,7 +244,7 @@ def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.course.name != model.optimizer.course.name and loaded.optimizer.position == 0
-    assert not any(np.any(v.numpy()) for n, v in loaded.optimizer.ledger_variables.items() if n.startswith("buffers"))
+    assert not any(np.any(v.numpy()) for n, v in loaded.optimizer.pending_variables.items() if n.startswith("buffers"))
     accountant = Accountant(loaded.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
     accountant.follow(loaded)
     once = accountant.epsilon()

@@ -397,3 +397,25 @@ def test_the_checker_agrees_on_a_phone(tmp_path):
         epsilon = ledger.epsilon(1e-5)
     assert checked(path, 1e-5, tmp_path) == pytest.approx(epsilon, rel=2e-3)
     assert 1.0 < epsilon
+
+
+def test_the_page_quotes_the_refusals_as_they_are():
+    import ast
+    import pathlib
+    import re
+
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs/ledger.md").read_text(encoding="utf-8")
+    table = page.split("## When a ledger is refused")[1].split("\n## ")[0]
+    quoted = [message for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for message in re.findall("`(.*?)`", row)]
+    files = [*root.glob("tfdp_rec/spending/*.py"), root / "tfdp_rec/job/checkpoint.py"]
+    said = "\n".join(
+        node.value
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    between = re.compile(r"\b[A-Z]+\b|\.\.\.|RenyiFilter|\(|\)")  # what a message fills in
+    parts = [part.strip(" .,") for message in quoted for part in between.split(message)]
+    missing = [part for part in parts if part not in said]
+    assert len(quoted) >= 15 and not missing, missing

@@ -96,7 +96,7 @@ def test_fit_adds_it_and_announces_every_row(monkeypatch):
     def watching(variable, ids):
         path = variable.path
         if path in model.optimizer.tables:
-            ledger = model.optimizer.ledger
+            ledger = model.optimizer.row_marks
             owing = tf.reduce_any(ledger.since(path, tf.reshape(ids, [-1])) < ledger.now())
             tf.py_function(lambda late: found.append(bool(late)), [owing], [])
         guard(variable, ids)

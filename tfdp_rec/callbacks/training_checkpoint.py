@@ -195,7 +195,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _state(self) -> tuple[int, int | None, bool]:
         # What changes when the weights do: steps, the ledger's clock (failed steps too), settled or not.
         optimizer = self.model.optimizer
-        clock = optimizer.ledger_variables.get("clock")
+        clock = optimizer.pending_variables.get("clock")
         return self._steps(), None if clock is None else int(clock.numpy()), getattr(optimizer, "releasable", True)
 
     def _paths(self) -> list[str]:
@@ -243,7 +243,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 for name, shape, _ in header["variables"]:
                     with archive.open(name) as file:
                         _fill(variables[name], shape, file)
-                optimizer.ledger_restored()
+                optimizer.pending_restored()
         optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
         for key, holder in self._holders.items():
             if holder is not None:
@@ -316,7 +316,7 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
         yield from ((f"{kind}/{i}", held_rows(v)) for i, v in enumerate(kept))
-    yield from ((f"ledger/{name}", v) for name, v in model.optimizer.ledger_variables.items())
+    yield from ((f"ledger/{name}", v) for name, v in model.optimizer.pending_variables.items())
 
 
 def _shape(variable: tf.Variable) -> list[int]:

@@ -123,7 +123,7 @@ class ParameterServer:
         named = {f"model/{v.path}": resource(v) for v, _, _ in self._variables}
         named |= {f"untrained/{i}": v for i, v in enumerate(self._untrained)}
         named |= {f"optimizer/{i}": resource(v) for i, v in enumerate(self.optimizer.variables)}
-        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in self.optimizer.ledger_variables.items()})
+        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in self.optimizer.pending_variables.items()})
 
     @property
     def paths(self) -> set[str]:

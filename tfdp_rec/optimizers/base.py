@@ -433,12 +433,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """What `settle` does, as operations, for code that is in a graph already."""
 
     @property
-    def ledger_variables(self) -> dict[str, tf.Variable]:
+    def pending_variables(self) -> dict[str, tf.Variable]:
         """What a training checkpoint keeps beside `variables`, by name; no release does."""
         return {}
 
-    def ledger_restored(self) -> None:
-        """Called when `variables` and `ledger_variables` were set to those of a training checkpoint."""
+    def pending_restored(self) -> None:
+        """Called when `variables` and `pending_variables` were set to those of a training checkpoint."""
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Keras' hook at the end of fit."""

@@ -94,9 +94,9 @@ class CorrelatedOptimizer(PrivateOptimizer):
         return self.buffers.noise(table.path, super().table_noise(table, ids, step), ids)[0]
 
     @property
-    def ledger_variables(self) -> dict[str, tf.Variable]:
+    def pending_variables(self) -> dict[str, tf.Variable]:
         """What the mechanism keeps, the buffers, and how far the plan is."""
-        return {**super().ledger_variables, **self.buffers.variables, **self.course.variables}
+        return {**super().pending_variables, **self.buffers.variables, **self.course.variables}
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""
@@ -106,9 +106,9 @@ class CorrelatedOptimizer(PrivateOptimizer):
                 self.buffers.clear()
             self.course.restart()
 
-    def ledger_restored(self) -> None:
+    def pending_restored(self) -> None:
         """Whoever else goes on from the same checkpoint has noise of their own from here on."""
-        super().ledger_restored()
+        super().pending_restored()
         with self.privacy_history.repricing(self):
             self.course.go_on()
 

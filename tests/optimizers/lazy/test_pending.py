@@ -66,7 +66,7 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
     since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
     by_mark = kind.owed_by_mark(now, history) if for_all_rows else None
     draw = lambda requests, step: [request.scaled(unit(request.draws)) for request in requests]  # noqa: E731
-    ((weight, *velocity),) = kind.pay([Debt(0, ids, rows, since, now)], history, draw, by_mark)
+    ((weight, *velocity),) = kind.settled([Debt(0, ids, rows, since, now)], history, draw, by_mark)
     velocity = velocity[0] if velocity else tf.zeros_like(weight)
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
 
@@ -255,14 +255,14 @@ class OneDrawForAllRows(Seeded):
 class ForgetsTheLastStep(LazyDPSGD):
     def settle_all(self):
         for table in self.tables.values():
-            self.pay({table.path: tf.range(table.rows, dtype=tf.int64)}, self.ledger.now() - 1)
+            self.settle_rows({table.path: tf.range(table.rows, dtype=tf.int64)}, self.row_marks.now() - 1)
 
 
 class MarksBeforePaying(LazyDPSGD):
-    def pay(self, rows, now, by_mark=None):
+    def settle_rows(self, rows, now, by_mark=None):
         for path, ids in rows.items():
-            self.ledger.mark(path, ids, now)
-        super().pay(rows, now, by_mark)
+            self.row_marks.mark(path, ids, now)
+        super().settle_rows(rows, now, by_mark)
 
 
 @ALL

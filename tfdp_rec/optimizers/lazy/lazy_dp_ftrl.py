@@ -49,9 +49,9 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
+    def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
         with self.course.whole():
-            super().pay(rows, now, by_mark)
+            super().settle_rows(rows, now, by_mark)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
         return (*super().read_rows(table, ids), *self.buffers.read(table.path, ids))

@@ -1,7 +1,7 @@
 """LazyDP-SGD: the noise of DP-SGD, drawn for a row only when the row is next read, and for all rows at release.
 
 A row that no batch reads owes, for every step that passes, the noise (and decay, and momentum) that DP-SGD would have
-given it. What it owes is one Gaussian (`pending.py`); it is paid
+given it. What it owes is one Gaussian (`pending.py`); it is settled
 
 - before the model reads the row: by the step before, for the ids that look-ahead announced, and otherwise at the moment
   of reading (so look-ahead is an optimisation, never a condition of correctness);
@@ -42,7 +42,7 @@ from tfdp_rec.refused import NotPrivate
 
 
 class Account(NamedTuple):
-    """How the tables that decay alike pay, and the totals that they pay by."""
+    """How the tables that decay alike are settled, and the totals for it."""
 
     pending: Pending
     history: History
@@ -92,7 +92,7 @@ class LazyDPSGD(PrivateOptimizer):
             )
 
     def pending_of(self, recursion: Recursion) -> Pending:
-        """How rows that make these steps owe and pay."""
+        """How rows that make these steps owe noise and are settled."""
         return pending(recursion, self.aggregate_noise)
 
     def build_tables(self) -> None:
@@ -100,7 +100,7 @@ class LazyDPSGD(PrivateOptimizer):
             if table.variable.dtype != "float32":
                 raise NotPrivate(
                     f"Table '{table.path}' is {table.variable.dtype}, whose grid would round away most of the noise "
-                    "that is paid late. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD, which adds "
+                    "that is added late. Keep tables float32 (policy mixed_bfloat16 does), or use DPSGD, which adds "
                     "gradient and noise ahead of every rounding."
                 )
             self._refuse_too_much_decay(_steps_of(table), f" with the regularizer of '{table.path}'")
@@ -108,29 +108,29 @@ class LazyDPSGD(PrivateOptimizer):
         self.accounts = {r: Account(way, (self.history_kind or way.history)(way.columns)) for r, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
-        self.ledger = RowMarks(histories, rows, start=int(self.iterations.numpy()))
+        self.row_marks = RowMarks(histories, rows, start=int(self.iterations.numpy()))
 
-    # Paying.
+    # Settling.
 
-    def pay(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
-        """Pays what distinct rows, by table path, owe up to step `now`: one draw for all tables that decay alike."""
+    def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
+        """Gives distinct rows, by table path, the noise owed up to `now`: one draw for all tables that decay alike."""
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
             table = self.tables[path]
-            since = self.ledger.since(path, ids)
+            since = self.row_marks.since(path, ids)
             debt = Debt(table.number, ids, self.read_rows(table, ids), since, now)
             debts.setdefault(_steps_of(table), {})[path] = debt
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]
-            paid = way.pay(list(several.values()), history, self.noise.draw, by_mark)
-            for (path, debt), values in zip(several.items(), paid):
-                # Noise before mark: a step that is cut short in between leaves a row that has paid and owes still,
-                # which adds noise. The other way round it would have paid nothing and owe nothing.
+            settled = way.settled(list(several.values()), history, self.noise.draw, by_mark)
+            for (path, debt), values in zip(several.items(), settled):
+                # Noise before mark: a step that is cut short in between leaves a row that has its noise and owes it
+                # still, which adds noise. The other way round it would have no noise and owe none.
                 with after(self.write_rows(self.tables[path], debt.ids, values)):
-                    self.ledger.mark(path, debt.ids, now)
+                    self.row_marks.mark(path, debt.ids, now)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
-        """All of some rows that a payment brings up to date."""
+        """All of some rows that settling brings up to date."""
         return table.read(ids)
 
     def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
@@ -143,32 +143,32 @@ class LazyDPSGD(PrivateOptimizer):
         if table is None:
             return
         table.withhold()
-        flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.ledger.now()
-        owing = self.ledger.since(table.path, flat) < now
+        flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.row_marks.now()
+        owing = self.row_marks.since(table.path, flat) < now
 
-        def pay() -> tf.Tensor:
-            self.pay({table.path: tf.unique(tf.boolean_mask(flat, owing))[0]}, now)
+        def settle() -> tf.Tensor:
+            self.settle_rows({table.path: tf.unique(tf.boolean_mask(flat, owing))[0]}, now)
             return tf.constant(True)
 
-        tf.cond(tf.reduce_any(owing), pay, lambda: tf.constant(False))
+        tf.cond(tf.reduce_any(owing), settle, lambda: tf.constant(False))
 
     # The step.
 
     def step_tables(self, step: Step) -> None:
         if not self.tables:
             return
-        # Check, tick, step, pay, in this order: once the clock shows the step every row owes its noise, so that what
+        # Check, tick, step, settle, in this order: once the clock shows the step every row owes its noise, so that what
         # goes wrong after that can add noise and never lose it.
-        before, rate = self.ledger.now(), tf.cast(step.learning_rate, tf.float64)
-        if self.arrives_late:  # what a row owes is older than the gradient that comes to it: it is paid first
-            self.pay({path: step.move(table).indices for path, table in self.tables.items()}, before)
+        before, rate = self.row_marks.now(), tf.cast(step.learning_rate, tf.float64)
+        if self.arrives_late:  # what a row owes is older than the gradient that comes to it: that is settled first
+            self.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
         now = before + 1
         accounts = self.accounts.values()
         totals = [way.next_totals(history.at(before), rate, step.stddev) for way, history in accounts]
-        with after(self.ledger.tick(now, totals)):
+        with after(self.row_marks.tick(now, totals)):
             self._step_touched(step, before)
         upcoming = step.upcoming.items()
-        self.pay({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
+        self.settle_rows({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
 
     def _step_touched(self, step: Step, before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
@@ -176,7 +176,7 @@ class LazyDPSGD(PrivateOptimizer):
         number = -1 - before if self.aggregate_noise else before
         for table, move, drawn in self.touched_rows(step, number, self.scales_touched):
             with after(self.step_rows(table, move, drawn, step)):
-                self.ledger.mark(table.path, move.indices, before + 1)
+                self.row_marks.mark(table.path, move.indices, before + 1)
 
     def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
         """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""
@@ -188,14 +188,14 @@ class LazyDPSGD(PrivateOptimizer):
         return tf.unique(tf.boolean_mask(ids, (ids >= 0) & (ids < self.tables[path].rows)))[0]
 
     def refusals(self, step: Step) -> Iterable[Any]:
-        rate, now = tf.cast(step.learning_rate, tf.float64), self.ledger.now()
+        rate, now = tf.cast(step.learning_rate, tf.float64), self.row_marks.now()
         for recursion in self.accounts:
             if recursion.weight_decay:
                 yield from demand(recursion.keep(rate) > 0, _TOO_MUCH_DECAY)
         if self.arrives_late:
             return
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
-            since = self.ledger.since(path, step.move(table).indices)
+            since = self.row_marks.since(path, step.move(table).indices)
             yield from demand(since == now, _STALE.format(path))
 
     # Release.
@@ -203,7 +203,7 @@ class LazyDPSGD(PrivateOptimizer):
     @property
     def releasable(self) -> bool:
         """Whether no row of any table owes noise."""
-        return not self.built or self.ledger.settled
+        return not self.built or self.row_marks.settled
 
     def settle(self) -> None:
         """Pays what every row of every table owes, in chunks whose memory does not grow with the table."""
@@ -213,29 +213,29 @@ class LazyDPSGD(PrivateOptimizer):
             raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
         if self._settle_function.value is None:
             self._settle_function.value = tf.function(self.settle_all, autograph=False)
-        now = int(self.ledger.clock.numpy())
+        now = int(self.row_marks.clock.numpy())
         self._settle_function.value()
-        self.ledger.settled_at = now
+        self.row_marks.settled_at = now
 
     def settle_all(self) -> None:
-        now = self.ledger.now()
+        now = self.row_marks.now()
         owed = {recursion: way.owed_by_mark(now, history) for recursion, (way, history) in self.accounts.items()}
         for path, table in self.tables.items():
             by_mark = owed[_steps_of(table)]
             table.withhold()
-            table.sweep(lambda ids, path=path, by_mark=by_mark: self.pay({path: ids}, now, by_mark))  # type: ignore[misc]
+            table.sweep(lambda ids, path=path, by_mark=by_mark: self.settle_rows({path: ids}, now, by_mark))  # type: ignore[misc]
 
     @property
-    def ledger_variables(self) -> dict[str, tf.Variable]:
+    def pending_variables(self) -> dict[str, tf.Variable]:
         """The clock, the totals, those of regularized tables under their decay, and every table's marks."""
-        marks = {f"marks/{path}": variable for path, variable in self.ledger.marks.items()}
+        marks = {f"marks/{path}": variable for path, variable in self.row_marks.marks.items()}
         named = {r: "totals" if r == self.recursion else f"totals/{r.weight_decay!r}" for r in self.accounts}
         totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
-        return {"clock": self.ledger.clock, **totals, **marks}
+        return {"clock": self.row_marks.clock, **totals, **marks}
 
-    def ledger_restored(self) -> None:
+    def pending_restored(self) -> None:
         """Called after a restore: rows may owe noise, as their marks say."""
-        self.ledger.restored()
+        self.row_marks.restored()
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.
 
@@ -245,11 +245,11 @@ class LazyDPSGD(PrivateOptimizer):
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads a settled optimizer; what this one owes is paid before it is forgotten."""
+        """Loads a settled optimizer; what this one owes is settled before it is forgotten."""
         self.settle()
         super().load_own_variables(store)
         if self.built:
-            self.ledger.restart(int(self.iterations.numpy()))
+            self.row_marks.restart(int(self.iterations.numpy()))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "aggregate_noise": self.aggregate_noise}

@@ -106,7 +106,7 @@ class Owed(NamedTuple):
 
 
 class Pending(abc.ABC):
-    """How owed noise is totalled, and paid."""
+    """How owed noise is totalled, and settled."""
 
     columns: int
     history: Callable[[int], History] = History  # makes room for totals of so many columns
@@ -119,7 +119,7 @@ class Pending(abc.ABC):
         """The totals after a step of that learning rate and noise, from those before it. float64."""
 
     @abc.abstractmethod
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+    def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
         """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark` as `owed_by_mark`."""
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
@@ -138,13 +138,13 @@ class Aggregated(Pending):
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         """The rows after Gaussians `[n, draws, width]` of the standard deviations owed."""
 
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+    def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
         owed = [by_mark.of(d.since) if by_mark else self.owed(d.since, d.now, history) for d in debts]
         noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], debts[0].now)
         return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
-        # There are fewer steps than rows: where all rows pay, what one owes is found once for each mark it may have.
+        # There are fewer steps than rows: where all are settled, what one owes is found once for each possible mark.
         return self.owed(tf.range(now + 1), now, history)
 
 
@@ -222,7 +222,7 @@ class Replayed(Pending):
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
 
-    def pay(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+    def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
         return [self._replay(debt, history, draw) for debt in debts]
 
     def _replay(self, debt: Debt, history: History, draw: Draw) -> Rows:
@@ -231,7 +231,7 @@ class Replayed(Pending):
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
             eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
-            # All rows draw, also those that owe less: noise of a step must not depend on which other rows pay.
+            # All rows draw, also those that owe less: noise of a step must not depend on which other rows are settled.
             noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[own:])
             made = (*self.recursion.step(rows[:own], -eta * stddev * noise, eta), *buffers)
             due = (debt.since <= step)[:, None]
@@ -242,7 +242,7 @@ class Replayed(Pending):
 
 
 def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
-    """The way to pay for a recursion: in one Gaussian (two with momentum), or step by step."""
+    """The way to settle for a recursion: in one Gaussian (two with momentum), or step by step."""
     if not aggregate_noise:
         return Replayed(recursion)
     return WithMomentum(recursion) if recursion.has_velocity else WithoutMomentum(recursion)
