@@ -57,10 +57,10 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     delta -= failing
     if not events.is_private(event) or (failing and delta <= 0):
         return math.inf
+    event = events.as_priced(event)
     if profiles.is_release(event):
         return profiles.composed_epsilon(profiles.releases_of(event), delta)
     check_supported(event, accountant)
-    event = events.as_priced(event)
     by_rdp = 0.0
     if quickest(event, accountant) == "rdp":
         by_rdp = _by_rdp(event, delta)  # quick, and at most a little above pld's: it chooses the grid
