@@ -1,5 +1,6 @@
 """docs/extending.md runs as it stands, and its mechanism keeps what every mechanism promises."""
 
+import functools
 import importlib
 import pathlib
 import re
@@ -80,11 +81,15 @@ def test_the_mechanism_joins_the_contract_by_being_listed(promise, ran, tmp_path
     kind = ran("A mechanism").HeadSGD
     monkeypatch.setitem(contract.MECHANISMS, kind, {"head": 7})
 
+    @functools.cache
     def trained(kind, rule):
         model = contract.model_of(kind, table_rule=rule, compile_options={"run_eagerly": True})
-        model.fit(contract.batches(), epochs=2, verbose=0)
+        model.fit(contract.batches(), verbose=0)
         return model
 
-    given = {"kind": kind, "rule": None, "trained": trained, "tmp_path": tmp_path}
+    def loaded(kind, rule):
+        return contract.saved_and_loaded(trained(kind, rule), tmp_path / "model.keras")
+
+    given = {"kind": kind, "rule": None, "trained": trained, "loaded": loaded, "tmp_path": tmp_path}
     test = getattr(contract, promise)
     test(*(given[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]))

@@ -48,7 +48,7 @@ def test_the_statement(capsys):
         ("fly", "invalid choice: 'fly'"),
         ("epsilon", "the following arguments are required: --noise-multiplier"),
         (f"epsilon --noise-multiplier loud {SETTING}", "invalid float value: 'loud'"),
-        (f"epsilon --noise-multiplier -1 {SETTING}", "--noise-multiplier must be at least 0"),
+        (f"epsilon --noise-multiplier -1 {SETTING}", "--noise-multiplier must be from 0 to 10^100"),
         (f"epsilon --noise-multiplier 1 {SETTING} --delta 2", "--delta must be between 0 and 1"),
         (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "above 1 / --units = 9.03e-06"),
         (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "or pass --allow-large-delta."),

@@ -30,4 +30,4 @@ def test_what_cannot_draw_there_is_refused():
     keyed = KeyedNoise(1)
     assert source_on_server(keyed)() is keyed and isinstance(source_on_server(EntropyNoise(False))(), ServerEntropy)
     with pytest.raises(NotPrivate, match="SecureNoise cannot draw on a parameter server"):
-        source_on_server(SecureNoise(False))
+        source_on_server(SecureNoise())

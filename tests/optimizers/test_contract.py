@@ -95,21 +95,23 @@ def trained():
     return of
 
 
+def saved_and_loaded(model, path):
+    """A model loaded again and trained for a step with the noise of the operating system, from a seed."""
+    model.save(path)
+    model = keras.models.load_model(path)
+    state = [np.asarray(v) for v in (*model.optimizer.variables, *model.weights)]
+    config, tables = model.optimizer.get_config(), model.optimizer.tables.keys()
+    model.run_eagerly = True
+    keras.utils.set_random_seed(1)
+    model.train_on_batch(*next(iter(batches())))
+    return model, path, state, config, tables
+
+
 @pytest.fixture(scope="module")
 def loaded(trained, tmp_path_factory):
-    """What `trained` saves, loaded again and trained for a step with the noise of the operating system, from a seed."""
-
     @functools.cache
     def of(kind, rule, time=1):
-        path = tmp_path_factory.mktemp("contract") / "model.keras"
-        trained(kind, rule).save(path)
-        model = keras.models.load_model(path)
-        state = [np.asarray(v) for v in (*model.optimizer.variables, *model.weights)]
-        config, tables = model.optimizer.get_config(), model.optimizer.tables.keys()
-        model.run_eagerly = True
-        keras.utils.set_random_seed(1)
-        model.train_on_batch(*next(iter(batches())))
-        return model, path, state, config, tables
+        return saved_and_loaded(trained(kind, rule), tmp_path_factory.mktemp("contract") / "model.keras")
 
     return of
 

@@ -7,7 +7,9 @@ examples,
 
     gradient = L(σ(G)), L linear    =>    share of example b = L(G_b)
 
-L is made of sums, reshapes, slices, casts and additions: no model counted in docs/privacy-independence.md needs others.
+L is made of sums, products of two values by example, reshapes, slices, casts and additions: no model counted in
+docs/privacy-independence.md needs others. A product is what scores by a table whose rows are looked up for all, as in a
+softmax over the whole catalogue.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdp_rec.independence.reading import At, Walk
+from tfdp_rec.independence.rules.products import letters
 from tfdp_rec.independence.values import ByExample, Mixed
 
 
@@ -26,6 +29,7 @@ class GradientShares:
         self._rules = {
             "Sum": self._of_a_sum, "Reshape": self._reshaped, "Cast": self._cast, "Identity": self._passed_on,
             "AddN": self._added, "AddV2": self._added, "StridedSliceGrad": self._of_a_slice,
+            "MatMul": self._of_a_product, "BatchMatMulV2": self._of_a_product, "Einsum": self._of_a_product,
         }  # fmt: skip
 
     def of_tensor(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -47,6 +51,14 @@ class GradientShares:
         others = [a % rank for a in axes if a % rank != value.axis]
         found = tf.reduce_sum(first, [1 + a - (a > value.axis) for a in others], keepdims=keep)
         return tf.expand_dims(found, 1 + value.axis) if keep else found
+
+    def _of_a_product(self, at: At) -> tf.Tensor:
+        terms, output = letters(at)
+        names = {term[v.axis] for v, term in zip(at.values, terms) if isinstance(v, ByExample) and v.is_plain}
+        whole = all(isinstance(v, ByExample) and v.is_plain for v in at.values)
+        if not whole or len(names) != 1 or names & set(output):
+            raise self._refusal(at.op)
+        return tf.einsum(f"{terms[0]},{terms[1]}->{names.pop()}{output}", *at.op.inputs)
 
     def _reshaped(self, at: At) -> tf.Tensor:
         found, like = self.of_tensor(at.op.inputs[0]), at.op.outputs[0]
