@@ -125,7 +125,14 @@ def _inner(event: DpEvent) -> list[DpEvent]:
 
 
 def to_json(event: DpEvent) -> dict[str, Any]:
-    """The event as JSON-able nested dicts, each with the name of its class as `type`."""
+    """The event as JSON-able nested dicts, each with the name of its class as `type`.
+
+    Args:
+        event: Event whose class, and those of its parts, are in `KINDS`.
+
+    Raises:
+        ValueError: A class is unknown, or a field is out of its range.
+    """
     name = type(event).__name__
     if type(event) not in KINDS:
         raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_by_name())}.")
@@ -146,7 +153,14 @@ def _plain(field: str, value: Any) -> Any:
 
 
 def from_json(fields: dict[str, Any]) -> DpEvent:
-    """The inverse of `to_json`."""
+    """The inverse of `to_json`.
+
+    Args:
+        fields: Result of `to_json`.
+
+    Raises:
+        ValueError: A class is unknown.
+    """
     arguments = dict(fields)
     name = arguments.pop("type", None)
     known = _by_name()
@@ -160,7 +174,11 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
 
 
 def in_words(event: DpEvent) -> str:
-    """The event as part of a sentence, such as "3 times Gaussian noise of multiplier 2"."""
+    """The event as part of a sentence, such as "3 times Gaussian noise of multiplier 2".
+
+    Args:
+        event: Event to describe.
+    """
     fields = _fields(event)
     inner = " and ".join(in_words(part) for part in _inner(event))
     unknown = KINDS[dp_accounting.NonPrivateDpEvent]
