@@ -10,7 +10,7 @@ them, to leave training settles that noise first. From the outside in:
   no rows there. A graph that was compiled after the table was guarded fails with the reason.
 
 The optimizers that may owe noise are listed with the table (`Debts`), not with a model: two models that share a table,
-or a model that got another optimizer, keep each other's debts. `Release` has the state of one model: whether it is
+or a model that got another optimizer, keep each other's debts. `ReleaseGuard` has the state of one model: whether it is
 within a step, and the listeners to its releases.
 """
 
@@ -55,7 +55,7 @@ _LOGS_ONLY = (
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
 
 
-class Release:
+class ReleaseGuard:
     """The releases of one model."""
 
     def __init__(self, model: Any):
@@ -180,13 +180,13 @@ class Debts:
     def __init__(self, variable: keras.Variable):
         self._variable = variable
         self._optimizers: list[PrivateOptimizer] = []
-        self._releases: list[Release] = []
+        self._releases: list[ReleaseGuard] = []
         self.may_owe = False  # True also for a variable that a first batch may show to be a table
 
     def __iter__(self) -> Iterator[PrivateOptimizer]:
         return iter(self._optimizers)
 
-    def add(self, optimizer: PrivateOptimizer, release: Release) -> None:
+    def add(self, optimizer: PrivateOptimizer, release: ReleaseGuard) -> None:
         """Adds an optimizer; steps of other models on the table are compiled anew, to settle for it too."""
         if not any(optimizer is known for known in self._optimizers):
             self._refuse_beside_others(optimizer, release)
@@ -229,7 +229,7 @@ class Debts:
             )
         demand_rows(self._variable, _UNSETTLED.format(self._variable.path))
 
-    def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: Release) -> None:
+    def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: ReleaseGuard) -> None:
         # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
         # of the same model has been settled and owes nothing.
         others = any(release is not known for known in self._releases)

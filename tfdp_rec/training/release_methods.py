@@ -21,7 +21,7 @@ from tfdp_rec.files import replacing
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
-from tfdp_rec.training.release import Release
+from tfdp_rec.training.release import ReleaseGuard
 
 
 def settled(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,9 +50,9 @@ class ReleaseMethods:
     privacy_history: Meter | None = None  # entries of the model's steps, under all its optimizers
 
     @functools.cached_property
-    def release(self) -> Release:
-        """The model's `Release`."""
-        return Release(self)
+    def release(self) -> ReleaseGuard:
+        """The model's `ReleaseGuard`."""
+        return ReleaseGuard(self)
 
     __call__ = _settled("__call__")
     evaluate = _settled("evaluate")
