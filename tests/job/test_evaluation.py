@@ -5,7 +5,7 @@ import pytest
 
 from tfdp_rec.data import Interactions, NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.job.evaluation import Evaluation, same_for_all
+from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, same_for_all
 from tfdp_rec.job.run import Users
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.user_subset import UserSubset
@@ -33,6 +33,13 @@ def test_what_many_watched_stays_visible():
     watched = Interactions.read({"u": range(500), "i": [8] * 500}, user="u", item="i", items=[7, 8])
     released = UserSubset(watched, np.arange(500)).noisy_popularity(watched.catalogue, 1.0).values
     assert abs(released[1] - 500.35) < 8 and 0 < released[0] < 8
+
+
+def test_a_held_out_user_without_a_row_in_a_log_without_times_has_no_example():
+    """NumPy refused to shuffle no rows of a mapped log, after the release was paid for."""
+    rows = {"u": ["ann", "ann", "bob"], "i": ["tea", "jam", None]}
+    log = Interactions.read(rows, user="u", item="i", items=["tea", "jam"])
+    assert len(log) == 2 and len(NewItemExamples(log, np.arange(2)).fixed()["label"]) == 1
 
 
 def watching(lengths, movies=40, seed=0):

@@ -58,7 +58,8 @@ class NewItemExamples:
 
     def _asked(self, user: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
         """Context and label of one user; label −1 for a user without an example."""
-        items = np.asarray(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
+        # A copy, since `permutation` shuffles an array without entries in place, and the log's are read-only.
+        items = np.array(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
         if not self.ordered:
             items = rng.permutation(items)
         first = np.sort(np.unique(items, return_index=True)[1])
