@@ -271,7 +271,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
         self.build_tables()
-        self.privacy_history.trains(variables)
+        if self.counts_steps:  # otherwise the history is that of the coordinator's optimizer
+            self.privacy_history.trains(variables)
         super().build(list(variables))
 
     def _table(self, number: int, variable: keras.Variable) -> Table:

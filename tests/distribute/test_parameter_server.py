@@ -1,10 +1,12 @@
-"""Noise drawn on a server: that of the whole table's rows, under a key of the server's own."""
+"""One parameter server: it draws the noise of the whole table's rows under a key of its own, and counts no steps."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp_rec.distribute.parameter_server import ServedNoise, ServerEntropy, source_on_server
+import tfdp_rec
+from tfdp_rec.distribute.parameter_server import ParameterServer, ServedNoise, ServerEntropy, source_on_server
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.refused import NotPrivate
 
@@ -31,3 +33,15 @@ def test_what_cannot_draw_there_is_refused():
     assert source_on_server(keyed)() is keyed and isinstance(source_on_server(EntropyNoise(False))(), ServerEntropy)
     with pytest.raises(NotPrivate, match="SecureNoise cannot draw on a parameter server"):
         source_on_server(SecureNoise())
+
+
+def test_a_server_declares_no_steps_of_its_own():
+    ids = keras.Input([1], dtype="int32")
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Flatten()(keras.layers.Embedding(9, 2)(ids)))
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+    model.compile(optimizer, loss="mse")
+    server = ParameterServer("/device:CPU:0")
+    server.hold(model.weights[0], True, 0)
+    server.open(optimizer)
+    server.optimizer.iterations.assign(4)  # steps that the coordinator counts, in its own optimizer
+    assert optimizer.privacy_history.undescribed == 0
