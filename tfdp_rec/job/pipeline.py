@@ -212,16 +212,17 @@ def _items(run: Run) -> Items:
 
     payers = kept.ledgers if run.public is None else ()
     items = kept.release(ITEMS, payers, _item_bytes(run), make, Items.read)
+    # Said here and not in `make`: of a release that Ctrl-C may still give back, nothing is shown.
+    broken = line_breaks(items)
+    if left_out := pc.sum(broken).as_py():
+        run.show.note(f"{left_out:,} items left out: a line break in the id")
+        items = Items(items.ids.filter(pc.invert(broken)))
     run.show.note(f"{len(items):,} items" + (f", {len(items) - len(before.items):,} of them new" if before else ""))
     return items
 
 
 def _joined(run: Run, joining: Items) -> Items:
-    """Known items keep their numbers; the others follow, but for those that no vocabulary can hold."""
-    broken = line_breaks(joining)
-    if pc.sum(broken).as_py():
-        run.show.note(f"{pc.sum(broken).as_py():,} items left out: a line break in the id")
-        joining = Items(joining.ids.filter(pc.invert(broken)))
+    """Known items keep their numbers; the others follow."""
     if not run.checkpoint.earlier:
         return joining
     known = run.checkpoint.earlier.items.ids
