@@ -24,6 +24,7 @@ from job.conftest import train
 
 from tfdp_rec import interruption
 from tfdp_rec.cli import main
+from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job import checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.recommenders import private_sums
@@ -200,6 +201,16 @@ def test_ids_with_line_breaks_are_left_out_and_counted(small, tmp_path, capsys, 
     assert "1 items left out: a line break in the id" in capsys.readouterr().out
     left = ["sku-0", "sku-3"] if public else ["sku-0", "sku-1", "sku-3", "sku-4"]
     assert sorted(WarmStart.load(tmp_path / "run").items.ids.to_pylist()) == left
+
+
+def test_nothing_is_said_of_items_whose_payment_may_still_be_given_back(small, tmp_path, monkeypatch, capsys):
+    log = tmp_path / "logs" / "ann@example.org.csv"
+    log.write_text(log.read_text().replace("sku-2", '"sku\n2"'))
+    monkeypatch.setattr(Items, "write", terminated)
+    assert train(*[word for word in small if word not in ("--items", tmp_path / "items.txt", "--quiet")]) == 143
+    said = capsys.readouterr().out
+    assert "finding items privately" in said and "line break" not in said
+    assert not (tmp_path / "run").exists(), "given back"
 
 
 def test_a_run_folder_that_cannot_be_written_to_is_said_before_the_log_is_read(small, tmp_path, monkeypatch, capsys):

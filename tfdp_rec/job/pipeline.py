@@ -34,7 +34,7 @@ from tfdp_rec.files import replacing
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
-from tfdp_rec.job.evaluation import measured_record, same_for_all
+from tfdp_rec.job.evaluation import HISTORY, measured_record, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
 from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users
@@ -212,16 +212,17 @@ def _items(run: Run) -> Items:
 
     payers = kept.ledgers if run.public is None else ()
     items = kept.release(ITEMS, payers, _item_bytes(run), make, Items.read)
+    # Said here and not in `make`: of a release that Ctrl-C may still give back, nothing is shown.
+    broken = line_breaks(items)
+    if left_out := pc.sum(broken).as_py():
+        run.show.note(f"{left_out:,} items left out: a line break in the id")
+        items = Items(items.ids.filter(pc.invert(broken)))
     run.show.note(f"{len(items):,} items" + (f", {len(items) - len(before.items):,} of them new" if before else ""))
     return items
 
 
 def _joined(run: Run, joining: Items) -> Items:
-    """Known items keep their numbers; the others follow, but for those that no vocabulary can hold."""
-    broken = line_breaks(joining)
-    if pc.sum(broken).as_py():
-        run.show.note(f"{pc.sum(broken).as_py():,} items left out: a line break in the id")
-        joining = Items(joining.ids.filter(pc.invert(broken)))
+    """Known items keep their numbers; the others follow."""
     if not run.checkpoint.earlier:
         return joining
     known = run.checkpoint.earlier.items.ids
@@ -348,17 +349,10 @@ def _conclude(
         "recency": run.recency, "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives,
     }  # fmt: skip
     folder.private.write_json("results.json", results)
-    scores = np.asarray(made.scores(np.zeros([1, asked.history], np.int32)))[0]
+    scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]
     first = log.items.of(np.argsort(-scores, kind="stable")[:5] + 1)  # for an empty history
     answers = [(item, titles.get(item, "")) for item in first]
-    written = report.RunReport(folder, run.source, config, results, statements, made.statement, answers)
-    report.write(written)
-    if asked.step_at:  # after the page is there: large tables may take more memory than there is
-        from tfdp_rec.job.step_times import step_times
-
-        seconds = step_times(asked, log.num_items, run.show.verbose)
-        folder.private.write_json("step_times.json", seconds)
-        report.write(written, seconds)
+    report.write(report.RunReport(folder, run.source, config, results, statements, made.statement, answers))
     folder.private.write_json(CONFIG, config)  # where it is, a run can be continued
     ledger = run.ledger(run.released)
     # Last: where it is, it is whole.

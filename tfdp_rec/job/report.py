@@ -15,6 +15,7 @@ from typing import Any
 
 import tfdp_rec
 from tfdp_rec.job import page, plots
+from tfdp_rec.job.evaluation import HISTORY
 from tfdp_rec.job.recommenders.names import is_two_tower, named, popularity, spectral
 from tfdp_rec.job.run_folder import PRIVATE, RELEASE, RunFolder
 from tfdp_rec.job.sources import LogSource
@@ -115,7 +116,7 @@ def text(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def write(report: RunReport, seconds: Mapping[str, Mapping[str, float]] | None = None) -> None:
+def write(report: RunReport) -> None:
     """Writes the report, as `report.html` and `report.md`, and the model card."""
     config, private = report.config, report.folder.private
     report.folder.release.write("card.md", card(report))
@@ -128,7 +129,7 @@ def write(report: RunReport, seconds: Mapping[str, Mapping[str, float]] | None =
         "\n".join(f"![{picture.about}]({picture.file})" for picture in pictures),
         page.section("Model card", _released(report), page.facts(_facts(report, True))),
         _files(report, "yes" if named(report.released).claims_epsilon else "no"),
-        _questions(report, report.folder.path.resolve().name), _limits(report), *_growth(config, seconds or {}),
+        _questions(report, report.folder.path.resolve().name), _limits(report),
         page.section("What is promised", *promises),
     ]  # fmt: skip
     markdown = "\n\n".join(blocks) + "\n"
@@ -170,7 +171,7 @@ def _tests(report: RunReport) -> list[str]:
     return [
         f"{cost}\n{found}\n{trained}; {users:,} others tested on)",
         page.table(heading, rows, list(report.by_name).index(report.released)),
-        _OF_THE_TESTS.format(users=users, history=config["history"]),
+        _OF_THE_TESTS.format(users=users, history=HISTORY),
     ]
 
 
@@ -265,20 +266,6 @@ def _questions(report: RunReport, folder: str) -> str:
 
 def _limits(report: RunReport) -> str:
     return page.section("Limits", page.bullets([*([_GENERATED] if report.source.generated else []), *_LIMITS]))
-
-
-def _growth(config: Mapping[str, Any], seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
-    if not seconds:
-        return []
-    names = list(next(iter(seconds.values())))
-    rows = [[f"{int(items):,}", *(f"{of[name]:.2f} s" for name in names)] for items, of in seconds.items()]
-    heading = ["items", *(f"a step of {named(name).label}" for name in names)]
-    said = (
-        f"The two-tower of this run, {config['batch_size']} users a step, on ids drawn at random. Mechanisms took "
-        "turns, and a time is the median of three. DP-SGD draws noise for every item at every step, a lazy step for "
-        "those that are about to be read."
-    )
-    return [page.section("A step, as the catalogue grows", page.table(heading, rows), said)]
 
 
 def _promise(report: RunReport, name: str) -> str:

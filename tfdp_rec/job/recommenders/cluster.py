@@ -19,6 +19,7 @@ from tfdp_rec.files import remove
 from tfdp_rec.job.checkpoint import TIMELINES
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.two_towers import (
+    EVALUATIONS,
     accounting,
     examples_of,
     new_model,
@@ -67,7 +68,7 @@ def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommend
     made = trainer.resume() if accountant is not None else 0
     curve, asked = _ClusterCurve(run.folder, name, trainer), run.settings
     left = steps_left(asked, made, within)
-    a_report = -(-asked.steps // min(asked.evaluations, asked.steps))
+    a_report = -(-asked.steps // min(EVALUATIONS, asked.steps))
     try:
         if left:
             trainer.fit(left, [*within, curve], steps_per_report=a_report, verbose=run.show.verbose)
