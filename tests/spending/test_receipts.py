@@ -578,7 +578,7 @@ def test_an_interrupted_fit_leaves_a_plan_a_limit_for_its_other_optimizers():
 
 @pytest.mark.parametrize("how", ["set", "restored"])
 def test_steps_that_cost_more_than_planned_are_made_under_a_budget_alone(how):
-    """A count of steps is no bound on ε then: 20 steps planned for 2.0 cost 9.49, five as planned and the others of σ = 0.5."""
+    """A count of steps is no bound on ε: 20 planned for 2.0 cost 9.49, fifteen of them at σ = 0.5."""
     plan = plan_of(6)
     model = model_of(optimizer_of(noise=None, plan=plan))
     drawn = iter(plan.batches(rows))

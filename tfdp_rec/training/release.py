@@ -153,7 +153,7 @@ class ReleaseGuard:
     # Settling.
 
     def settle(self) -> None:
-        """Applies all noise that is owed to the model's tables, and calls the listeners of all models that share them."""
+        """Applies all noise that is owed to the tables, and calls the listeners of all models that train them."""
         releases: dict[int, ReleaseGuard] = {id(self): self}
         for variable in self._guarded:
             debts = guarded(variable)
