@@ -4,12 +4,15 @@ To be run against the oldest and the newest versions that we support.
 """
 
 import ast
+import copy
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
 
 import tfdp_rec
 from tfdp_rec import keras_internals
@@ -321,3 +324,16 @@ def test_a_lite_file_is_read_and_names_its_operations():
     assert operations == {"SOFTMAX"} and len(graph.operators) == 1
     assert [list(graph.tensors[i].shape) for i in (*graph.inputs, *graph.outputs)] == [[2, 3], [2, 3]]
     assert all(len(model.buffers[tensor.buffer].data or ()) == 0 for tensor in graph.tensors)
+
+
+def test_a_check_runs_once_before_every_file_and_copy(tmp_path, monkeypatch):
+    for module, name in ((saving_lib, "_save_state"), (legacy_h5_format, "save_model_to_hdf5")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # so that they are put back at the end
+    seen = []
+    keras_internals.before_saving(lambda saved, hdf5: seen.append((saved, hdf5)))
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.save(tmp_path / "m.keras")
+    model.save_weights(tmp_path / "m.weights.h5")
+    copy.deepcopy(model.layers[0])
+    model.save(tmp_path / "m.h5")
+    assert seen == [(model, False), (model, False), (model.layers[0], False), (model, True)]

@@ -48,6 +48,28 @@ RESOURCE_ATTRIBUTE = "_value"
 # Layers and models.
 
 
+def before_saving(check: Callable[[Any, bool], None]) -> None:
+    """Has `check(object, hdf5)` called before Keras writes a file of a model, or copies a layer through one."""
+    # No method of a model is called by all of these: `save`, `keras.saving.save_model`, pickle, `copy.deepcopy`.
+    from keras.src.legacy.saving import legacy_h5_format
+    from keras.src.saving import saving_lib
+
+    save_state, save_hdf5 = saving_lib._save_state, legacy_h5_format.save_model_to_hdf5
+
+    @functools.wraps(save_state)
+    def checked_state(saveable: Any, weights_store: Any, assets_store: Any, inner_path: str, **rest: Any) -> Any:
+        if not inner_path:  # the object that is saved, and not a part of it
+            check(saveable, False)
+        return save_state(saveable, weights_store, assets_store, inner_path, **rest)
+
+    @functools.wraps(save_hdf5)
+    def checked_hdf5(model: Any, *args: Any, **options: Any) -> Any:
+        check(model, True)
+        return save_hdf5(model, *args, **options)
+
+    saving_lib._save_state, legacy_h5_format.save_model_to_hdf5 = checked_state, checked_hdf5
+
+
 def layers_within(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
     """A layer and all layers in it, each once."""
     return model._flatten_layers()

@@ -1,5 +1,7 @@
 """An expense is one entry with an id: under a ledger the model carries receipts, and its history is its own."""
 
+import copy
+import pickle
 import shutil
 from pathlib import Path
 
@@ -310,20 +312,59 @@ def test_a_tensorflow_checkpoint_brings_its_history_to_a_model_that_is_not_compi
     assert accountant_of(model).steps == accountant_of(keras.models.load_model(tmp_path / "model.keras")).steps == 5
 
 
-def test_no_file_is_written_without_the_history_in_silence(tmp_path):
-    model = model_of()
-    train(model, 2)
-    for name in ("model.h5", "model.hdf5"):
-        with pytest.raises(ValueError, match="no place for the privacy history"):
-            model.save(tmp_path / name)
-    assert not list(tmp_path.iterdir())
-    given = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    given.compile("sgd", "mse")
+def pickled(model, folder):
+    (folder / "pickled").write_bytes(pickle.dumps(model))
+
+
+WITHOUT_HISTORY = {
+    "save": lambda model, folder: model.save(folder / "m.keras"),
+    "save as HDF5": lambda model, folder: model.save(folder / "m.h5"),
+    "keras.saving": lambda model, folder: keras.saving.save_model(model, folder / "m.keras"),
+    "a folder": lambda model, folder: keras.saving.save_model(model, folder / "m", zipped=False),
+    "HDF5 by keras.saving": lambda model, folder: keras.saving.save_model(model, folder / "m.hdf5"),
+    "weights": lambda model, folder: model.save_weights(folder / "m.weights.h5"),
+    "sharded weights": lambda model, folder: model.save_weights(folder / "m.weights.json", max_shard_size=1),
+    "a pickle": pickled,
+    "a copy": lambda model, folder: copy.deepcopy(model),
+    "a copy of a layer": lambda model, folder: copy.deepcopy(model.layers[-1]),
+    "another model": lambda model, folder: keras.Model(model.inputs, model.outputs).save(folder / "m.keras"),
+}
+HDF5 = [name for name in WITHOUT_HISTORY if "HDF5" in name]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A plain model, and the private one on its layers, which has made a step."""
+    plain = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
     settings = {"epsilon": 3.0, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "accountant": "rdp"}
-    tfdp_rec.make_private(given, rows(range(50)), **settings)
-    for save, name in ((given.save, "given.keras"), (given.save_weights, "given.weights.h5")):
-        with pytest.warns(match="holds no privacy history"):
-            save(tmp_path / name)
+    private = tfdp_rec.make_private(plain, rows(range(50)), **settings)
+    copy.deepcopy(plain.layers[-1])  # as yet there is no history to lose
+    private.fit(steps_per_epoch=1, verbose=0)
+    return plain, private.model
+
+
+@pytest.mark.parametrize("way", WITHOUT_HISTORY)
+def test_no_file_or_copy_of_a_plain_model_leaves_the_history_behind(trained, way, tmp_path):
+    """A private training that continued from one was told ε = 3.00 for 3.75."""
+    with pytest.raises(ValueError, match="would not hold the privacy history"):
+        WITHOUT_HISTORY[way](trained[0], tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 10_000]
+
+
+@pytest.mark.parametrize("way", HDF5)
+def test_hdf5_is_refused_for_the_private_model_too(trained, way, tmp_path):
+    with pytest.raises(ValueError, match="An HDF5 file would not hold"):
+        WITHOUT_HISTORY[way](trained[1], tmp_path)
+
+
+def test_a_plain_model_around_a_private_one_saves_its_history(trained, tmp_path):
+    inputs = keras.Input([2])
+    around = keras.Model(inputs, trained[1](inputs))
+    around.save_weights(tmp_path / "around.weights.h5")
+    other = keras.Model(inputs, model_of()(inputs))
+    other.load_weights(tmp_path / "around.weights.h5")
+    assert other.layers[-1].privacy_history.snapshot().steps == 1
 
 
 # What is paid for late is paid as what it is.
@@ -519,6 +560,42 @@ def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
         model.train_on_batch(next(iter(plan.batches(rows))))
     model.fit(plan.batches(rows), steps_per_epoch=2, verbose=0)
     assert plan.accountant.steps == read(tmp_path / "ledger.jsonl").steps == 2
+
+
+def test_an_interrupted_fit_leaves_a_plan_a_limit_for_its_other_optimizers():
+    """Keras calls no `on_train_end` then: a loop by hand of the second model made any number of steps."""
+    plan = plan_of(6)
+    first, second = (model_of(optimizer_of(noise=None, plan=plan)) for _ in range(2))
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
+    with pytest.raises(ZeroDivisionError):
+        first.fit(plan.batches(rows), steps_per_epoch=6, verbose=0, callbacks=[plan.budget(), stop])
+    drawn = iter(plan.batches(rows))
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        for _ in range(6):
+            second.train_step(next(drawn))
+    assert plan.accountant.steps == 6 and plan.accountant.epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("how", ["set", "restored"])
+def test_steps_that_cost_more_than_planned_are_made_under_a_budget_alone(how):
+    """A count of steps is no bound on ε: 20 planned for 2.0 cost 9.49, fifteen of them at σ = 0.5."""
+    plan = plan_of(6)
+    model = model_of(optimizer_of(noise=None, plan=plan))
+    drawn = iter(plan.batches(rows))
+    model.train_on_batch(next(drawn))
+    if how == "set":
+        model.optimizer.noise_multiplier = plan.noise_multiplier / 4
+    else:
+        store = {}
+        other = optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier / 4)
+        other.build(model.trainable_variables, {})
+        other.save_own_variables(store)
+        model.optimizer.load_own_variables(store)
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        model.train_on_batch(next(drawn))
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        model.fit(plan.batches(rows), steps_per_epoch=6, verbose=0)
+    assert plan.accountant.steps == 1 and plan.accountant.epsilon() <= 2.0
 
 
 # A statement of a ledger that is gone.

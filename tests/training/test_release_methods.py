@@ -62,13 +62,11 @@ def _layer_file(model, folder):
 
 
 def _part_saved(model, folder):
-    part = keras.Sequential([model.layers[1]])
-    part.build([None, 2])
-    part.save_weights(folder / "part.weights.h5")
-    other = keras.Sequential([keras.layers.Embedding(ROWS, 3)])
-    other.build([None, 2])
+    ids = keras.Input([2], dtype="int32")
+    tfdp_rec.PrivateModel(ids, model.layers[1](ids)).save_weights(folder / "part.weights.h5")
+    other = tfdp_rec.PrivateModel(ids, keras.layers.Embedding(ROWS, 3)(ids))
     other.load_weights(folder / "part.weights.h5")
-    return other.layers[0].embeddings
+    return other.layers[1].embeddings
 
 
 PATHS = {

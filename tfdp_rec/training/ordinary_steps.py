@@ -13,11 +13,6 @@ import keras
 
 from tfdp_rec.spending.meter import Meter, meters_of
 
-_NO_HISTORY = (
-    "A plain Keras model's file holds no privacy history: a private training that continues from it on the same data "
-    "would be told too small an epsilon. To train further, save the private model: private.model.save(...)."
-)
-
 
 def meters_on(model: Any) -> list[Meter]:
     """The meters whose steps have trained a trainable variable of the model."""
@@ -42,7 +37,7 @@ def count_ordinary_steps_of(model: Any) -> None:
 
 
 def watch(model: keras.Model) -> None:
-    """Counts all further steps of a plain Keras model that shares layers; warns that its files hold no history."""
+    """Counts all further steps of a plain Keras model that shares layers with a private one."""
     # The methods are replaced on the instance: the user's code holds this object, of a class without this package's.
     train_step, fit, train_on_batch = model.train_step, model.fit, model.train_on_batch
 
@@ -57,15 +52,7 @@ def watch(model: keras.Model) -> None:
 
         return run
 
-    def without_history(save: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            warnings.warn(_NO_HISTORY, stacklevel=2)
-            return save(*args, **kwargs)
-
-        return run
-
     vars(model).update(train_step=counted_step, fit=counted(fit), train_on_batch=counted(train_on_batch))
-    vars(model).update(save=without_history(model.save), save_weights=without_history(model.save_weights))
     model.train_function = None
 
 

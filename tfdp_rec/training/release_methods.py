@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.files import replacing
+from tfdp_rec.keras_internals import before_saving, layers_within
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
@@ -151,8 +152,7 @@ class ReleaseMethods:
 
     @settled
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """As Keras'; an interruption leaves an older file as it was. HDF5 has no place for the history."""
-        _refuse_legacy(filepath)
+        """As Keras'; an interruption leaves an older file as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         with _replaced(filepath, overwrite) as path:
             return super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
@@ -201,12 +201,27 @@ def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
         yield path
 
 
-def _refuse_legacy(filepath: Any) -> None:
-    if str(filepath).endswith((".h5", ".hdf5")):
+def _refuse_lost_history(root: Any, hdf5: bool) -> None:
+    # A private model writes its history where it writes its own variables. No other model or layer does.
+    carried: set[int] = set()
+    if not hdf5:
+        carriers = [part for part in _layers_of(root) if isinstance(part, ReleaseMethods)]
+        carried = {id(variable) for part in carriers for variable in part.weights}  # type: ignore[attr-defined]
+    lost = [variable for variable in getattr(root, "weights", []) if id(variable) not in carried]
+    if any(meter.root.snapshot() for variable in lost for meter in meters_of(variable)):
+        what = "An HDF5 file" if hdf5 else f"A file or copy of {type(root).__name__} '{root.name}'"
         raise ValueError(
-            f"{filepath}: a model in HDF5 has no place for the privacy history, so that a training that continues from "
-            "it would be told too small an epsilon. Save it as .keras."
+            f"{what} would not hold the privacy history of its weights, so that a private training that continues from "
+            "it would be told too small an epsilon. Save the private model, or a tfdp_rec.PrivateModel of these "
+            "layers, as .keras or .weights.h5; or export it for serving."
         )
+
+
+def _layers_of(root: Any) -> Iterable[keras.layers.Layer]:
+    return layers_within(root) if isinstance(root, keras.layers.Layer) else ()
+
+
+before_saving(_refuse_lost_history)
 
 
 def _is_metric(child: Any) -> bool:
