@@ -29,7 +29,7 @@ NO_BATCH = (
     "tfdp_rec.clipping.CandidateScores."
 )
 
-NO_ROWS = "takes an input whose first axis is not the batch; register a rule for it."
+NO_ROWS = "takes an input whose first axis is not the batch; register a rule for it"
 
 
 @dataclasses.dataclass
@@ -517,7 +517,7 @@ class UniversalRule(Rule):
     @staticmethod
     def _with_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """`value`, refused if its first axis is not the batch: it would be split among the examples."""
-        message = f"Layer '{call.layer.name}' {NO_ROWS}"
+        message = f"Layer '{call.layer.name}' {NO_ROWS}."
         if not tf.executing_eagerly() and value.shape[0] is not None:
             raise NotPrivate(message)
         rows = tf.shape(output)[:1]

@@ -141,7 +141,7 @@ class StepReading:
             if not isinstance(self._seen.value(tensor), Shared):
                 self._require(tensor, f"what {name} is called with", rows)
             elif tensor.shape.rank and isinstance(call.rule, UniversalRule):  # it would be split among the examples
-                raise NotPrivate(f"Layer '{call.layer.name}' {NO_ROWS}")
+                raise NotPrivate(f"Layer '{call.layer.name}' {NO_ROWS}.")
         return CallRead(call, gradients, rows not in (None, ONE))
 
     def refuse_beside(self, call: Call) -> None:
