@@ -252,6 +252,20 @@ def test_effects_of_operations_that_tensorflow_calls_stateless(way):
         removal(way, t=TURNS)
 
 
+@pytest.mark.parametrize("same", [lambda handle: handle, tf.identity])
+def test_a_metric_is_read_by_no_other_tensor_of_its_handle(same):
+    def count_so_far(model, data):
+        model.seen.update_state(tf.reduce_sum(data["t"]))
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) * tf.ones_like(data["x"][:, 0])
+
+    model = Weighed(count_so_far)
+    model.seen = keras.metrics.Sum()
+    handle = same(model.seen.total.value.handle)
+    model.dense.build([None, 1])
+    with pytest.raises(tfdp_rec.NotPrivate, match="reads a metric"):
+        clipped_sum(model, {"x": np.ones([64, 1], "float32"), "t": TURNS}, 1.0)
+
+
 def test_places_that_nothing_is_put_into_hold_what_was_in_memory():
     values, _, _ = claims(lambda x: tf.dynamic_stitch([[0], [2]], [[1.0], [2.0]]), TURNS)
     assert not isinstance(values[0], (ByExample, Shared))

@@ -30,7 +30,7 @@ from tfdp_rec.clipping.batches import batch_size, map_examples, open_specs, tens
 from tfdp_rec.clipping.data_flow import refuse_writes
 from tfdp_rec.clipping.engine import shared_inputs
 from tfdp_rec.clipping.recorder import guard_of, replaced
-from tfdp_rec.keras_internals import draws, handles_of, layers_within, random_states
+from tfdp_rec.keras_internals import draws, handles_of, layers_within, random_states, resource_key
 from tfdp_rec.refused import NotPrivate
 
 _NO_CLIP = 1e12
@@ -119,7 +119,7 @@ def _state_test(run: _SeededSums, batch: Any, shared: tuple[str, ...]) -> None:
     """Test 4, on a graph of the loss: all writes count, whatever values they write."""
     model = run.model
     allowed = handles_of([*getattr(model, "metrics_variables", ()), *run.seeds])
-    names = {id(handle): variable.path for variable in model.variables for handle in handles_of([variable])}
+    names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
 
     def trace(batch: Any) -> tf.Tensor:
         graph: Any = tf.compat.v1.get_default_graph()

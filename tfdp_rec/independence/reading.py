@@ -38,7 +38,7 @@ from tfdp_rec.independence.values import (
     numbered,
     without_numbers,
 )
-from tfdp_rec.keras_internals import lengths_of_handle
+from tfdp_rec.keras_internals import lengths_of_handle, resource_key
 from tfdp_rec.refused import NotPrivate
 
 Rule = Callable[["At"], Any]
@@ -112,8 +112,8 @@ class Reading:
     """The state of reading one traced private computation.
 
     Args:
-        writable: Kind of each variable that may be written, "metric" or "seed", by id of its handle.
-        names: Names of variables, by id of their handles.
+        writable: Kind of each variable that may be written, "metric" or "seed", by `resource_key` of its handle.
+        names: Names of variables, likewise.
         layers: Names of the model's layers, for refusals.
     """
 
@@ -138,7 +138,7 @@ class Reading:
         if outside is None:
             return Mixed(operation, "outside")
         if outside.dtype == tf.resource:
-            return Handle(id(outside), _lengths_held(outside))
+            return Handle(resource_key(outside), _lengths_held(outside))
         small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
         return Shared(SizeArray.of_integers(outside.numpy()) if small else None)
 
