@@ -186,13 +186,19 @@ def a_difference_of_minus_one(model, data):
     return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
 
 
+def a_negative_length(model, data):
+    length = 0 - tf.shape(cut(model, data, 1))[1]
+    several = tf.reshape(data["t"], tf.stack([tf.shape(data["t"])[0], length, 2]))
+    return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
+
+
 def a_length_beyond_32_bits(model, data):
     length = tf.shape(tf.zeros([model.four.value * 2**23]))[0]
     return in_tuples_of(4 // (1 + tf.minimum(length - length * 64 // 64, 1)), data)
 
 
 @pytest.mark.parametrize("way", [a_length_of_zero_and_one, a_length_of_one_that_is_broadcast, a_difference_of_minus_one,
-                                 equal_shapes_that_are_broadcast, a_length_beyond_32_bits],
+                                 equal_shapes_that_are_broadcast, a_negative_length, a_length_beyond_32_bits],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_arithmetic_with_unknown_lengths_is_right_for_all_of_them(way):
     """2.9 clips where it was followed for lengths above 1 alone."""

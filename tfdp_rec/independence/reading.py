@@ -318,6 +318,7 @@ class At:
 
         Its parameters are the inputs' arrays of `Size`, or of integers for the rule's `arguments`.
         """
+        shared = all(isinstance(v, Shared) for v in self.values)
         if not all(isinstance(v, (Shared, Sized)) for v in self.values):
             return self.mixed("size" if any(isinstance(v, Sized) for v in self.values) else "unknown")
         count = len(self.values)
@@ -329,8 +330,10 @@ class At:
         except (ValueError, IndexError):  # it cannot run
             found = None
         if found is None:
-            return Sized() if any(isinstance(v, Sized) for v in self.values) else Shared()
-        return [_numbered(one) for one in found] if isinstance(found, list) else _numbered(found)
+            return Shared() if shared else Sized()
+        several = [_numbers(one) for one in (found if isinstance(found, list) else [found])]
+        values = [Shared(one) if shared else numbered(one) for one in several]
+        return values if isinstance(found, list) else values[0]
 
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
         """`value`, for an output with axes of these lengths, None for an unknown one."""
@@ -353,9 +356,9 @@ class At:
         return Mixed(self.op, reason, detail)
 
 
-def _numbered(array: Any) -> Value:
+def _numbers(array: Any) -> SizeArray:
     plain = isinstance(array, np.ndarray) and array.dtype != object
-    return numbered(SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object)))
+    return SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object))
 
 
 def _as_tuple(nested: Any) -> Any:
