@@ -91,6 +91,7 @@ class RunCheckpoint:
         self.every, self.continues, self._data = every, continues, ""
         self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
+        _refuse_released(self.out, self.directory)
         self.folder = RunFolder(self.out)
         hold(self.directory)
         _adopt(self.directory, self.out)
@@ -383,6 +384,18 @@ def _lost(paid: Sequence[Any], since: int, directory: pathlib.Path) -> list[str]
     """Labels of releases that were paid for since then, and are in no file."""
     lost = {label for name, label in LABELS.items() if not (directory / name).exists()}
     return [each.label for each in paid if each.number >= since and each.label in lost]
+
+
+def _refuse_released(out: str, directory: pathlib.Path) -> None:
+    """Raises if private files would come into a run's released part: this run's, or another's."""
+    mine = os.path.join(os.path.realpath(out), RELEASE)
+    for name, folder in (("--checkpoint", directory), ("--out", pathlib.Path(out))):
+        for part in (folder.resolve(), *folder.resolve().parents):
+            of_another = part.name == RELEASE and any((part / each).exists() for each in FINAL)
+            if os.fspath(part) == mine or of_another:
+                raise ValueError(
+                    f"{name} {folder} lies in {part}, which is handed on, and users' data would be in it: give another."
+                )
 
 
 def _refuse_another(out: Path) -> None:
