@@ -221,7 +221,7 @@ def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, 
     assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
 
 
-def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path, monkeypatch, capsys):
+def test_payments_of_a_run_without_a_checkpoint_stay_in_its_folder(log, tmp_path, monkeypatch, capsys):
     def ends(where, error):
         with monkeypatch.context() as patch:
             whole = getattr(*where)
@@ -229,7 +229,7 @@ def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path
             return train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet")
 
     assert ends((pipeline, "private_items"), KeyboardInterrupt) == 130
-    assert list(tmp_path.iterdir()) == [], "given back: nobody saw any of it"
+    assert list(tmp_path.iterdir()) == [], "given back: nothing of it was shown"
     with pytest.raises(MemoryError):
         ends((SpectralRecommender, "fit"), MemoryError)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl", "private", "release", "run"]
@@ -444,7 +444,7 @@ def test_who_is_asked_is_asked_for_an_item_that_was_new(time):
     fixed, again = examples.fixed(3), examples.fixed(3)
     assert all(np.array_equal(fixed[name], again[name]) for name in fixed)
     assert fixed["context"].shape[1] == HISTORY and len(fixed["label"]) == len(known)
-    assert 0.3 < np.mean(fixed["label"] == 0) < 0.7  # half of the items are not known: nobody finds those
+    assert 0.3 < np.mean(fixed["label"] == 0) < 0.7  # half of the items are not known, and count as not found
     for user, (context, label) in enumerate(zip(fixed["context"], fixed["label"])):
         own = set(known[user].tolist())
         assert set(context[context > 0].tolist()) <= own and label not in context[context > 0]
