@@ -1,13 +1,14 @@
 """Pages of the site that nobody writes: the README as its front, the notebooks, and the reference of each room.
 
-MkDocs calls `on_files`, and mkdocstrings' reader of the source calls `Dialect` (see mkdocs.yml). Nothing is imported or
-run: names are read from the source, and notebooks are shown as they stand in git, with the outputs that
-`scripts/tutorials` kept in them.
+MkDocs calls `on_files`, and mkdocstrings' reader of the source calls `Dialect` (see mkdocs.yml). Nothing is imported
+but the settings of `tfdp-rec train`: names are read from the source. Notebooks are shown as they stand in git, with the
+outputs that `scripts/tutorials` kept in them.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -31,6 +32,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages |= {f"tutorials/{path.stem}.md": notebook(path) for path in sorted((ROOT / "tutorials").glob("*.ipynb"))}
     pages["reference/tfdp_rec.md"] = "# tfdp_rec\n\n::: tfdp_rec.mechanisms\n\n::: tfdp_rec.metrics\n"
     pages |= {f"reference/{room}.md": reference(room) for room in ROOMS}
+    pages["reference/options.md"] = options()
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -42,6 +44,18 @@ def front(name: str) -> str:
     text = re.sub(r"\]\(docs/", "](", text)
     text = re.sub(r"\]\(tutorials/(\w+)\.ipynb\)", r"](tutorials/\1.md)", text)
     return re.sub(r"\]\((CONTRIBUTING|CHANGELOG|SECURITY)\.md\)", lambda found: f"]({found[1].lower()}.md)", text)
+
+
+def options() -> str:
+    """The options of `tfdp-rec train`, from the fields that declare them."""
+    from tfdp_rec.job.settings import JobSettings
+    from tfdp_rec.settings import flag
+
+    lines = ["# Options of tfdp-rec train", "", "| option | default | |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(JobSettings):
+        default = "" if field.default in (None, "", ()) else f"`{field.default}`"
+        lines.append(f"| `{flag(field.name)}` | {default} | {field.metadata['option']['words']} |")
+    return "\n".join(lines) + "\n"
 
 
 def notebook(path: Path) -> str:

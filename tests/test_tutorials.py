@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, each in a kernel of its own, and keep what they printed and drew."""
 
 import copy
+import dataclasses
 import importlib.machinery
 import importlib.util
 import json
@@ -9,6 +10,8 @@ import re
 import sys
 
 import pytest
+
+from tfdp_rec.job.settings import JobSettings
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDER = ROOT / "tutorials"
@@ -70,6 +73,12 @@ def test_a_tutorial_opens_with_what_one_will_have_at_the_end_and_is_listed(path)
     assert opening.startswith("# ") and len(opening) > 200
     assert f"tutorials/{path.stem}.md" in (ROOT / "mkdocs.yml").read_text()
     assert f"tutorials/{path.stem}.ipynb" in (ROOT / "README.md").read_text()
+
+
+def test_the_site_lists_each_option_of_a_job(site):
+    asked = {field.name for field in dataclasses.fields(JobSettings)}
+    rows = [line.split(" | ") for line in site.options().splitlines() if line.startswith("| `--")]
+    assert {name.strip("|` -").replace("-", "_") for name, *_ in rows} == asked and all(len(row) == 3 for row in rows)
 
 
 @EVERY

@@ -42,7 +42,7 @@ BETWEEN_0_AND_1 = Check("must be between 0 and 1", lambda value: 0 < value < 1)
 
 def option(
     default: Any, words: str, check: Check | None = None, choices: Sequence[str] | None = None,
-    metavar: str | tuple[str, ...] | None = None, group: str = "", several: str | int = "+",
+    metavar: str | tuple[str, ...] | None = None, group: str = "", several: str | int = "+", of: str = "",
 ) -> Any:  # fmt: skip
     """A field of a settings dataclass that can be given on the command line.
 
@@ -54,8 +54,12 @@ def option(
         metavar: Words that stand for the value in the help.
         group: Heading of the help that the option stands under.
         several: Number of values of a field that takes several: "+", at least one, "*", or a number.
+        of: Constructor that takes the value and its argument, such as "optimizer.l2_norm_clip"; see `arguments`.
     """
-    known = {"words": words, "check": check, "choices": choices, "metavar": metavar, "group": group, "several": several}
+    known = {
+        "words": words, "check": check, "choices": choices, "metavar": metavar, "group": group, "several": several,
+        "of": of,
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata={"option": known})
 
 
@@ -83,6 +87,16 @@ def add_options(parser: argparse.ArgumentParser, settings: type) -> None:
             more |= {"nargs": known["several"], "action": "extend"} if several else {}
         words = words.replace("%", "%%")
         groups[known["group"]].add_argument(flag(field.name), default=None, help=words, **more)
+
+
+def arguments(settings: Any, constructor: str) -> dict[str, Any]:
+    """The values of all options that are arguments `of` a constructor; None leaves its own default."""
+    found = {}
+    for field in dataclasses.fields(settings):
+        of, _, argument = field.metadata.get("option", {}).get("of", "").partition(".")
+        if of == constructor and getattr(settings, field.name) is not None:
+            found[argument] = getattr(settings, field.name)
+    return found
 
 
 def whole(text: str) -> int:

@@ -252,6 +252,15 @@ def test_several_replicas_are_refused(monkeypatch):
         model_of()
 
 
+def test_several_replicas_are_refused_after_compile_too(monkeypatch):
+    """A fit within a strategy's scope had every replica clip, add noise and count by itself."""
+    model, strategy = model_of(), tf.distribute.get_strategy()
+    monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
+    with pytest.raises(NotPrivate, match="Each replica"):
+        model.train_on_batch(IDS[:4], LABELS[:4])
+    assert int(model.optimizer.iterations) == 0
+
+
 def test_settling_inside_a_graph_is_refused():
     model = in_training()
 

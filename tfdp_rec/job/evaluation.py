@@ -17,12 +17,13 @@ The results are computed from users' data without noise: for the log's owner.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.metrics import Mean, ranks
 
 KS, HISTORY = (1, 5, 10, 20), 20
@@ -30,13 +31,6 @@ _AT_ONCE = 500  # users, times the catalogue: about 50 MB
 
 Scores = Callable[[NDArray[np.int32]], Any]
 """From item numbers `[users, history]`, oldest first and then zeros, to scores `[users, items]`."""
-
-
-class Examples(Protocol):
-    """Contexts and labels of users."""
-
-    def fixed(self, seed: int = 0) -> dict[str, NDArray[np.int32]]:
-        """`context` `[users, history]`, oldest first and then zeros, and `label` `[users]`; the same for a seed."""
 
 
 class NewItemExamples:
@@ -75,7 +69,7 @@ class NewItemExamples:
 class Evaluation:
     """Tests on the same examples for every recommender; `at_once` users' scores are in memory at a time."""
 
-    def __init__(self, examples: Examples, seed: int, at_once: int = _AT_ONCE):
+    def __init__(self, examples: NewItemExamples | NextItemExamples, seed: int, at_once: int = _AT_ONCE):
         fixed, self._at_once = examples.fixed(seed), at_once
         self.context, self.label = fixed["context"], fixed["label"]
 
@@ -96,15 +90,6 @@ class Evaluation:
         return np.concatenate(
             [_ranks(np.array(scores(self.context[part])), self.context[part], self.label[part]) for part in parts]
         )
-
-
-def measured_record(means: dict[str, Mean]) -> dict[str, Any]:
-    """Means for files: values, their standard errors, and the number of users."""
-    recalls = {name: mean.value for name, mean in means.items()}
-    ks = [int(name.split("@")[1]) for name in means if name.startswith("recall")]
-    recalls |= {f"precision@{k}": means[f"recall@{k}"].value / k for k in ks}
-    errors = {name: mean.error for name, mean in means.items()}
-    return {"recalls": recalls, "errors": errors, "test_users": max((m.users for m in means.values()), default=0)}
 
 
 def same_for_all(scores: NDArray[Any]) -> Scores:

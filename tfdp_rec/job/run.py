@@ -35,6 +35,7 @@ from tfdp_rec.spending.ledger import ZERO_OUT
 from tfdp_rec.spending.statement import Statement, rounded_up
 
 _TRAIN, _NEGATIVES = 0.8, 4000  # of the users; where there are so many items
+_TEST_USERS = 8000  # at most
 _RECENCY = 0.25  # where rows have times; see docs/spectral.md
 _SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
 
@@ -167,7 +168,7 @@ class Run:
     @functools.cached_property
     def evaluation(self) -> Evaluation:
         """Tests on the held-out users."""
-        examples = NewItemExamples(self.log, self.users.test[: self.settings.test_users])
+        examples = NewItemExamples(self.log, self.users.test[: _TEST_USERS])
         return Evaluation(examples, self.settings.seed, min(500, rows_at_a_time([1, self.log.num_items], _SCORES)))
 
     def days(self, file: str) -> int:
@@ -194,7 +195,6 @@ class MadeRecommender:
         statement: The guarantee; None where there is none.
         noise_multiplier: σ; None where there is none.
         steps: Number of training steps; None where nothing is trained.
-        steps_per_second: None if there were too few to tell.
         means: Results of tests, if they were made already.
     """
 
@@ -204,7 +204,6 @@ class MadeRecommender:
     statement: Statement | None = None
     noise_multiplier: float | None = None
     steps: int | None = None
-    steps_per_second: float | None = None
     means: Mapping[str, Mean] | None = None
 
 

@@ -47,9 +47,6 @@ class JobSettings:
 
     users: int = option(138_493, "generated users", POSITIVE, group=_GENERATED)
     movies: int = option(27_278, "generated movies", POSITIVE, group=_GENERATED)
-    events: int | None = option(
-        None, "generated events; default: as many a user as MovieLens-20M, or fewer", POSITIVE, group=_GENERATED
-    )
 
     epsilon: float = option(8.0, "budget of all that is released; never exceeded", POSITIVE, group=_PRIVACY)
     delta: float | None = option(None, "default: 1e-6, or 1/users if that is less", BETWEEN_0_AND_1, group=_PRIVACY)
@@ -60,18 +57,22 @@ class JobSettings:
         POISSON, "how users come into the batches of two-towers: drawn anew for each batch, or in one public order",
         choices=(POISSON, SHUFFLED), group=_PRIVACY,
     )  # fmt: skip
-    clip: float = option(1.0, "bound on an example's gradient norm", POSITIVE, group=_PRIVACY)
+    clip: float = option(
+        1.0, "bound on an example's gradient norm", POSITIVE, group=_PRIVACY, of="optimizer.l2_norm_clip"
+    )
 
     steps: int = option(600, "training steps", POSITIVE, group=_TRAINING)
-    batch_size: int = option(4096, "users in a batch, on average", POSITIVE, group=_TRAINING)
-    width: int = option(32, "width of embedding tables", POSITIVE, group=_TRAINING)
-    hidden: int = option(32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING)
+    batch_size: int = option(
+        4096, "users in a batch, on average", POSITIVE, group=_TRAINING, of="optimizer.expected_batch_size"
+    )
+    width: int = option(32, "width of embedding tables", POSITIVE, group=_TRAINING, of="TwoTower.width")
+    hidden: int = option(
+        32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING, of="TwoTower.hidden"
+    )
     learning_rate: float | None = option(
         None, "of private two-towers; default: 25 at clip 1, less where noise would drown a row", POSITIVE,
         group=_TRAINING,
     )  # fmt: skip
-    adam_learning_rate: float = option(0.005, "of Adam without privacy", POSITIVE, group=_TRAINING)
-    sgd_learning_rate: float = option(16.0, "of SGD without privacy, which does not clip", POSITIVE, group=_TRAINING)
     recency: float | None = option(
         None, "of spectral: an item followed by j others weighs (1 + j)^-recency; default: 0.25 with times, 0 without",
         NOT_NEGATIVE, group=_TRAINING,
@@ -79,10 +80,6 @@ class JobSettings:
     negatives: int | None = option(
         None, "uniform negatives shared by a batch; default: 4,000, or all items", POSITIVE, group=_TRAINING
     )
-    step_at: tuple[int, ...] = option(
-        (), "also time a step with so many items, private and not; 1.8 GB of memory for every million", POSITIVE,
-        metavar="ITEMS", group=_TRAINING,
-    )  # fmt: skip
 
     days: int = option(
         1, "days that --epsilon is for: this one, and others that are added by --continue", POSITIVE, group=_DAYS
@@ -96,10 +93,6 @@ class JobSettings:
         (), "start so many on this machine, and end them", metavar=("WORKERS", "SERVERS"), group=_CLUSTER, several=2
     )
     cluster: str = option("", "the cluster's JSON, or TF_CONFIG for that variable's", metavar="FILE", group=_CLUSTER)
-
-    history: int = 20
-    test_users: int = 8000
-    evaluations: int = 6
 
     def __post_init__(self) -> None:
         refuse_wrong(self)

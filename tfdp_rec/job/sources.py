@@ -207,8 +207,8 @@ class GeneratedTimelines(MovieLens):
 
     def timelines(self) -> Timelines:
         asked = self.settings
-        # A small catalogue allows fewer events a user than the real data has.
-        events = asked.events or round(asked.users * min(generated.MEAN_LENGTH, asked.movies / 6))
+        # As many a user as MovieLens-20M has; a small catalogue allows fewer.
+        events = round(asked.users * min(generated.MEAN_LENGTH, asked.movies / 6))
         return generated.timelines(asked.users, asked.movies, events, seed=asked.seed)
 
     def words(self, private: bool) -> str:

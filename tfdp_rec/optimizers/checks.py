@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdp_rec.clipping import LEAST_CLIP
 from tfdp_rec.optimizers.rules import Recursion, TableRule
@@ -80,6 +81,15 @@ def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> N
         raise ValueError(
             f"{', '.join(frozen)} was frozen after this {name} was built, which would go on adding noise to it: "
             "compile with a new optimizer after a change of trainable."
+        )
+
+
+def refuse_replicas(strategy: tf.distribute.Strategy) -> None:
+    """Refuses a distribution strategy of several replicas."""
+    if strategy.num_replicas_in_sync > 1:
+        raise NotPrivate(
+            "Each replica of a distribution strategy would clip and add noise separately. Train on one device, or, on "
+            "several machines, with parameter servers: tfdp_rec.distribute.ParameterServerTrainer."
         )
 
 

@@ -22,6 +22,7 @@ from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec
@@ -373,6 +374,8 @@ class PrivateTraining(ReleaseMethods):
                 finally:
                     self.release.forget_listeners()
                     self.feeding = None
+                    if self.optimizer.plan is not None:  # whose budget has suspended the limit
+                        self.optimizer.plan.limit_steps()
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.
@@ -443,12 +446,8 @@ def _functional(kind: type) -> type:
 
 def refuse_options(model: Any, options: dict[str, Any]) -> None:
     """Refuses options that a private optimizer cannot be compiled with."""
-    strategies_of = (tf.distribute.get_strategy(), model.distribute_strategy)  # now, and when the model was made
-    if any(strategy.num_replicas_in_sync > 1 for strategy in strategies_of):
-        raise NotPrivate(
-            "Each replica of a distribution strategy would clip and add noise separately. Train on one device, or, on "
-            "several machines, with parameter servers: tfdp_rec.distribute.ParameterServerTrainer."
-        )
+    for strategy in (tf.distribute.get_strategy(), model.distribute_strategy):  # now, and when the model was made
+        refuse_replicas(strategy)
     if "clipping_strategy" in options:
         raise NotPrivate(
             "clipping_strategy is no option: one strategy is proved to bound an example's influence, and it is the "

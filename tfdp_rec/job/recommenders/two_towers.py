@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import keras
@@ -20,7 +19,7 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.files import only_for_owner
 from tfdp_rec.job.budget import PRIOR
-from tfdp_rec.job.evaluation import KS
+from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.settings import JobSettings
@@ -31,11 +30,15 @@ from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimise
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import Sampling
+from tfdp_rec.settings import arguments
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.entries import id_of_use
 from tfdp_rec.spending.statement import Statement
 
 _RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
+# Without privacy, each its best. SGD does not clip: at the private rate it diverges.
+_PEERS = {names.adam.name: (keras.optimizers.Adam, 0.005), mechanisms.sgd.name: (keras.optimizers.SGD, 16.0)}
+EVALUATIONS = 6  # tests during a training, the last of them at its end
 _COVERS = (
     "the folder release/: servable/ and all that it answers, model.keras, the list of items in them, released.npz, "
     "ledger.jsonl, card.md and this statement"
@@ -73,7 +76,9 @@ def new_model(run: Run) -> TwoTower:
     """An untrained model over item numbers, the same for every mechanism; on a further day, as it was released."""
     settings, numbers = run.settings, np.arange(1, run.log.num_items + 1)
     keras.utils.set_random_seed(settings.seed)
-    model = TwoTower(numbers, settings.width, settings.hidden, run.prior, settings.history, KS, name="two_tower")
+    model = TwoTower(
+        numbers, prior=run.prior, history_length=HISTORY, ks=KS, name="two_tower", **arguments(settings, "TwoTower")
+    )
     if run.checkpoint.earlier is not None:
         before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
         _copy_weights(before, model, len(run.checkpoint.earlier.items) + 1)
@@ -104,40 +109,28 @@ def optimizer_for(
     name: str, settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None
 ) -> keras.optimizers.Optimizer:
     """A fresh optimizer."""
-    if name == mechanisms.sgd.name:
-        # It does not clip: at the private rate it diverges. Its own best rate, found the same way.
-        return keras.optimizers.SGD(settings.sgd_learning_rate)
-    if name == names.adam.name:
-        return keras.optimizers.Adam(settings.adam_learning_rate)
-    own = {} if correlation is None else {"correlation": correlation}
-    return mechanisms.named(name).optimizer(
-        learning_rate_for(settings, noise_multiplier, correlation),
-        **own,
-        l2_norm_clip=settings.clip,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=settings.batch_size,
-    )
+    if name in _PEERS:
+        kind, rate = _PEERS[name]
+        return kind(rate)
+    given = arguments(settings, "optimizer") | ({} if correlation is None else {"correlation": correlation})
+    rate = learning_rate_for(settings, noise_multiplier, correlation)
+    return mechanisms.named(name).optimizer(rate, noise_multiplier=noise_multiplier, **given)
 
 
 class _Curve(keras.callbacks.Callback):
-    """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
+    """Writes a line of metrics an epoch, and ends the last epoch with the last step."""
 
     def __init__(self, run: Run, name: str, accountant: Accountant | None):
         super().__init__()
         self.run, self.name, self.accountant = run, name, accountant
-        self.step, self.last, self.seconds, self.timed = 0, 0, 0.0, 0
+        self.step, self.last = 0, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step += 1
-        if batch == 0:  # the first step of the first epoch traces the graph
-            self.start = time.perf_counter()
-        else:
-            self.timed += 1
         if self.step == self.last:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seconds += time.perf_counter() - self.start
         record = {"recommender": self.name, "step": self.step, "loss": float((logs or {})["loss"])}
         record |= {name: mean.value for name, mean in self.run.evaluation.measured(self.model).items()}
         if self.accountant is not None:
@@ -199,7 +192,7 @@ def train_one(name: str, run: Run) -> MadeRecommender:
         curve.step = resumed.step if resumed else 0
         batches = _batches_of(run, curve.step)
         callbacks.append(checkpoint)
-    left, a_report = steps_left(settings, curve.step, within), -(-settings.steps // settings.evaluations)
+    left, a_report = steps_left(settings, curve.step, within), -(-settings.steps // EVALUATIONS)
     curve.last, board = curve.step + left, run.folder.private / "tensorboard"
     callbacks.append(keras.callbacks.TensorBoard(str(board / name), write_graph=False))
     try:
@@ -212,8 +205,7 @@ def train_one(name: str, run: Run) -> MadeRecommender:
         if accountant is not None:
             accountant.give_back_unused()
         only_for_owner(board)
-    speed = curve.timed / curve.seconds if curve.seconds else None
-    return with_costs(MadeRecommender(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
+    return with_costs(MadeRecommender(model, model, steps=curve.step), name, accountant, run)
 
 
 def _batches_of(run: Run, made: int = 0) -> Any:
@@ -226,4 +218,4 @@ def _batches_of(run: Run, made: int = 0) -> Any:
 
 def examples_of(run: Run) -> NextItemExamples:
     """The training users' examples."""
-    return NextItemExamples(run.log, run.users.train, run.settings.history, run.negatives)
+    return NextItemExamples(run.log, run.users.train, HISTORY, run.negatives)
