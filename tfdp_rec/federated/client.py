@@ -75,8 +75,8 @@ def unpack_query(message: bytes) -> NDArray[np.float32]:
 class State:
     """What the phone remembers besides its ledger: its clicks, the last draw, and the ledger's mark."""
 
-    # A click is its news, its category and an id of its own, under which it is paid for: no other click ever has it, also
-    # where this file was lost or is an older copy.
+    # A click is its news, its category, and an id of its own under which it is paid for. No other click ever has it,
+    # also where this file was lost or is an older copy.
     clicks: list[list[str]] = dataclasses.field(default_factory=list)
     draw_key: str = ""
     draw: list[float] = dataclasses.field(default_factory=list)

@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
 
-
 _MOST_EPSILON = 30.0
 
 
