@@ -62,7 +62,7 @@ def test_each_costs_what_the_run_may(run):
 def test_the_report_says_what_the_order_promises_and_releases_the_planned_one(run):
     said = (run / "private" / "report.md").read_text()
     assert "no amplification claimed" in " ".join(said.split())
-    assert "**LazyDPFTRL** is in `release/servable/`" in said and "LazyDPFTRL" in said.split("## What is promised")[1]
+    assert "**LazyDPFTRL** is in `release/servable/`" in said and "**Recommender**: **LazyDPFTRL**" in said
 
 
 def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
@@ -102,7 +102,7 @@ def test_a_plan_that_was_killed_goes_on_and_is_paid_for_once(run):
 
 
 def cut(monkeypatch, step, dead):
-    """Ctrl-C after so many steps; or an end of which nobody gets to know, so that nothing more is written."""
+    """Ctrl-C after so many steps; or a kill, after which nothing more is written."""
     checkpoint, settle = two_towers.TrainingCheckpoint, Accountant.give_back_unused
     whole, written = checkpoint.on_train_batch_end, checkpoint.save
     ended = []

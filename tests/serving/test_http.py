@@ -1,4 +1,4 @@
-"""HTTP: the shape of TensorFlow Serving's REST interface, clear errors, and nobody who should not ask."""
+"""HTTP: the shape of TensorFlow Serving's REST interface, clear errors, and refusals of callers from elsewhere."""
 
 import base64
 import contextlib
@@ -166,7 +166,7 @@ def test_this_machine_may_be_called_by_its_names(server, host):
     assert call(server, "GET", "/v1/models/shop", Host=host)[0] == 200
 
 
-def test_one_connection_takes_many_questions_and_silence_harms_nobody(server):
+def test_one_connection_takes_many_requests_and_an_idle_one_blocks_no_other(server):
     with socket.create_connection(("127.0.0.1", server.server_port)) as silent:
         silent.sendall(b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
@@ -187,7 +187,7 @@ def test_one_connection_takes_many_questions_and_silence_harms_nobody(server):
         ({"port": 70_000}, "--port must be between 0 and 65535"),
     ],
 )
-def test_others_are_let_in_where_somebody_says_so_alone(served, options, says):
+def test_other_machines_are_let_in_only_by_an_option(served, options, says):
     with pytest.raises(ValueError, match=says):
         Server(served, **{"port": 0, **options})
 
@@ -288,7 +288,7 @@ def test_slow_callers_make_room_for_those_who_ask(served):
         server.shutdown()
 
 
-def test_where_nobody_waits_a_further_connection_is_hung_up_on_and_those_that_are_answered_stay(served, monkeypatch):
+def test_where_all_connections_are_being_answered_a_further_one_is_closed(served, monkeypatch):
     answering, go_on = threading.Semaphore(0), threading.Event()
 
     def predict_slowly(question):

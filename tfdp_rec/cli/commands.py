@@ -92,7 +92,10 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 # Names of the library's arguments whose options have another name.
-_ALIASES = {"target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size"}
+_ALIASES = {
+    "target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size", "num_canaries": "canaries",
+    "num_guesses": "guesses",
+}  # fmt: skip
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:
@@ -128,5 +131,5 @@ def _said(problem: Exception) -> str:
     if not isinstance(problem, OSError) or not problem.strerror:
         return str(problem)
     where = f": {problem.filename}" if problem.filename else ""
-    way_out = ". Free some space, and try again" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return f"{problem.strerror}{where}{way_out}"
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT) and not problem.strerror.endswith(".")  # the system's words
+    return f"{problem.strerror}{where}{'. Free some space, and try again' if full else ''}"

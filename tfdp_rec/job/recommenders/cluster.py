@@ -6,7 +6,6 @@ drawn by the workers, steps are counted as attempts, and recall is computed once
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import keras
@@ -41,15 +40,15 @@ class ClusterTraining:
 
     def __call__(self, name: str, run: Run) -> MadeRecommender:
         """Trains, accounts and tests."""
-        settings, kept, sampling = run.settings, run.checkpoint, run.sampling
-        path = kept.directory / TIMELINES  # where all workers can read it, as long as the training lasts
+        settings, checkpoint, sampling = run.settings, run.checkpoint, run.sampling
+        path = checkpoint.directory / TIMELINES  # where all workers can read it, as long as the training lasts
         remove(path)
         try:
             timelines = SharedTimelines(examples_of(run), path)
             trainer = ParameterServerTrainer(
-                lambda: new_model(run), lambda: optimizer_for(name, settings, kept.noises[name]),
+                lambda: new_model(run), lambda: optimizer_for(name, settings, checkpoint.noises[name]),
                 lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
-                checkpoint_directory=kept.training_folder(name), checkpoint_every=kept.every,
+                checkpoint_directory=checkpoint.training_folder(name), checkpoint_every=checkpoint.every,
                 ledger=run.ledger(name) if names.named(name).claims_epsilon else None,
             )  # fmt: skip
             with trainer:
@@ -57,7 +56,7 @@ class ClusterTraining:
         except (ServerLost, TimeoutError) as problem:
             fact = getattr(problem, "fact", problem)
             raise ConnectionError(
-                f"{fact} Go on from the last checkpoint, once all of them run: {kept.how}."
+                f"{fact} Go on from the last checkpoint, once all of them run: {checkpoint.how}."
             ) from problem
         finally:
             remove(path)
@@ -66,9 +65,9 @@ class ClusterTraining:
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
     accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
     made = trainer.resume() if accountant is not None else 0
-    curve, asked = _ClusterCurve(run.folder, name, trainer), run.settings
-    left = steps_left(asked, made, within)
-    a_report = -(-asked.steps // min(EVALUATIONS, asked.steps))
+    curve, settings = _ClusterCurve(run.folder, name, trainer), run.settings
+    left = steps_left(settings, made, within)
+    a_report = -(-settings.steps // min(EVALUATIONS, settings.steps))
     try:
         if left:
             trainer.fit(left, [*within, curve], steps_per_report=a_report, verbose=run.show.verbose)
@@ -77,8 +76,7 @@ def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommend
         raise
     model, steps = trainer.model(), trainer.attempts
     means = run.evaluation.measured(model)
-    found = MadeRecommender(model, model, steps=steps, steps_per_second=curve.steps_per_second, means=means)
-    found = with_costs(found, name, accountant, run)
+    found = with_costs(MadeRecommender(model, model, steps=steps, means=means), name, accountant, run)
     last = {"recommender": name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     run.folder.append({**last, **{each: mean.value for each, mean in means.items()}})
     return found
@@ -90,17 +88,7 @@ class _ClusterCurve(keras.callbacks.Callback):
     def __init__(self, folder: RunFolder, name: str, trainer: ParameterServerTrainer):
         super().__init__()
         self._folder, self._name, self._trainer, self.loss = folder, name, trainer, float("nan")
-        self._reports: list[tuple[int, float]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.loss = float((logs or {})["loss"])
-        self._reports.append((self._trainer.attempts, time.perf_counter()))
         self._folder.append({"recommender": self._name, "step": self._trainer.attempts, "loss": self.loss})
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """Since the first report, which had everything made and sent to the servers; None if there was no other."""
-        if not self._reports:
-            return None
-        (first, began), (last, ended) = self._reports[0], self._reports[-1]
-        return (last - first) / (ended - began) if last > first else None
