@@ -69,7 +69,7 @@ def test_neighbouring_batches(name, seed, left_out, size, clip):
 @pytest.mark.parametrize("name", ["mlp", "two_tower", "dlrm"])
 def test_check_passes_sound_models(name):
     model, batch = built(name)
-    check(model, batch)
+    assert check(model, batch) is None, "a model that mixes its examples would be refused"
 
 
 def test_check_passes_dropout_and_leaves_it_where_it_was():
@@ -133,9 +133,12 @@ def test_check_looks_at_what_is_trained():
             return self.table(ids) if training else self.best(self.table(ids))
 
         def per_example_loss(self, data, training=True):
+            asked.add(training)
             return tf.reduce_sum(tf.square(self(data, training=training)), axis=1)
 
+    asked = set()
     check(Retrieval(), np.arange(4), examples=1)
+    assert asked == {True}
 
 
 class Forgetful(tfdp_rec.clipping.DenseRule):

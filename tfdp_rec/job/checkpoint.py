@@ -31,7 +31,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -39,7 +38,7 @@ from dp_accounting import DpEvent
 
 from tfdp_rec import interruption
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.files import Path, hold, let_go, remove, replacing, unheld, writing
+from tfdp_rec.files import Path, hold, let_go, remove, unheld, writing
 from tfdp_rec.job.budget import LABELS
 from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, RunFolder, find
 from tfdp_rec.job.settings import JobSettings
@@ -94,7 +93,6 @@ class RunCheckpoint:
         _refuse_released(self.out, self.directory)
         self.folder = RunFolder(self.out)
         hold(self.directory)
-        _adopt(self.directory, self.out)
 
     @classmethod
     def fresh(
@@ -134,7 +132,10 @@ class RunCheckpoint:
             raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             path = pathlib.Path(directory) / RUN
-            raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+            raise ValueError(
+                f"{path} was changed, or is of version 0.2: put it back from a backup, or go on with that version "
+                f"({problem})."
+            ) from None
         now = given(before)
         now.refuse_other(before, directory)
         if out and os.path.abspath(out) != run["out"]:
@@ -354,8 +355,6 @@ def sweep(runs: pathlib.Path) -> list[str]:
         directory = lock.parent
         with unheld(directory) as free:
             if free and (directory / RUN).exists():
-                with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-                    _adopt(directory, run_of(directory)["out"])
                 was_there = (directory / LOG).exists()
                 if clear(directory) == RESUMABLE and was_there:
                     ours = directory.name == RESUME
@@ -364,15 +363,10 @@ def sweep(runs: pathlib.Path) -> list[str]:
 
 
 def run_of(directory: Path) -> dict[str, Any]:
-    """What run.json says; one of an older version in today's form, where one ledger was all."""
+    """What run.json says."""
     path = pathlib.Path(directory).absolute()
     run = json.loads((path / RUN).read_text(encoding="utf-8"))
     run["out"] = run["out"] or os.fspath(path.parent.parent)
-    if "ledger" in run:
-        only = f"{RELEASE}/{LEDGER}"
-        run |= {"ledgers": {only: run["ledger"]} if run["ledger"] else {}, "since": {only: run["since"]}, "noises": {}}
-        # Only private sums were made of logs.
-        run["asked"] = {"mechanism": ["spectral"], **run.get("asked", {})}
     return run
 
 
@@ -433,21 +427,6 @@ def _remove_unpaid(out: Path) -> None:
     beside = pathlib.Path(out, PRIVATE, LEDGERS)
     if beside.is_dir() and not any(beside.iterdir()):
         beside.rmdir()
-
-
-def _adopt(directory: pathlib.Path, out: Path) -> None:
-    """Puts the ledger that an older version kept beside the log into the run folder, where it belongs."""
-    mine = directory / LEDGER
-    if not mine.exists():
-        return
-    path = RunFolder(out).release / LEDGER
-    if not path.exists():
-        with replacing(path) as temporary:
-            shutil.copyfile(mine, temporary)
-            os.chmod(temporary, 0o600)
-    elif not path.read_bytes().startswith(mine.read_bytes()):
-        raise ValueError(f"{path} is the ledger of another run than {mine}: move one of the two folders away first.")
-    mine.unlink()
 
 
 def _hash(folder: pathlib.Path) -> str:
