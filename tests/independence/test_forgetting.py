@@ -186,13 +186,19 @@ def a_difference_of_minus_one(model, data):
     return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
 
 
+def a_negative_length(model, data):
+    length = 0 - tf.shape(cut(model, data, 1))[1]
+    several = tf.reshape(data["t"], tf.stack([tf.shape(data["t"])[0], length, 2]))
+    return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
+
+
 def a_length_beyond_32_bits(model, data):
     length = tf.shape(tf.zeros([model.four.value * 2**23]))[0]
     return in_tuples_of(4 // (1 + tf.minimum(length - length * 64 // 64, 1)), data)
 
 
 @pytest.mark.parametrize("way", [a_length_of_zero_and_one, a_length_of_one_that_is_broadcast, a_difference_of_minus_one,
-                                 equal_shapes_that_are_broadcast, a_length_beyond_32_bits],
+                                 equal_shapes_that_are_broadcast, a_negative_length, a_length_beyond_32_bits],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_arithmetic_with_unknown_lengths_is_right_for_all_of_them(way):
     """2.9 clips where it was followed for lengths above 1 alone."""
@@ -252,6 +258,20 @@ def test_effects_of_operations_that_tensorflow_calls_stateless(way):
         removal(way, t=TURNS)
 
 
+@pytest.mark.parametrize("same", [lambda handle: handle, tf.identity])
+def test_a_metric_is_read_by_no_other_tensor_of_its_handle(same):
+    def count_so_far(model, data):
+        model.seen.update_state(tf.reduce_sum(data["t"]))
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) * tf.ones_like(data["x"][:, 0])
+
+    model = Weighed(count_so_far)
+    model.seen = keras.metrics.Sum()
+    handle = same(model.seen.total.value.handle)
+    model.dense.build([None, 1])
+    with pytest.raises(tfdp_rec.NotPrivate, match="reads a metric"):
+        clipped_sum(model, {"x": np.ones([64, 1], "float32"), "t": TURNS}, 1.0)
+
+
 def test_places_that_nothing_is_put_into_hold_what_was_in_memory():
     values, _, _ = claims(lambda x: tf.dynamic_stitch([[0], [2]], [[1.0], [2.0]]), TURNS)
     assert not isinstance(values[0], (ByExample, Shared))
@@ -301,6 +321,38 @@ def test_a_layer_that_is_run_again_for_each_example_reads_its_arguments_alone(wa
     batch = {"x": np.ones([64, 3], "float32"), "c": np.where(np.arange(64) == 0, -1e6, 1.0).astype("float32")[:, None]}
     with pytest.raises(tfdp_rec.NotPrivate, match="as an argument"):
         clipped_sum(Gated(way), batch, 1.0)
+
+
+class Moved(tfdp_rec.PrivateTraining, keras.Model):
+    """Weights of its own, whose gradient goes where the examples together say."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.own, self.built = way, self.add_weight(shape=[8], initializer="ones"), True
+
+    def per_example_loss(self, data, training=True):
+        there = tf.cast(tf.reduce_sum(data["s"]) > 0, tf.int32)
+        part = tf.custom_gradient(lambda own: (own * 1.0, lambda g: self.way(g, there)))
+        return tf.reduce_sum(data["x"] * part(tf.convert_to_tensor(self.own.value)), axis=1)
+
+
+def a_place_in_a_slice(g, there):
+    begin, half = tf.reshape(there, [1]), tf.reduce_sum(tf.reshape(g, [2, 4]), 0)
+    return tf.raw_ops.StridedSliceGrad(shape=[8], begin=begin, end=begin + 4, strides=[1], dy=half)
+
+
+def a_shape(g, there):
+    half = tf.reduce_sum(tf.reshape(g, tf.stack([2 + 2 * there, 2, 2 // (1 + there)])), 1)
+    return tf.raw_ops.StridedSliceGrad(shape=[8], begin=[0], end=[4], strides=[1], dy=tf.reshape(half, [4]))
+
+
+@pytest.mark.parametrize("way", [a_place_in_a_slice, a_shape], ids=lambda f: f.__name__)
+def test_data_does_not_say_where_shares_of_a_gradient_go(way):
+    """42 clips for the place, 8.4 for the shape."""
+    rng = np.random.default_rng(0)
+    x = np.abs(rng.normal(size=[64, 8])).astype("float32") * np.arange(8, dtype="float32")
+    with pytest.raises(tfdp_rec.NotPrivate, match="each example's part in it is unknown"):
+        clipped_sum(Moved(way), {"x": x, "s": np.where(np.arange(64) == 0, 1000, -1).astype("float32")}, 1.0)
 
 
 class Recalling(layers.Layer):

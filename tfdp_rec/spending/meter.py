@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from tfdp_rec.demands import demand, given
+from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 
@@ -79,12 +79,15 @@ class Meter:
     def count(self, optimizer: Any, source: Source) -> list[Any]:
         """Operations that count a step, which must wait for them."""
         counter = self._counter(optimizer, source)
-        gate = demand(self._made < self._limit, _NO_MORE)
-        gate += demand(counter.allowed > 0, _OTHER)
-        gate += demand(counter.price_now() == counter.price, _REPRICED)
+        checks: list[Check] = [
+            (self._made < self._limit, _NO_MORE),
+            (counter.allowed > 0, _OTHER),
+            (counter.price_now() == counter.price, _REPRICED),
+        ]
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
-            gate += demand(limit.takes_one(), _NO_MORE)
+            checks.append((limit.takes_one(), _NO_MORE))
+        gate = demand_all(*checks)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
             # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
