@@ -39,7 +39,7 @@ from tfdp_rec.spending.meter import Meter, StepLimit
 
 
 class MechanismType(abc.ABCMeta):
-    """Construction of a mechanism: settings by name; a plan completes those that are not given, and checks the result."""
+    """Construction of a mechanism: settings by name; a plan completes them, and checks the result."""
 
     # The constructors of a mechanism and of those that it stands on pass `**settings` on to one another. A plan must
     # complete the settings ahead of the first, and can price the optimizer only after the last: hence here.
