@@ -80,6 +80,7 @@ class PrivacyBudget(keras.callbacks.Callback):
                 self.accountant.spend(event, label, id_of_use(event, label))
         # The number of times that this fit may begin iterating its batches: shuffled ones cost more each time.
         self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
+        self._foreseen = self.accountant.begun + self.accountant.restarts_ahead
         self._basis: Any = None
         self._priced: Any = None
         self.ended_fit = False
@@ -148,7 +149,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         if event != accountant.event:
             accountant.record(event, 0)
         before = runs[:-1] if runs and runs[-1][0] == event else runs
-        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
+        if accountant.begun > self._foreseen:  # by other models, which got draws that this one would have followed
+            accountant.restarts_ahead = max(2, accountant.restarts_ahead)
+            self._foreseen = accountant.begun + accountant.restarts_ahead
+        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon, self._foreseen)
         if basis != self._basis:  # otherwise more of the same was made
             most = accountant.max_steps(self.target_epsilon)
             self._basis, self._limit = basis, most if self.steps is None else min(most, self.steps)
@@ -162,8 +166,10 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _allow(self) -> None:
         # Lets the step itself refuse to be one too many, one of another price, or one that is not paid for.
-        meter = self._optimizer.privacy_history
-        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
+        meter, accountant = self._optimizer.privacy_history, self.accountant
+        epochs = [accountant.sampling.compose_history([(accountant.event, 10**6)], restarts) for restarts in (0, 1)]
+        begun = None if epochs[0] == epochs[1] else max(0, self._foreseen - accountant.begun)
+        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin, begun)
 
     @property
     def _origin(self) -> str | None:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -187,6 +188,11 @@ class Accountant:
         paid = self.payments.entries() if self.payments else ()
         return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in (*self.carried, *paid))
 
+    @property
+    def begun(self) -> int:
+        """Number of stretches of successive draws under this sampling, as `Entry.begun` counts them."""
+        return sum(entry.begun for entry in self._own())
+
     def _own(self) -> list[Entry]:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
         mine = self.sampling.get_state()
@@ -217,8 +223,7 @@ class Accountant:
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
             sampling = Sampling.from_state(json.loads(state))
-            restarts = max(0, sum(entry.begun for entry in entries) - 1)
-            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries], restarts)
+            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries], _restarts(entries))
             steps = sum(entry.steps for entry in entries)
             found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
         return found
@@ -280,8 +285,8 @@ class Accountant:
         self.refuse()
         runs, own = self.runs(steps), self._own()
         ahead = steps is not None and steps > sum(entry.steps for entry in own)
-        begun = sum(entry.begun for entry in own) + ahead * self.restarts_ahead
-        trained = [self.sampling.compose_history(runs, max(0, begun - 1))] if runs else []
+        restarts = _restarts(own, ahead * self.restarts_ahead)
+        trained = [self.sampling.compose_history(runs, restarts)] if runs else []
         return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
 
     def epsilon(self, steps: int | None = None) -> float:
@@ -322,7 +327,7 @@ class Accountant:
         Args:
             event: Event of one step.
             steps: Number of steps.
-            restarts: Number of times that shuffled batches were iterated anew for these steps.
+            restarts: Number of times that shuffled batches were iterated anew within these steps.
         """
         checked_count("steps", steps)
         if event != self.event:
@@ -473,23 +478,19 @@ class Accountant:
         if state["delta"] != self.delta:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
         event, history = events.from_json(state["event"]), Entries.loads(state["history"])
-        if self.payments is None:  # a ledger prices each step by its own sampling: with one, the data may have grown
+        if self.payments is None:
             self.sampling.set_state(state["sampling"])
-        if self.payments is not None:
-            if state.get("mark"):
-                self.payments.ledger.refuse_without(Mark(**state["mark"]))
-        for use, label in self._uses_without_ids(state, history):
-            history.add(Entry(use, 1, DRAWN, label=label))
+            if state.get("mark"):  # the ledger may hold more than the state
+                raise ValueError(
+                    "This state was counted in a ledger, which may hold more than the state: give the accountant the "
+                    "same one, ledger=."
+                )
+        elif state.get("mark"):  # a ledger prices each step by its own sampling: with one, the data may have grown
+            self.payments.ledger.refuse_without(Mark(**state["mark"]))
+        history.merge(_uses_without_ids(state, history))
         self._recorded.merge(history)
         self.event = event
         Changes.made += 1
-
-    def _uses_without_ids(self, state: dict[str, Any], history: Entries) -> list[tuple[DpEvent, str]]:
-        # Of states of versions before 0.3. They may be others than those counted here, but for those that the history
-        # has under an id, and those that stand in the ledger, which the state's mark has seen.
-        found = [(events.from_json(event), label) for event, label in state.get("spent", ())]
-        found = [(event, label) for event, label in found if not history.steps_of(id_of_use(event, label))]
-        return self.payments.without_those_paid(found) if self.payments and state.get("mark") else found
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)
@@ -515,6 +516,26 @@ class Accountant:
                     f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
                     f"{self.limit.delta:g}."
                 )
+
+
+def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
+    # Uses in a state of a version before 0.3. Those that a ledger has paid for, which the state's mark has seen, are
+    # found there by event and label. Others may differ from those counted here, unless the history has their id.
+    found = Entries()
+    for fields, label in state.get("spent", ()):
+        use = Entry(events.from_json(fields), 1, DRAWN, label=label)
+        id = id_of_use(use.event, label)
+        if not history.steps_of(id):
+            found.extend(id if state.get("mark") else new_id(), use)
+    return found
+
+
+def _restarts(entries: Sequence[Entry], ahead: int = 0) -> int:
+    # Stretches of successive draws, less one: `Sampling.compose_history`. Steps recorded by hand begin one, and as many
+    # as their restarts.
+    by_hand = [entry for entry in entries if entry.origin == BY_HAND]
+    begun = sum(entry.begun for entry in entries) + bool(by_hand) + ahead
+    return max(0, begun - 1)
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

@@ -53,6 +53,10 @@ _REPRICED = (
     "counted for it. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
     "noise: optimizer.noise_multiplier = optimizer.noise_multiplier.\n"
 )
+_BEGUN = (
+    "Refused batch: it begins another iteration of the batches than PrivacyBudget planned for in this fit, and may "
+    "cost as much as an epoch. Train on it in a fit of its own; for batches that end, leave out steps_per_epoch.\n"
+)
 
 
 class Meter:
@@ -69,7 +73,8 @@ class Meter:
         self._present = optimizer  # the only optimizer whose steps are allowed
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
         self._half_restored = False  # whether `iterations` may have been restored after the entries
-        self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
+        self._made, self._limit = _number(0), _number(_NO_LIMIT)
+        self._begun, self._begun_limit = _number(0), _number(_NO_LIMIT)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
         self._receipt: tuple[Any, str | None, str] | None = None  # optimizer, sampling's name, id of the payment in use
         self._spare = [_variables() for _ in range(_KINDS)]
@@ -82,16 +87,18 @@ class Meter:
         gate = demand(self._made < self._limit, _NO_MORE)
         gate += demand(counter.allowed > 0, _OTHER)
         gate += demand(counter.price_now() == counter.price, _REPRICED)
+        # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
+        # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
+        position = tf.cast(source.position, tf.int64)
+        follows = tf.cast(tf.equal(position, counter.next), tf.int64)
+        begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
+        gate += demand(self._begun + begins <= self._begun_limit, _BEGUN)
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
             gate += demand(limit.takes_one(), _NO_MORE)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
-            # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
-            # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
-            position, one = tf.cast(source.position, tf.int64), given(tf.constant(1, tf.int64), gate)
-            follows = tf.cast(tf.equal(position, counter.next), tf.int64)
-            begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
+            one = given(tf.constant(1, tf.int64), gate)
             return [
                 self._made.assign_add(one),
                 self._begun.assign_add(begins),
@@ -279,8 +286,11 @@ class Meter:
 
     # Limits.
 
-    def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
+    def allow(
+        self, steps: int | None, optimizer: Any = None, sampling: str | None = None, begun: int | None = None
+    ) -> None:
         """Sets the number of further steps, of one optimizer and sampling; 0 for other models on shared weights."""
+        self._begun_limit.assign(_NO_LIMIT if begun is None else self._begun + begun)
         for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
             meter._limit.assign(left)

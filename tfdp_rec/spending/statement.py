@@ -138,7 +138,7 @@ def kind_of(chain: Chain) -> str:
 
 
 def rounded_up(epsilon: float) -> float:
-    """ε to four digits, never less than it is.
+    """ε to four digits, rounded up; less than 10^-12 of it is taken for an error of floating point.
 
     Example:
         >>> rounded_up(2.71412), rounded_up(12.0)
@@ -147,7 +147,7 @@ def rounded_up(epsilon: float) -> float:
     if epsilon == 0 or math.isinf(epsilon):
         return epsilon
     digits = 3 - math.floor(math.log10(epsilon))
-    return math.ceil(round(epsilon * 10.0**digits, 6)) / 10.0**digits
+    return math.ceil(round(epsilon * 10.0**digits, 9)) / 10.0**digits
 
 
 def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:
