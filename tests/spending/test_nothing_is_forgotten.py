@@ -20,7 +20,7 @@ from tfdp_rec.privacy import (
     optimised_correlation,
 )
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 from tfdp_rec.spending.statement import rounded_up
 
 DELTA = 1e-3
@@ -102,7 +102,7 @@ def test_the_price_of_a_plan_does_not_come_back_while_others_go_on_from_it(tmp_p
     model.fit(order.batches(rows), steps_per_epoch=5, verbose=0, callbacks=[PrivacyBudget(second, 100.0)])
     first.give_back_unused()
     once = epsilon_of(PLAN.dp_event(SIGMA), 1e-2, "rdp")
-    assert total(ledger, 1e-2, "rdp") == pytest.approx(once) == pytest.approx(second.epsilon())
+    assert ledger.epsilon(1e-2, "rdp") == pytest.approx(once) == pytest.approx(second.epsilon())
     second.close()
 
 
@@ -112,7 +112,7 @@ def test_a_plan_whose_steps_all_came_back_keeps_its_price(tmp_path):
     counted = accountant()
     counted.payments.pay_steps(model.optimizer.dp_event(), STEPS)
     ledger.give_back(ledger.paid[-1].number, 0, STEPS)
-    assert counted.epsilon() == pytest.approx(total(read(ledger.path), 1e-2, "rdp")) and counted.epsilon() > 1.0
+    assert counted.epsilon() == pytest.approx(read(ledger.path).epsilon(1e-2, "rdp")) and counted.epsilon() > 1.0
     counted.close()
 
 

@@ -76,7 +76,7 @@ class Meter:
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
         self._begun, self._begun_limit = _number(0), _number(_NO_LIMIT)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
-        self._receipt: tuple[Any, str | None, str] | None = None  # optimizer, sampling's name, id of the payment in use
+        self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
         self._spare = [_variables() for _ in range(_KINDS)]
 
     # In the graph of a step.
@@ -109,7 +109,7 @@ class Meter:
 
     def count_ordinary(self, optimizer: Any) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
-        key = (id(optimizer), ORDINARY)
+        key = (optimizer, ORDINARY)
         if key not in self._counters:
             counter = Counter(optimizer, None, "", self._variables(), ORDINARY, type(optimizer).__name__)
             counter.id = _ids_of_ordinary.setdefault(optimizer, counter.id)
@@ -120,14 +120,13 @@ class Meter:
     def _counter(self, optimizer: Any, source: Source) -> Counter:
         void = void_of(optimizer, source)
         name = source.sampling.name if source.sampling else None
-        key = (id(optimizer), name, void)
+        key = (optimizer, name, void)
         if key not in self._counters:
             state = source.sampling.get_state() if source.sampling else None
             origin = UNPROVEN if state is None else DRAWN
             counter = Counter(optimizer, state, void, self._variables(), origin, name=name)
             self._counters[key] = counter
-            if self._receipt is not None and self._receipt[:2] == (optimizer, name) and not void:
-                counter.id = self._receipt[2]
+            counter.id = self._paid_ids.pop(key, counter.id)
             self._allow_or_refuse(counter)
             Changes.made += 1
         return self._counters[key]
@@ -172,8 +171,7 @@ class Meter:
         own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
         for counter in own:
             counter.close(self._closed)
-        if own:
-            self._receipt = None  # later steps have another id, which is not paid for yet
+        self._paid_ids.clear()  # later steps have another id, which is not paid for yet
         if self._budget is not None:
             self._limit.assign(self._made)  # until the budget has priced the next step
         try:
@@ -183,15 +181,21 @@ class Meter:
                 counter.open()
             Changes.made += 1
 
-    def use_receipt(self, optimizer: Any, sampling: str | None, id: str) -> None:
-        """Counts the next steps of one optimizer and sampling under the id of their payment; "" ends that."""
-        self._receipt = (optimizer, sampling, id) if id else None
-        for counter in self._counters.values():
-            if counter.is_of(optimizer, sampling) and not counter.void:
-                if counter.id != id:
-                    counter.close(self._closed)
-                    counter.id = id or new_id()
+    def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
+        """Counts the next steps of one optimizer and sampling under the id of their payment."""
+        key = (optimizer, sampling, "")
+        counter = self._counters.get(key)
+        if counter is None:
+            self._paid_ids[key] = id
+        elif counter.id != id:
+            counter.close(self._closed)
+            counter.id = id
         Changes.made += 1
+
+    def id_in_use(self, optimizer: Any, sampling: str | None) -> str:
+        """Id under which the next steps of one optimizer and sampling are counted."""
+        key = (optimizer, sampling, "")
+        return self._counters[key].id if key in self._counters else self._paid_ids.get(key, "")
 
     # Totals.
 
@@ -297,11 +301,6 @@ class Meter:
         self._budget = None if steps is None else (optimizer, sampling)
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
-
-    @property
-    def receipt(self) -> str:
-        """Id of the payment that steps are counted under; empty if there is none."""
-        return "" if self._receipt is None else self._receipt[2]
 
     @property
     def made(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing import events
-from tfdp_rec.spending.ledger import Chain, used
+from tfdp_rec.spending.ledger import Chain
 
 Accountant: TypeAlias = Any  # `spending.accountant.Accountant`, whose file imports this one
 
@@ -133,7 +133,7 @@ def kind_of(chain: Chain) -> str:
     """What a ledger's payments may depend on, as text."""
     if chain.limit is None:
         return "payments fixed in advance"
-    share = f"{used(chain):.2%} of it is used"
+    share = f"{chain.used:.2%} of it is used"
     return f"filter: payments may depend on earlier releases, and the claim is its budget; {share}"
 
 
