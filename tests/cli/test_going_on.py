@@ -274,6 +274,5 @@ def test_a_run_on_a_cluster_goes_on(tmp_path, end):
     assert not timelines.exists()
     assert [p.label for p in read(ledger).paid].count("popularity counts") == 1
     assert 250 <= results["lazydpsgd"]["steps"] == read(ledger).steps <= 300
-    assert (
-        results["lazydpsgd"]["epsilon"] == pytest.approx(read(ledger).epsilon(DELTA))
-    )
+    spent = read(ledger).epsilon(DELTA)
+    assert results["lazydpsgd"]["epsilon"] == pytest.approx(spent) and spent <= 2

@@ -78,7 +78,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         for event, label in getattr(self.model.optimizer, "events_before_training", list)():
             if (event, label) not in self.accountant.spent_besides:
                 self.accountant.spend(event, label, id_of_use(event, label))
-        # The number of times that this fit may begin iterating its batches: shuffled ones cost more each time.
+        # Number of iterations of the batches that this fit may begin: under shuffling each costs as much as an epoch.
         self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
         self._foreseen = self.accountant.begun + self.accountant.restarts_ahead
         self._basis: Any = None
@@ -130,14 +130,14 @@ class PrivacyBudget(keras.callbacks.Callback):
             )
 
     def _left(self) -> int:
-        # Steps that still fit: one read, unless something else than a step was done since everything was priced.
+        # Number of steps that still fit: one read of a counter, if nothing but steps happened since the last pricing.
         meter = self._optimizer.privacy_history
         if self._optimizer is not self.model.optimizer or self._priced != self._state(meter):
             self._price()
         return self._most - self._optimizer.privacy_history.made
 
     def _state(self, meter: Meter) -> Any:
-        # What a step of this fit does not change: the target, iterations begun anew, steps of other models.
+        # All that the price depends on and that steps of this fit leave as it is.
         return Changes.made, self.target_epsilon, meter.begun, [*map(_MADE, self._others)]
 
     def _price(self) -> None:
@@ -165,7 +165,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._priced = self._state(meter)
 
     def _allow(self) -> None:
-        # Lets the step itself refuse to be one too many, one of another price, or one that is not paid for.
+        # The graph of the step refuses a step beyond the budget, of another price, or not paid for.
         meter, accountant = self._optimizer.privacy_history, self.accountant
         epochs = [accountant.sampling.compose_history([(accountant.event, 10**6)], restarts) for restarts in (0, 1)]
         begun = None if epochs[0] == epochs[1] else max(0, self._foreseen - accountant.begun)

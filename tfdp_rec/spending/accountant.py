@@ -386,7 +386,7 @@ class Accountant:
         Steps on unproven batches and steps without a guarantee are refused: `Unaccounted`.
         """
         if self.payments is not None:
-            # A ledger's total is claimed by accountants that do not follow these models.
+            # Other accountants will state this ledger's total without knowing these models, so the price must be right.
             self._refuse_unproven(self.carried)
             if self.void:
                 raise Unaccounted(

@@ -2,21 +2,13 @@
 
     pay, fsync  ->  look at the data  ->  give back what was not used
 
-- An entry describes its expense in full, sampling included: the total is that of the entries, whatever the settings
-  are today.
-- A total is a bound for payments that were fixed in advance. A ledger with a filter (`filters.py`) admits payments that
-  depend on earlier releases, refuses those that would exceed its budget, and claims the budget.
-- A payment is on disk before the use of the data begins. A crash can leave a payment without a use, never a use without
-  a payment.
-- A file has one owner at a time, in and across processes: two owners would each compute their own total.
-- A file restored from an older backup lacks a mark, or is behind the steps of a checkpoint, and is refused.
-
 Each line is one JSON object in its one canonical form (keys sorted, no spaces), and holds the hash of the line before:
 
     hash = sha256(the line without "hash")          previous = hash of the line before, "" in the first
 
-so that a line that was changed, left out or moved breaks the chain at its place. docs/ledger.md has every field, and a
-checker that needs no part of this package.
+so that a line that was changed, left out or moved breaks the chain at its place. A file has one owner at a time, in and
+across processes, since two owners would each compute a total of their own. docs/ledger.md has what is guaranteed, every
+field, and a checker that needs no part of this package.
 
 A crash during a write may leave an incomplete last line; `pay` had not returned then. A line that lacks its newline
 alone counts as spent. A line that cannot be read makes the ledger refused until a person has looked at it: after a

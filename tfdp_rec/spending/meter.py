@@ -44,9 +44,9 @@ _NO_MORE = (
     "stand before PrivacyBudget in callbacks.\n"
 )
 _OTHER = (
-    "Refused batch: the model was compiled with another optimizer after this step was traced, or a PrivacyBudget "
-    "covers the batches of its fit alone, and this batch is of another origin or optimizer, whose steps may cost more. "
-    "Train with the model as it is compiled now, after that fit, under a budget of its own.\n"
+    "Refused batch: the price of this step is not known. PrivacyBudget has priced the steps of one optimizer on the "
+    "batches of one fit; this step is of another optimizer or another compile(), or its batch is of another sampling. "
+    "Make it after that fit, with the model as it is compiled now, under a budget of its own.\n"
 )
 _REPRICED = (
     "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
@@ -70,7 +70,7 @@ class Meter:
         self._weights: list[keras.Variable] = []
         self._joined: Meter | None = None
         self._optimizer = optimizer  # the optimizer whose `iterations` are the check
-        self._present = optimizer  # the only optimizer whose steps are allowed
+        self._present = optimizer  # the optimizer of the last compile(): steps of earlier ones are refused
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
         self._half_restored = False  # whether `iterations` may have been restored after the entries
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
@@ -159,7 +159,7 @@ class Meter:
         Changes.made += 1
 
     def restored(self) -> None:
-        """Adapts the check to `iterations` that were restored; call after every restore."""
+        """Notes that `iterations` may have been restored, to any number; call after every restore."""
         # Steps beyond them were made by other optimizers, or before `iterations` was reset.
         if self._optimizer is not None:
             self._earlier = max(0, self._own_steps - int(self._optimizer.iterations.numpy()))
@@ -167,7 +167,7 @@ class Meter:
 
     @contextlib.contextmanager
     def repricing(self, optimizer: Any) -> Iterator[None]:
-        """A block in which the cost of a step of `optimizer` changes; steps made before keep their event."""
+        """A context in which settings that decide the price change; steps made before keep their event."""
         own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
         for counter in own:
             counter.close(self._closed)
@@ -200,7 +200,7 @@ class Meter:
     # Totals.
 
     def snapshot(self) -> Entries:
-        """All present entries of all meters whose steps are in the model's weights."""
+        """The entries of all steps that trained the model's weights, as they stand now."""
         found = Entries()
         for meter in self._related():
             meter._write(found)
@@ -242,17 +242,17 @@ class Meter:
     # Meters that belong together.
 
     def trains(self, variables: Iterable[keras.Variable]) -> None:
-        """Declares the variables that the steps write: every model with one of them has spent these steps too."""
+        """Notes the variables that the steps write: each model with one of them has spent these steps."""
         variables = list(variables)
         for variable in variables:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
         if any(meter._budget is not None for meter in self._related() if meter is not self):
-            self._limit.assign(self._made)  # a budget is kept for these weights already, so no step without it
+            self._limit.assign(self._made)  # a budget is kept for these weights: no step without it
 
     def add_weights(self, variables: Iterable[keras.Variable]) -> None:
-        """Adds weights of the model, frozen ones included, since other models may train them."""
+        """Adds weights of the model, also frozen ones: other models may train them."""
         known = {id(variable) for variable in self._weights}
         self._weights += [variable for variable in variables if id(variable) not in known]
         Changes.made += 1
@@ -270,7 +270,7 @@ class Meter:
         return list(found.values())
 
     def add_part(self, optimizer: Any, part: Meter) -> None:
-        """Continues with another optimizer, whose meter so far becomes a part of this one."""
+        """Includes the meter of another optimizer, with which the training continues."""
         self._earlier = self._own_steps
         self._parts.append(part)
         self._optimizer = optimizer
@@ -278,14 +278,14 @@ class Meter:
         Changes.made += 1
 
     def refuse_other_optimizers(self, optimizer: Any) -> None:
-        """Refuses steps of all optimizers but this one, with which the model was compiled."""
+        """Refuses the steps of all optimizers but this one, with which the model was just compiled."""
         self._present = optimizer
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
 
     @property
     def root(self) -> Meter:
-        """The meter that this one is, directly or not, a part of; itself if of none."""
+        """The meter that includes this one and is itself included by none."""
         return self if self._joined is None else self._joined.root
 
     # Limits.
@@ -293,7 +293,7 @@ class Meter:
     def allow(
         self, steps: int | None, optimizer: Any = None, sampling: str | None = None, begun: int | None = None
     ) -> None:
-        """Sets the number of further steps, of one optimizer and sampling; 0 for other models on shared weights."""
+        """Allows this many further steps to one optimizer and sampling, and none to other models on shared weights."""
         self._begun_limit.assign(_NO_LIMIT if begun is None else self._begun + begun)
         for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
@@ -325,7 +325,7 @@ class Counter:
     optimizer: Any
     sampling: dict[str, Any] | None  # state of the sampling that draws the batches
     void: str  # reason why the steps have no guarantee
-    # Steps, number of times the batches were begun, whether a step is allowed, settings that the step was priced by.
+    # Number of steps, of stretches begun, whether a step is allowed, the next draw, settings at which it was priced.
     variables: dataclasses.InitVar[list[tf.Variable]]
     origin: str
     label: str = ""
@@ -373,7 +373,7 @@ class StepLimit:
         self.made, self.most = _number(0), _number(most)
 
     def takes_one(self) -> tf.Tensor:
-        """Takes one step of what is left; whether there was one."""
+        """Counts one step; whether it is within the limit."""
         # Taken before it is compared: of two threads at the last step at most one finds that it is within.
         with tf.control_dependencies([self.made.assign_add(1)]):
             return self.made.read_value() <= self.most

@@ -1,16 +1,16 @@
 """Payments for training steps in a ledger: in blocks, before the steps are made.
 
-A block has the id of the entry that the model counts its steps under, so that the model's entries are receipts. The
-rest of a block is given back when no step of it will be made; a crash leaves the whole block spent.
+A block and the model's entry for its steps have the same id, so that the entry is a receipt. Steps of a block that will
+not be made are given back; after a crash the whole block stays spent.
 
 Planned noise is paid for as a whole, before its first step:
 
     price of a part  =  0 if it continues from the plan's last step or last checkpoint;  else the plan's event
 
 A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). A checkpoint writes a note in the
-ledger, which counts for the payment before it alone. A part that begins elsewhere is a fork and pays again: releases of
-the first part may hold other noise for the same steps. Forks are the copy of an older checkpoint, a checkpoint from
-which another part has continued already, and a part that continues after another part has continued from it.
+ledger, which is valid until the next payment. A part that begins elsewhere is a fork and pays the plan's price again,
+since earlier releases may hold other noise for the same steps. Three kinds of forks: a part that begins at an older
+checkpoint; a second part that begins at one checkpoint; a part that continues after another began at its checkpoint.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Payments:
     # Paying.
 
     def pay_once(self, event: DpEvent, label: str, id: str) -> None:
-        """Pays for one use of all data that is no step."""
+        """Pays for one use of the data that is no training step."""
         self.ledger.pay(event, label=label, settings={"sampling": None}, id=id)
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
@@ -144,7 +144,7 @@ class Payments:
             if entry is not None:
                 found[id_of_use(entry.event, each.id)] += each.steps
             elif not each.steps:
-                # A payment by hand has another id than the use that it is for, which `id_of_use` names.
+                # A payment by hand has an id of its own: it is found by event and label.
                 for id in {each.id, id_of_use(each.event, each.label)}:
                     found[id_of_use(each.event, id)] += each.attempts
         return found
@@ -213,7 +213,7 @@ class Payments:
         lines = [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == event.plan]
         parts = [entry for _, entry in lines]
         first = event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)
-        # Only the last part to begin counts: one that began after another may have been released without a note.
+        # Only the part that began last may continue: its releases may exist, although no note names them.
         latest = _part(parts[-1]) if parts else None
         ends = _end(parts), self._kept(event.plan, since=lines[-1][0].number if lines else 0)
         left = latest == event.after and (event.after, event.start) in ends
@@ -221,8 +221,8 @@ class Payments:
         return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
 
     def _cut(self, lines: Sequence[Line]) -> list[Line]:
-        # Ends a part where another continued from it, and a part of an ended process at its last checkpoint: its later
-        # steps were paid for, and were not made or are lost.
+        # A part ends where another continued from it; one of an earlier process, at its last checkpoint. Later steps were
+        # paid for, but were not made or are lost.
         found = list(lines)
         last: dict[str, int] = {}  # place of a plan's last payment
         for place, (paid, entry) in enumerate(lines):
@@ -280,7 +280,7 @@ def _part(entry: Entry | None) -> str:
 
 
 def _end(parts: Sequence[Entry]) -> tuple[str, int] | None:
-    """The part of a plan's last payment, and the step at which it ends."""
+    """The part of a plan's last payment, and the last step of this part."""
     if not parts:
         return None
     event = parts[-1].event
