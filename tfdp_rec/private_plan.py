@@ -121,7 +121,8 @@ class PrivatePlan:
             raise
         self._before = self._payer.steps
         self._limit = StepLimit(0)
-        self._limited = -1  # `Changes.made` at which the limit was set
+        self._limited: int | None = -1  # `Changes.made` at which the limit was set; None while it is suspended
+        self._dearer = False  # whether a step of an optimizer of the plan costs more than was planned
         # A plan that is made again declares its uses again: without a ledger they are one, by event and label.
         for number, (other, label) in enumerate(self.spent):
             before = sum(each == (other, label) for each in self.spent[:number])
@@ -236,8 +237,14 @@ class PrivatePlan:
 
     def accept(self, optimizer: Any) -> None:
         """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
-        if self._target is not None:
-            self._refuse_dearer(type(optimizer).__name__, optimizer.dp_event())
+        event = optimizer.dp_event()
+        if self._target is not None and self._costs_more(event):
+            raise ValueError(
+                f"A step of {type(optimizer).__name__} costs more than the plan's: {event} for "
+                f"{self.make_event(self.noise_multiplier)}. For AdaFEST write AdaFEST.with_total_noise(rate, "
+                "noise_multiplier=plan.noise_multiplier, plan=plan, ...); for others give PrivatePlan(make_event=...), "
+                "from noise multiplier to the step's event; EANA has no epsilon: plan with noise_multiplier=."
+            )
         before: list[tuple[DpEvent, str]] = getattr(optimizer, "events_before_training", list)()
         missing = [label for event, label in before if (event, label) not in self.accountant.spent_besides]
         if missing:
@@ -246,36 +253,39 @@ class PrivatePlan:
                 "contain: give PrivatePlan(spent=[(event, label), ...]) the result of preselection.events()."
             )
         self.accountant.follow(optimizer)
-        if events.is_private(optimizer.dp_event()):  # without a guarantee there is no ε to keep
+        if events.is_private(event):  # without a guarantee there is no ε to keep
             optimizer.plan, optimizer.step_limit = self, self._limit
-            self.limit_steps()
+            self.reprice(event)
 
     def suspend_limit(self) -> None:
         """Lifts the limit while a budget counts, until `limit_steps`."""
         self._limit.set_left(None)
-        self._limited = -1
+        self._limited = None
 
     def limit_steps(self) -> None:
         """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`."""
-        # With a ledger there are no steps outside: the budget pays for steps before they are made.
+        # With a ledger there are no steps outside: the budget pays for steps before they are made. Nor are there once
+        # a step costs more than was planned: their number is then no bound on ε.
         if self._limited != Changes.made:
-            self._limit.set_left(0 if self._payer.payments else max(0, self._before + self.steps - self._payer.steps))
+            none = self._payer.payments or self._dearer
+            self._limit.set_left(0 if none else max(0, self._before + self.steps - self._payer.steps))
             self._limited = Changes.made
 
-    def _refuse_dearer(self, name: str, event: DpEvent) -> None:
+    def reprice(self, event: DpEvent) -> None:
+        """Adapts the limit to an optimizer of the plan whose step now has another event."""
+        self._dearer |= self._costs_more(event)
+        if self._limited is not None:
+            self._limited = -1
+            self.limit_steps()
+
+    def _costs_more(self, event: DpEvent) -> bool:
+        # Than a step as planned; True also where the two cannot be compared.
         planned = self.make_event(self.noise_multiplier)
         if isinstance(planned, PlannedDpEvent) and isinstance(event, PlannedDpEvent):
             planned, event = planned.event, event.event  # each costs as a whole, so the wholes are compared
         least, found = fold_gaussians(planned), fold_gaussians(event)
         both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
-        if event == planned or both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9):
-            return
-        raise ValueError(
-            f"A step of {name} costs more than the plan's: {event} for {planned}. For AdaFEST write "
-            "AdaFEST.with_total_noise(rate, noise_multiplier=plan.noise_multiplier, plan=plan, ...); for others give "
-            "PrivatePlan(make_event=...), from noise multiplier to the step's event; EANA has no epsilon: plan with "
-            "noise_multiplier=."
-        )
+        return event != planned and not (both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9))
 
 
 def _planned_by(

@@ -103,7 +103,7 @@ def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
 def test_the_card_says_what_the_statement_says_and_how_to_ask(run, capsys):
     page = self_contained((run / "private" / "report.html").read_text())
     assert page.text.count((run / "release" / "statement.txt").read_text()) == 1
-    assert "Guarantee: (epsilon = 2, delta = 1e-06)-differential privacy\n" in page.text
+    assert "Guarantee:      (epsilon = 2, delta = 1e-06)-differential privacy.\n" in page.text
     assert "generated timelines, of no real users" in page.text and "nothing of real users" in page.text
     (typed,) = re.findall("tfdp-rec (recommend small --history .*)", page.text)
     first, *_ = [row for row in page.rows if row[0].isdigit()]

@@ -16,7 +16,7 @@ from zoo import examples
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, Outer, clipped_sum, float_sums
 from tfdp_rec.clipping.cross_terms import CANCELLING, measure
-from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.clipping.engine import SLACK, Share
 
 HUGE = np.float32(1e12)
 
@@ -316,6 +316,23 @@ def test_in_parts_too(part):
     target[5] = [[HUGE] * 2, [-HUGE] * 2]
     batch = {"ids": np.full([size, 2], 3), "target": target.astype("float32")}
     assert removal(embedding(), batch, 5, microbatch_size=part) <= 1
+
+
+def test_microbatches_share_the_slack(monkeypatch):
+    """The errors of their sums add up in the whole sum."""
+    slacks, within, model = [], float_sums.Depth.within, dense()
+    monkeypatch.setattr(float_sums.Depth, "within", lambda slack, *rest: slacks.append(slack) or within(slack, *rest))
+    rows = {"x": tf.ones([12, 1]), "target": tf.ones([12, 1])}
+    model.per_example_loss(rows)
+
+    @tf.function
+    def slack_of(part):
+        slacks.clear()
+        clipping = Clipping(model, model.per_example_loss, tf.constant(1.0))
+        clipping.sum(rows, Share(part, tf.constant(12)))
+        return slacks[0]
+
+    np.testing.assert_allclose(slack_of(tf.constant(4)) * 4, slack_of(tf.constant(1)), rtol=1e-6)
 
 
 def test_bfloat16_and_a_mask():

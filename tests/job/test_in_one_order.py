@@ -62,7 +62,7 @@ def test_each_costs_what_the_run_may(run):
 def test_the_report_says_what_the_order_promises_and_releases_the_planned_one(run):
     said = (run / "private" / "report.md").read_text()
     assert "no amplification claimed" in " ".join(said.split())
-    assert "**LazyDPFTRL** is in `release/servable/`" in said and "LazyDPFTRL" in said.split("## What is promised")[1]
+    assert "**LazyDPFTRL** is in `release/servable/`" in said and "**Recommender**: **LazyDPFTRL**" in said
 
 
 def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():

@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers import bytes_in
 
 import tfdp_rec
-from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint, training_checkpoint
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.pricing.events import PlannedDpEvent, from_json, is_private, to_json
 from tfdp_rec.privacy import (
@@ -252,6 +252,30 @@ def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
     assert once == epsilon_of(PLAN.dp_event(2.0), 1e-2, "rdp")
     both = dp_accounting.SelfComposedDpEvent(PLAN.dp_event(2.0), 2)
     assert accountant.epsilon() == pytest.approx(epsilon_of(both, 1e-2, "rdp"))
+
+
+@BOTH
+def test_a_resumption_that_is_cut_short_among_the_buffers_makes_no_step(kind, tmp_path, monkeypatch):
+    """Buffers of two trainings take back what was never added."""
+    model, checkpoint = model_of(kind), TrainingCheckpoint(tmp_path)
+    fit(model, FixedOrder(UNITS, BATCH), 3, callbacks=[checkpoint])
+    again, fill = model_of(kind), training_checkpoint._fill
+    again.prepare(fetch(np.arange(5)))
+
+    def interrupted(variable, *rest):
+        fill(variable, *rest)
+        if variable.name.startswith("buffer"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_checkpoint, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        TrainingCheckpoint(tmp_path).resume(again)
+    monkeypatch.undo()
+    with pytest.raises(REFUSED, match="cut short"):
+        fit(again, FixedOrder(UNITS, BATCH), 1, position=0)
+    TrainingCheckpoint(tmp_path).resume(again)
+    fit(again, FixedOrder(UNITS, BATCH), 1)
+    assert again.optimizer.position == 4
 
 
 @BOTH

@@ -179,6 +179,25 @@ def test_a_part_that_another_has_gone_on_from_pays_again_if_it_goes_on_itself(tm
     first.accountant.close()
 
 
+def test_a_checkpoint_that_is_saved_again_after_another_part_has_gone_on_from_it_is_a_fork(tmp_path):
+    first = Process(tmp_path)
+    first.fit(4)
+    first.accountant.close()
+    second = Process(tmp_path)
+    second.fit(3)
+    second.accountant.close()
+    first.accountant = Accountant(first.event, first.order, DELTA, "rdp", ledger=first.path)
+    first.accountant.follow(first.model)
+    first.checkpoint.accountant = first.accountant
+    first.checkpoint.save()  # its note stands after the second part's payment
+    first.accountant.close()
+    third = Process(tmp_path)
+    assert third.resumed.step == 4
+    third.fit(3)
+    assert paid(third) == pytest.approx(third.accountant.epsilon()) == pytest.approx(epsilon(2))
+    third.accountant.close()
+
+
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_what_was_trained_without_a_checkpoint_after_the_last_one_is_no_crash(tmp_path, cut_off):
     """It may have been released: who goes on from the checkpoint before it makes other noise for the same steps."""

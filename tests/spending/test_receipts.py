@@ -562,6 +562,42 @@ def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
     assert plan.accountant.steps == read(tmp_path / "ledger.jsonl").steps == 2
 
 
+def test_an_interrupted_fit_leaves_a_plan_a_limit_for_its_other_optimizers():
+    """Keras calls no `on_train_end` then: a loop by hand of the second model made any number of steps."""
+    plan = plan_of(6)
+    first, second = (model_of(optimizer_of(noise=None, plan=plan)) for _ in range(2))
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
+    with pytest.raises(ZeroDivisionError):
+        first.fit(plan.batches(rows), steps_per_epoch=6, verbose=0, callbacks=[plan.budget(), stop])
+    drawn = iter(plan.batches(rows))
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        for _ in range(6):
+            second.train_step(next(drawn))
+    assert plan.accountant.steps == 6 and plan.accountant.epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("how", ["set", "restored"])
+def test_steps_that_cost_more_than_planned_are_made_under_a_budget_alone(how):
+    """A count of steps is no bound on ε: 20 planned for 2.0 cost 9.49, fifteen of them at σ = 0.5."""
+    plan = plan_of(6)
+    model = model_of(optimizer_of(noise=None, plan=plan))
+    drawn = iter(plan.batches(rows))
+    model.train_on_batch(next(drawn))
+    if how == "set":
+        model.optimizer.noise_multiplier = plan.noise_multiplier / 4
+    else:
+        store = {}
+        other = optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier / 4)
+        other.build(model.trainable_variables, {})
+        other.save_own_variables(store)
+        model.optimizer.load_own_variables(store)
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        model.train_on_batch(next(drawn))
+    with pytest.raises(ValueError, match="would exceed the budget"):
+        model.fit(plan.batches(rows), steps_per_epoch=6, verbose=0)
+    assert plan.accountant.steps == 1 and plan.accountant.epsilon() <= 2.0
+
+
 # A statement of a ledger that is gone.
 
 

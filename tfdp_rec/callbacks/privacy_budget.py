@@ -107,8 +107,6 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.restarts_ahead = 0
         self.accountant.give_back_unused()
         self.model.optimizer.privacy_history.allow(None)
-        if self.model.optimizer.plan is not None:
-            self.model.optimizer.plan.limit_steps()
 
     def _check_source(self) -> None:
         source = getattr(self.model, "feeding", None) or Source()

@@ -23,7 +23,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -237,14 +237,23 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         with zipfile.ZipFile(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
+            # What was spent, then what rows owe, then the weights: an interruption on the way lets nothing out that is
+            # not told, or without its noise.
+            optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
             model.release.withhold()  # before rows come in that may owe noise
-            variables = dict(_variables(model))
-            with optimizer.privacy_history.repricing(optimizer):
-                for name, shape, _ in header["variables"]:
+            variables, shapes = dict(_variables(model)), {name: shape for name, shape, _ in header["variables"]}
+
+            def fill(names: Iterable[str]) -> None:
+                for name in names:
                     with archive.open(name) as file:
-                        _fill(variables[name], shape, file)
-                optimizer.pending_restored()
-        optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
+                        _fill(variables[name], shapes[name], file)
+
+            pending = [name for name in shapes if name.startswith("ledger/")]
+            with optimizer.privacy_history.repricing(optimizer):
+                with optimizer.restoring_pending():
+                    fill(pending)
+                fill(name for name in shapes if name not in pending)
+            optimizer.privacy_history.restored()
         for key, holder in self._holders.items():
             if holder is not None:
                 holder.set_state(header[key])

@@ -92,15 +92,6 @@ class Evaluation:
         )
 
 
-def measured_record(means: dict[str, Mean]) -> dict[str, Any]:
-    """Means for files: values, their standard errors, and the number of users."""
-    recalls = {name: mean.value for name, mean in means.items()}
-    ks = [int(name.split("@")[1]) for name in means if name.startswith("recall")]
-    recalls |= {f"precision@{k}": means[f"recall@{k}"].value / k for k in ks}
-    errors = {name: mean.error for name, mean in means.items()}
-    return {"recalls": recalls, "errors": errors, "test_users": max((m.users for m in means.values()), default=0)}
-
-
 def same_for_all(scores: NDArray[Any]) -> Scores:
     """One score an item, whatever the context."""
     return lambda context: np.broadcast_to(scores.astype(np.float32), (len(context), len(scores)))

@@ -34,7 +34,7 @@ from tfdp_rec.files import replacing
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
-from tfdp_rec.job.evaluation import HISTORY, measured_record, same_for_all
+from tfdp_rec.job.evaluation import HISTORY, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
 from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users
@@ -49,7 +49,7 @@ from tfdp_rec.settings import flag
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.set_union import private_items
 
 _UNPROVEN = "training without a guarantee"
@@ -67,7 +67,7 @@ def run(source: LogSource, kept: RunCheckpoint, verbose: int = 1, train: Train |
         run.log = log.with_items(_items(run))
         sums = _sums(run) if names.spectral.name in made else None
         run.prior = _prior(run) if any(map(is_two_tower, made)) else run.prior
-        results, statements = _popularity(run, sums), dict[str, Mapping[str, str]]()
+        results, others = _popularity(run, sums), dict[str, Statement]()
         for name in made:
             done = kept.finished(name)
             if done is None or name == run.released:
@@ -79,9 +79,9 @@ def run(source: LogSource, kept: RunCheckpoint, verbose: int = 1, train: Train |
                     released = recommender
                     titles = _release(run, released)
             results.append(done["record"])
-            if done["statement"]:
-                statements[name] = done["statement"]
-        _conclude(run, released, titles, results, statements)
+            if done["statement"] and name != run.released:
+                others[name] = Statement(done["statement"])
+        _conclude(run, released, titles, results, others)
         return kept.folder
     finally:
         kept.close()
@@ -316,8 +316,12 @@ def _tested(run: Run, name: str, made: MadeRecommender) -> dict[str, Any]:
 def _record(run: Run, name: str, made: MadeRecommender) -> dict[str, Any]:
     """What results.json says of a recommender."""
     means = run.evaluation.measured(made.scores) if made.means is None else made.means
-    costs = {each: getattr(made, each) for each in ("steps", "steps_per_second", "epsilon", "noise_multiplier")}
-    return {"recommender": name, **measured_record(dict(means)), **costs}
+    return {
+        "recommender": name, "recalls": {metric: mean.value for metric, mean in means.items()},
+        "errors": {metric: mean.error for metric, mean in means.items()},
+        "test_users": len(run.evaluation), "steps": made.steps, "epsilon": made.epsilon,
+        "noise_multiplier": made.noise_multiplier,
+    }  # fmt: skip
 
 
 def _release(run: Run, made: MadeRecommender) -> Mapping[Any, str]:
@@ -335,7 +339,7 @@ def _release(run: Run, made: MadeRecommender) -> Mapping[Any, str]:
 
 def _conclude(
     run: Run, made: MadeRecommender, titles: Mapping[Any, str], results: list[dict[str, Any]],
-    statements: Mapping[str, Mapping[str, str]],
+    others: Mapping[str, Statement],
 ) -> None:  # fmt: skip
     """The report; last what a further day starts from."""
     run.show.begin("writing the report")
@@ -352,7 +356,7 @@ def _conclude(
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]
     first = log.items.of(np.argsort(-scores, kind="stable")[:5] + 1)  # for an empty history
     answers = [(item, titles.get(item, "")) for item in first]
-    report.write(report.RunReport(folder, run.source, config, results, statements, made.statement, answers))
+    report.write(report.RunReport(folder, run.source, config, results, others, made.statement, answers))
     folder.private.write_json(CONFIG, config)  # where it is, a run can be continued
     ledger = run.ledger(run.released)
     # Last: where it is, it is whole.

@@ -17,14 +17,13 @@ import tfdp_rec
 from tfdp_rec.job import page, plots
 from tfdp_rec.job.evaluation import HISTORY
 from tfdp_rec.job.recommenders.names import is_two_tower, named, popularity, spectral
-from tfdp_rec.job.run_folder import PRIVATE, RELEASE, RunFolder
+from tfdp_rec.job.run_folder import RELEASE, RunFolder
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
 from tfdp_rec.spending.statement import Statement, rounded_up
 
 SHOWN = ("recall@10", "recall@20", "nDCG@10")
 NO_GUARANTEE = Statement({"Guarantee": "none: this is not private, and no epsilon holds for it"})
-_ON_THE_CARD = ("Guarantee", "Days", "Protected unit", "Adjacency", "Public", "Covers", "Does not cover")
 _WARNING = (
     "> **Not private.** Losses, recalls and nDCG below were computed from users' data without noise. They are for "
     "those who may see the log; the ε of the table covers what is released, not this page."
@@ -46,18 +45,17 @@ _OF_THE_TESTS = (
     "counts alone."
 )
 _RELEASED_FILES = (
-    ("servable/", "the SavedModel, which takes and gives the ids of the log"),
-    ("statement.txt", "what is promised, as below"),
-    ("card.md", "the model card: what this is, and what is promised"),
-    ("ledger.jsonl", "what was paid: `tfdp-rec ledger show`; public numbers alone"),
-    ("model.keras", "the model, by number of item, to load in Python or to export anew"),
-    ("released.npz", "items and titles; of private sums, the sums as they were released, for days that follow"),
+    ("`servable/`", "the SavedModel, which takes and gives the ids of the log"),
+    ("`statement.txt`", "what is promised, as above"),
+    ("`card.md`", "the model card: what this is, and what is promised"),
+    ("`ledger.jsonl`", "what was paid: `tfdp-rec ledger show`; public numbers alone"),
+    ("`model.keras`", "the model, by number of item, to load in Python or to export anew"),
+    ("`released.npz`", "items and titles; of private sums, the sums as they were released, for days that follow"),
 )
 _PRIVATE_FILES = (
-    ("`report.html`, `report.md`, pictures, `results.json`", "results of tests"),
-    ("`config.json`", "settings, with the names of the log's files"),
-    ("`metrics.jsonl`, `tensorboard/`", "losses and tests during training, if any"),
-    ("`ledgers/`", "what recommenders that were only compared have cost, if any"),
+    "Hand on `release/` alone. No ε covers what is in `private/`: this report, its pictures and `results.json`; "
+    "settings with the names of the log's files (`config.json`); losses and tests during training (`metrics.jsonl`, "
+    "`tensorboard/`); and the ledgers of recommenders that were only compared (`ledgers/`)."
 )
 
 
@@ -70,7 +68,7 @@ class RunReport:
         source: Source of the log.
         config: Settings, sizes and name of the released recommender.
         results: A record for each recommender.
-        statements: Fields of the statement of each private recommender, by name.
+        others: Statements of the recommenders that were only compared, by name.
         said: Statement of the released one; None if it has none.
         answers: Ids and titles of the first items recommended for an empty history.
     """
@@ -79,7 +77,7 @@ class RunReport:
     source: LogSource
     config: Mapping[str, Any]
     results: Sequence[dict[str, Any]]
-    statements: Mapping[str, Mapping[str, str]]
+    others: Mapping[str, Statement]
     said: Statement | None
     answers: Sequence[tuple[Any, str]]
 
@@ -117,37 +115,28 @@ def text(results: Sequence[dict[str, Any]]) -> str:
 
 
 def write(report: RunReport) -> None:
-    """Writes the report, as `report.html` and `report.md`, and the model card."""
+    """Writes the model card; and the report, as `report.html` and `report.md`."""
     config, private = report.config, report.folder.private
-    report.folder.release.write("card.md", card(report))
+    begins = "# A private recommender\n\n> What this folder holds is covered by the ε below, all of it."
+    if not named(report.released).claims_epsilon:
+        begins = "# A recommender\n\n> **Not private.**"
+    release, run = "\n\n".join(_card(report, RELEASE, False)), report.folder.path.resolve().name
+    report.folder.release.write("card.md", f"{begins} {_HISTORIES}\n\n{release}\n")
     day = f", day {config['day']} of at most {config['days']}" if config["days"] > 1 else ""
     title = f"Run of {config['when'].replace('T', ', ')}{day}"
     pictures = _pictures(report)
-    promises = [f"### {named(name).label}\n\n{_promise(report, name)}" for name in report.statements]
+    others = [f"### {named(n).label}\n\n{page.verbatim(said)}" for n, said in report.others.items()]
     blocks = [
-        f"# {title}", _WARNING, *_tests(report), _made_of(config),
+        f"# {title}", _WARNING, *_tests(report),
         "\n".join(f"![{picture.about}]({picture.file})" for picture in pictures),
-        page.section("Model card", _released(report), page.facts(_facts(report, True))),
-        _files(report, "yes" if named(report.released).claims_epsilon else "no"),
-        _questions(report, report.folder.path.resolve().name), _limits(report),
-        page.section("What is promised", *promises),
+        page.section("Model card", _released(report), _PRIVATE_FILES), *_card(report, run, True),
+        *([page.section("What each of the others has cost", *others)] if others else []),
     ]  # fmt: skip
     markdown = "\n\n".join(blocks) + "\n"
     for picture in pictures:
         private.write(picture.file, picture.png)
     private.write("report.md", markdown)
     private.write("report.html", page.as_html(title, markdown, {picture.file: picture.png for picture in pictures}))
-
-
-def card(report: RunReport) -> str:
-    """The part of the report that may be handed on: no results of tests, and no name of a file or folder."""
-    covered = "What this folder holds is covered by the ε below, all of it." if report.said else "**Not private.**"
-    blocks = (
-        "# A private recommender" if report.said else "# A recommender", f"> {covered} {_HISTORIES}",
-        page.facts(_facts(report, False)), _made_of(report.config), _files(report), _questions(report, RELEASE),
-        _limits(report), page.section("What is promised", page.verbatim(report.said or NO_GUARANTEE)),
-    )  # fmt: skip
-    return "\n\n".join(blocks) + "\n"
 
 
 # Sections.
@@ -201,21 +190,25 @@ def _made_of(config: Mapping[str, Any]) -> str:
     return said
 
 
-def _facts(report: RunReport, private: bool) -> list[tuple[str, str]]:
+def _card(report: RunReport, folder: str, private: bool) -> list[str]:
+    """What may be handed on: no results of tests, and names of files and folders only if `private`."""
     kind = "counts of items and of pairs of them, summed over users with noise; nothing is trained"
     if is_two_tower(report.released):
         kind = "a two-tower, trained by this mechanism"
     elif report.released != spectral.name:
         kind = "counts of items and of pairs of them, without noise"
-    items = "a public list" if report.config["public"] else "those that many users have, found privately"
-    fields = (report.said or NO_GUARANTEE).fields
+    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_two_tower(report.released)]
     return [
-        ("Recommender", f"**{named(report.released).label}**: {kind}"),
-        ("Made from", report.source.words(private)),
-        ("Items", f"{report.config['num_items']:,}, {items}"),
-        *((name, fields[name]) for name in _ON_THE_CARD if name in fields),
-        ("Made by", f"tfdp_rec {tfdp_rec.__version__}"),
-    ]
+        page.bullets([
+            f"**Recommender**: **{named(report.released).label}**: {kind}",
+            f"**Made from**: {report.source.words(private)}", f"**Made by**: tfdp_rec {tfdp_rec.__version__}",
+        ]),
+        _made_of(report.config),
+        page.section("What is promised", page.verbatim(report.said or NO_GUARANTEE)),
+        page.section("Files to be handed on", page.table(("file", "what it is"), files)),
+        _questions(report, folder),
+        page.section("Limits", page.bullets([*([_GENERATED] if report.source.generated else []), *_LIMITS])),
+    ]  # fmt: skip
 
 
 def _released(report: RunReport) -> str:
@@ -223,7 +216,8 @@ def _released(report: RunReport) -> str:
     there = f"**{named(report.released).label}** is in `release/servable/`"
     if not named(report.released).claims_epsilon:
         return f"{there}. It is not private: no ε holds for it."
-    private = [named(name).label for name in report.statements if named(name).claims_epsilon]
+    made = [named(name) for name in report.by_name if name in (report.released, *report.others)]
+    private = [each.label for each in made if each.claims_epsilon]
     alone = f"{there}, and it alone; it was chosen by its name before training, so that the choice costs no privacy."
     if len(private) < 2:
         return alone
@@ -232,19 +226,6 @@ def _released(report: RunReport) -> str:
         "several of them, or of one more from another run on these users, costs the sum of their ε, at the sum of "
         "their δ."
     )
-
-
-def _files(report: RunReport, covered: str = "") -> str:
-    """The run folder's files and what the guarantee covers; or, without that, those of its released part."""
-    released = [row for row in _RELEASED_FILES if row[0] != "model.keras" or is_two_tower(report.released)]
-    title = "What is in this folder"
-    if not covered:
-        rows = [(page.code(name), what) for name, what in released]
-        return page.section(title, page.table(("file", "what it is"), rows))
-    several = [(page.code(f"{RELEASE}/{name}"), what, covered) for name, what in released]
-    several += [(f"`{PRIVATE}/`: {name}", what, "no") for name, what in _PRIVATE_FILES]
-    parts = f"Hand on `{RELEASE}/` alone. No ε covers what is in `{PRIVATE}/`."
-    return page.section(title, parts, page.table(("file", "what it is", "covered by ε"), several))
 
 
 def _questions(report: RunReport, folder: str) -> str:
@@ -262,16 +243,6 @@ def _questions(report: RunReport, folder: str) -> str:
         "How to ask it", "From the folder that this run's folder is in, here and over HTTP:", page.verbatim(commands),
         "Recommendations for an empty history:", page.table(("id", "title"), shown),
     )  # fmt: skip
-
-
-def _limits(report: RunReport) -> str:
-    return page.section("Limits", page.bullets([*([_GENERATED] if report.source.generated else []), *_LIMITS]))
-
-
-def _promise(report: RunReport, name: str) -> str:
-    return page.verbatim(
-        report.said if name == report.released and report.said else Statement(report.statements[name])
-    )
 
 
 def _epsilon(value: float | None) -> str:

@@ -195,7 +195,6 @@ class MadeRecommender:
         statement: The guarantee; None where there is none.
         noise_multiplier: σ; None where there is none.
         steps: Number of training steps; None where nothing is trained.
-        steps_per_second: None if there were too few to tell.
         means: Results of tests, if they were made already.
     """
 
@@ -205,7 +204,6 @@ class MadeRecommender:
     statement: Statement | None = None
     noise_multiplier: float | None = None
     steps: int | None = None
-    steps_per_second: float | None = None
     means: Mapping[str, Mean] | None = None
 
 

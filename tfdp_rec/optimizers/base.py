@@ -17,7 +17,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import dp_accounting
@@ -439,8 +439,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """What a training checkpoint keeps beside `variables`, by name; no release does."""
         return {}
 
-    def pending_restored(self) -> None:
-        """Called when `variables` and `pending_variables` were set to those of a training checkpoint."""
+    @contextlib.contextmanager
+    def restoring_pending(self) -> Iterator[None]:
+        """A block in which `pending_variables` become those of a training checkpoint, ahead of any weight."""
+        yield
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Keras' hook at the end of fit."""

@@ -106,11 +106,13 @@ class CorrelatedOptimizer(PrivateOptimizer):
                 self.buffers.clear()
             self.course.restart()
 
-    def pending_restored(self) -> None:
-        """Whoever else goes on from the same checkpoint has noise of their own from here on."""
-        super().pending_restored()
-        with self.privacy_history.repricing(self):
-            self.course.go_on()
+    @contextlib.contextmanager
+    def restoring_pending(self) -> Iterator[None]:
+        """As `PrivateOptimizer`'s; further steps have other noise than those of others that resume this checkpoint."""
+        self.course.mark_unfinished(1)  # until the checkpoint's mark is read: mixed buffers belong to no plan
+        with super().restoring_pending():
+            yield
+        self.course.go_on()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "correlation": self.correlation.get_config()}
@@ -247,7 +249,7 @@ class Course:
         self._within = True
         try:
             with after(self._nothing_unfinished()):
-                begun = self._mark_unfinished(1)
+                begun = self.mark_unfinished(1)
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
             before = 0 if graph is None else len(graph.get_operations())
             with after(begun):
@@ -255,14 +257,15 @@ class Course:
             # Writes and loops of writes that the graph got inside; eagerly they are done.
             made = [] if graph is None else graph.get_operations()[before:]
             with after([operation for operation in made if operation.op_def.is_stateful]):
-                self._mark_unfinished(0)
+                self.mark_unfinished(0)
         finally:
             self._within = False
 
     def _nothing_unfinished(self) -> list[Any]:
         return demand(self._unfinished == 0, _CUT_SHORT)
 
-    def _mark_unfinished(self, value: int) -> Operations:
+    def mark_unfinished(self, value: int) -> Operations:
+        """Notes that weights and buffers belong together (0), or may not (1)."""
         done = tf.raw_ops.AssignVariableOp(resource=self._unfinished.handle, value=tf.constant(value, tf.int64))
         return [] if done is None else [done]
 

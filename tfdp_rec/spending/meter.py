@@ -180,6 +180,9 @@ class Meter:
             for counter in own:
                 counter.open()
             Changes.made += 1
+            plan = getattr(optimizer, "plan", None)
+            if plan is not None:
+                plan.reprice(optimizer.dp_event())
 
     def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
         """Counts the next steps of one optimizer and sampling under the id of their payment."""

@@ -221,8 +221,8 @@ class Payments:
         return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
 
     def _cut(self, lines: Sequence[Line]) -> list[Line]:
-        # A part ends where another continued from it; one of an earlier process, at its last checkpoint. Later steps were
-        # paid for, but were not made or are lost.
+        # A part ends where another continued from it; one of an earlier process, at its last checkpoint. Later steps
+        # were paid for, but were not made or are lost.
         found = list(lines)
         last: dict[str, int] = {}  # place of a plan's last payment
         for place, (paid, entry) in enumerate(lines):

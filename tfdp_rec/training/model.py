@@ -374,6 +374,8 @@ class PrivateTraining(ReleaseMethods):
                 finally:
                     self.release.forget_listeners()
                     self.feeding = None
+                    if self.optimizer.plan is not None:  # whose budget has suspended the limit
+                        self.optimizer.plan.limit_steps()
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.

@@ -63,7 +63,7 @@ class ReleaseGuard:
         self._guarded: list[keras.Variable] = []  # tables, and the velocities of their rows
         self._at_work = self._leaving = 0
         self._trained_by: int | None = None  # the thread that trains the model at present
-        self._listeners: tuple[Callable[[], None], ...] = ()
+        self.listeners: tuple[Callable[[], None], ...] = ()
 
     # Present state.
 
@@ -153,11 +153,15 @@ class ReleaseGuard:
     # Settling.
 
     def settle(self) -> None:
-        """Applies all noise that is owed to the model's tables, and calls the listeners."""
+        """Applies all noise that is owed to the tables, and calls the listeners of all models that train them."""
+        releases: dict[int, ReleaseGuard] = {id(self): self}
         for variable in self._guarded:
-            guarded(variable).settle()
-        for listener in self._listeners:
-            listener()
+            debts = guarded(variable)
+            debts.settle()
+            releases |= {id(release): release for release in debts.releases}
+        for release in releases.values():
+            for listener in release.listeners:
+                listener()
 
     def settle_outside_steps(self) -> None:
         """Settles, except within a step and while a graph is traced."""
@@ -166,12 +170,12 @@ class ReleaseGuard:
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener` from now on at every release, after pending noise was applied."""
-        if listener not in self._listeners:
-            self._listeners = (*self._listeners, listener)
+        if listener not in self.listeners:
+            self.listeners = (*self.listeners, listener)
 
     def forget_listeners(self) -> None:
         """Ends `listen`, when a fit ends."""
-        self._listeners = ()
+        self.listeners = ()
 
 
 class Debts:
@@ -180,7 +184,7 @@ class Debts:
     def __init__(self, variable: keras.Variable):
         self._variable = variable
         self._optimizers: list[PrivateOptimizer] = []
-        self._releases: list[ReleaseGuard] = []
+        self.releases: list[ReleaseGuard] = []
         self.may_owe = False  # True also for a variable that a first batch may show to be a table
 
     def __iter__(self) -> Iterator[PrivateOptimizer]:
@@ -194,14 +198,14 @@ class Debts:
             self.may_owe |= optimizer.pays_late
             if optimizer.pays_late and withheld(self._variable) is None:
                 vars(self._variable)["withheld"] = WithheldRows(self._variable)
-            for other in self._releases:
+            for other in self.releases:
                 other.model.compile_step_anew()
-        if not any(release is known for known in self._releases):
-            self._releases.append(release)
+        if not any(release is known for known in self.releases):
+            self.releases.append(release)
 
     def settle(self) -> None:
         """Applies all pending noise, and publishes the rows."""
-        for release in self._releases:
+        for release in self.releases:
             release.refuse_other_threads()
         for optimizer in self._optimizers:
             optimizer.settle()
@@ -210,14 +214,13 @@ class Debts:
 
     def before_a_read(self) -> None:
         """Settles before an eager read of the table; in a graph, adds a check that fails with the reason."""
-        for release in self._releases:
+        for release in self.releases:
             release.refuse_other_threads()
-        if any(release.is_open for release in self._releases):
+        if any(release.is_open for release in self.releases):
             return
         if tf.executing_eagerly():
-            for release in self._releases:
+            for release in self.releases:
                 release.settle()
-            self.settle()
             return
         known_here = isinstance(resource(self._variable), tf.Variable)  # a server guards its own tables
         if not self.may_owe or not known_here or not tf.compat.v1.get_default_graph().building_function:
@@ -232,7 +235,7 @@ class Debts:
     def _refuse_beside_others(self, optimizer: PrivateOptimizer, release: ReleaseGuard) -> None:
         # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
         # of the same model has been settled and owes nothing.
-        others = any(release is not known for known in self._releases)
+        others = any(release is not known for known in self.releases)
         regularized = self._variable.regularizer is not None
         if others and (regularized or any(o.recursion.weight_decay for o in (optimizer, *self._optimizers))):
             raise NotPrivate(

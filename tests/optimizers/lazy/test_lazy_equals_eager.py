@@ -89,9 +89,9 @@ class Training:
         self._build()
         for new, kept in zip(self.optimizer.variables, old.variables, strict=True):
             new._value.assign(kept._value)
-        for name, variable in self.optimizer.pending_variables.items():
-            variable.assign(old.pending_variables[name])
-        self.optimizer.pending_restored()
+        with self.optimizer.restoring_pending():
+            for name, variable in self.optimizer.pending_variables.items():
+                variable.assign(old.pending_variables[name])
 
     def results(self):
         self.optimizer.settle()

@@ -6,7 +6,6 @@ drawn by the workers, steps are counted as attempts, and recall is computed once
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import keras
@@ -77,8 +76,7 @@ def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommend
         raise
     model, steps = trainer.model(), trainer.attempts
     means = run.evaluation.measured(model)
-    found = MadeRecommender(model, model, steps=steps, steps_per_second=curve.steps_per_second, means=means)
-    found = with_costs(found, name, accountant, run)
+    found = with_costs(MadeRecommender(model, model, steps=steps, means=means), name, accountant, run)
     last = {"recommender": name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     run.folder.append({**last, **{each: mean.value for each, mean in means.items()}})
     return found
@@ -90,17 +88,7 @@ class _ClusterCurve(keras.callbacks.Callback):
     def __init__(self, folder: RunFolder, name: str, trainer: ParameterServerTrainer):
         super().__init__()
         self._folder, self._name, self._trainer, self.loss = folder, name, trainer, float("nan")
-        self._reports: list[tuple[int, float]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.loss = float((logs or {})["loss"])
-        self._reports.append((self._trainer.attempts, time.perf_counter()))
         self._folder.append({"recommender": self._name, "step": self._trainer.attempts, "loss": self.loss})
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """Since the first report, which had everything made and sent to the servers; None if there was no other."""
-        if not self._reports:
-            return None
-        (first, began), (last, ended) = self._reports[0], self._reports[-1]
-        return (last - first) / (ended - began) if last > first else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import keras
@@ -119,24 +118,19 @@ def optimizer_for(
 
 
 class _Curve(keras.callbacks.Callback):
-    """Times the steps, writes a line of metrics an epoch, and ends the last epoch with the last step."""
+    """Writes a line of metrics an epoch, and ends the last epoch with the last step."""
 
     def __init__(self, run: Run, name: str, accountant: Accountant | None):
         super().__init__()
         self.run, self.name, self.accountant = run, name, accountant
-        self.step, self.last, self.seconds, self.timed = 0, 0, 0.0, 0
+        self.step, self.last = 0, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.step += 1
-        if batch == 0:  # the first step of the first epoch traces the graph
-            self.start = time.perf_counter()
-        else:
-            self.timed += 1
         if self.step == self.last:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seconds += time.perf_counter() - self.start
         record = {"recommender": self.name, "step": self.step, "loss": float((logs or {})["loss"])}
         record |= {name: mean.value for name, mean in self.run.evaluation.measured(self.model).items()}
         if self.accountant is not None:
@@ -211,8 +205,7 @@ def train_one(name: str, run: Run) -> MadeRecommender:
         if accountant is not None:
             accountant.give_back_unused()
         only_for_owner(board)
-    speed = curve.timed / curve.seconds if curve.seconds else None
-    return with_costs(MadeRecommender(model, model, steps=curve.step, steps_per_second=speed), name, accountant, run)
+    return with_costs(MadeRecommender(model, model, steps=curve.step), name, accountant, run)
 
 
 def _batches_of(run: Run, made: int = 0) -> Any:

@@ -26,7 +26,8 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -233,8 +234,11 @@ class LazyDPSGD(PrivateOptimizer):
         totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
         return {"clock": self.row_marks.clock, **totals, **marks}
 
-    def pending_restored(self) -> None:
-        """Called after a restore: rows may owe noise, as their marks say."""
+    @contextlib.contextmanager
+    def restoring_pending(self) -> Iterator[None]:
+        self.row_marks.settled_at = None  # from here on rows owe what their marks say, also if the block is cut short
+        with super().restoring_pending():
+            yield
         self.row_marks.restored()
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.
