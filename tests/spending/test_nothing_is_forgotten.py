@@ -159,6 +159,19 @@ def test_iterations_that_were_not_foreseen_count_against_a_budget():
     assert counted.epsilon() <= target and counted.steps == 3 + 5, "three participations of a unit"
 
 
+def test_each_fit_on_asserted_batches_begins_an_epoch():
+    """Two fits of two steps each were told as one epoch of four."""
+    counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(40, 10), 1e-2, "rdp", asserted="a loader that shuffles")
+    inputs = keras.Input([1])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 4.0, "expected_batch_size": 10}
+    model.compile(tfdp_rec.DPSGD(0.1, **settings), "mse", run_eagerly=True)
+    counted.follow(model)
+    for fits in (1, 2):
+        model.fit(*rows(range(20)), batch_size=10, verbose=0)
+        assert counted.ledger().events[-1].count == fits
+
+
 def test_draws_that_another_model_takes_count_against_a_budget():
     """A model that shares the sampling makes every draw begin a stretch, and the budget was not priced anew."""
     sampling = ShuffledEpochs(40, 10)

@@ -74,7 +74,7 @@ class Meter:
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
         self._half_restored = False  # whether `iterations` may have been restored after the entries
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
-        self._begun, self._begun_limit = _number(0), _number(_NO_LIMIT)
+        self._begun, self._begun_limit, self._fits = _number(0), _number(_NO_LIMIT), _number(0)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
         self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
         self._spare = [_variables() for _ in range(_KINDS)]
@@ -89,9 +89,10 @@ class Meter:
         gate += demand(counter.price_now() == counter.price, _REPRICED)
         # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
         # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
-        position = tf.cast(source.position, tf.int64)
+        # Batches without a proof have no position: each fit begins an iteration of them.
+        position = tf.cast(self._fits if source.sampling is None else source.position, tf.int64)
         follows = tf.cast(tf.equal(position, counter.next), tf.int64)
-        begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
+        begins = (1 - follows) * (2 - tf.cast(1 if source.sampling is None else source.begins, tf.int64))
         gate += demand(self._begun + begins <= self._begun_limit, _BEGUN)
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
@@ -104,7 +105,7 @@ class Meter:
                 self._begun.assign_add(begins),
                 counter.steps.assign_add(one),
                 counter.begun.assign_add(begins),
-                counter.next.assign(position + 1),
+                counter.next.assign(position + int(source.sampling is not None)),
             ]
 
     def count_ordinary(self, optimizer: Any) -> list[Any]:
@@ -135,6 +136,10 @@ class Meter:
         return self._spare.pop() if self._spare else _variables()
 
     # Between steps.
+
+    def begin_fit(self) -> None:
+        """Notes that a fit begins, and with it an iteration of batches that carry no proof."""
+        self._fits.assign_add(1)
 
     def add(self, optimizer: Any, source: Source, steps: int) -> None:
         """Counts steps that were made elsewhere, such as on the workers of a cluster."""
