@@ -119,7 +119,7 @@ def test_a_plan_whose_steps_all_came_back_keeps_its_price(tmp_path):
 # Shuffled epochs.
 
 
-@pytest.mark.parametrize("restarts", [1, 3])
+@pytest.mark.parametrize("restarts", [0, 1, 3])
 def test_each_restart_that_is_recorded_by_hand_counts(restarts):
     """One of them was taken for the first iteration: 2 participations were told for 3."""
     counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
