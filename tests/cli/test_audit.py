@@ -27,8 +27,9 @@ def test_a_false_claim_is_refuted(capsys):
 @pytest.mark.parametrize("wrong, words", [
     (["--runs", "0"], "--runs"),
     (["--claim", "-1"], "--claim"),
-    (["--guesses", "5000"], "num_guesses"),
-    (["--canaries", "0"], "num_canaries"),
+    (["--guesses", "5000"], "--guesses must be at most 2000"),
+    (["--canaries", "0"], "--canaries"),
+    (["--json", "/nowhere/found.json"], "/nowhere/found.json"),
     (["--delta", "2"], "delta"),
 ])  # fmt: skip
 def test_wrong_arguments_are_answered_in_one_line(wrong, words, capsys):

@@ -153,6 +153,181 @@ def test_a_batch_has_as_many_rows_in_each_tensor_as_in_its_first():
         rows({"x": tf.ones([4, 1]), "s": tf.ones([1])})
 
 
+def in_tuples_of(number, data):
+    """The first entries of the tuples of `number` that the turns are cut into, one for each example."""
+    return tf.reshape(data["t"], tf.stack([-1, number]))[:, 0][: tf.shape(data["x"])[0]]
+
+
+def cut(model, data, number):
+    """A tensor with a length of `number` that is unknown while tracing."""
+    return data["t"][:, : model.four.value * 0 + number]
+
+
+def a_length_of_zero_and_one(model, data):
+    none = tf.shape(cut(model, data, 0))[1]
+    return in_tuples_of(4 // (1 + (tf.maximum(none, 1) - none)), data)
+
+
+def a_length_of_one_that_is_broadcast(model, data):
+    one = tf.shape(cut(model, data, 1))[1]
+    axes, _ = tf.raw_ops.BroadcastGradientArgs(s0=tf.stack([one]), s1=[5])
+    return in_tuples_of(4 // (1 + tf.minimum(5 - tf.concat([axes, [5]], 0)[0], 1)), data)
+
+
+def equal_shapes_that_are_broadcast(model, data):
+    axes, _ = tf.raw_ops.BroadcastGradientArgs(s0=[1, 3], s1=[1, 3])
+    return in_tuples_of(4 // (1 + tf.minimum(tf.concat([axes, [5]], 0)[0], 1)), data)
+
+
+def a_difference_of_minus_one(model, data):
+    one, two = (tf.shape(cut(model, data, number))[1] for number in (1, 2))
+    length = one - two
+    several = tf.reshape(data["t"], tf.stack([tf.shape(data["t"])[0], length, 2]))
+    return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
+
+
+def a_length_beyond_32_bits(model, data):
+    length = tf.shape(tf.zeros([model.four.value * 2**23]))[0]
+    return in_tuples_of(4 // (1 + tf.minimum(length - length * 64 // 64, 1)), data)
+
+
+@pytest.mark.parametrize("way", [a_length_of_zero_and_one, a_length_of_one_that_is_broadcast, a_difference_of_minus_one,
+                                 equal_shapes_that_are_broadcast, a_length_beyond_32_bits],
+                         ids=lambda f: f.__name__)  # fmt: skip
+def test_arithmetic_with_unknown_lengths_is_right_for_all_of_them(way):
+    """2.9 clips where it was followed for lengths above 1 alone."""
+    with pytest.raises(tfdp_rec.NotPrivate, match="another order|place of an example"):
+        removal(way, t=TURNS)
+
+
+LONG = np.ones([17, 20], "float32")  # computed as 32 rows, and without the first as 16
+
+
+def strides_of_the_batch(model, data):
+    found = tf.strided_slice(data["l"], [0, 0], [0, 0], tf.stack([1, tf.shape(data["l"])[0]]), 3, 3)
+    return tf.where(tf.reduce_sum(tf.ensure_shape(found, [None, None]), 1) > 1.5, 1.0, -1.0)
+
+
+def a_gradient_at_the_place_of_the_batch(model, data):
+    size = tf.shape(data["l"])[0]
+    found = tf.raw_ops.StridedSliceGrad(
+        shape=tf.stack([size, 40]), begin=tf.stack([0, size]), end=tf.stack([size, size + 1]), strides=[1, 1],
+        dy=data["l"][:, :1], begin_mask=1, end_mask=1,
+    )  # fmt: skip
+    return tf.where(tf.ensure_shape(found, [None, 40])[:, 16] > 0.5, 1.0, -1.0)
+
+
+def images_as_large_as_the_batch_says(model, data):
+    size = tf.shape(data["l"])[0]
+    shape, filters = tf.stack([size, 15 + size // 16 % 2, 1, 1]), tf.reshape([1.0, 2.0, 3.0], [3, 1, 1, 1])
+    found = tf.nn.conv2d_transpose(data["l"][:, :8, None, None], filters, shape, [1, 2, 1, 1], "SAME")
+    return tf.sin(100.0 * tf.reduce_sum(found[:, :15, 0, 0] * tf.range(1.0, 16.0), 1))
+
+
+@pytest.mark.parametrize("way", [strides_of_the_batch, a_gradient_at_the_place_of_the_batch,
+                                 images_as_large_as_the_batch_says], ids=lambda f: f.__name__)  # fmt: skip
+def test_the_number_of_examples_is_no_argument(way):
+    """32 clips with one row less, 9.7 for the image."""
+    with pytest.raises(tfdp_rec.NotPrivate, match="number of examples"):
+        removal(way, l=LONG)
+
+
+def written_into(model, data):
+    zeros = tf.zeros([4]) + tf.cast(model.four.value * 0, tf.float32)
+    written = tf.raw_ops.InplaceUpdate(x=zeros, i=[0], v=data["t"][:1, 0])
+    with tf.control_dependencies([written]):
+        return tf.identity(zeros)[0] * tf.ones_like(data["t"][:, 0])
+
+
+def written_to_a_file(model, data):
+    copied = tf.raw_ops.DebugIdentity(input=data["t"], debug_urls=["file:///nowhere"])
+    with tf.control_dependencies([copied]):
+        return tf.identity(data["t"][:, 0])
+
+
+@pytest.mark.parametrize("way", [written_into, written_to_a_file], ids=lambda f: f.__name__)
+def test_effects_of_operations_that_tensorflow_calls_stateless(way):
+    """A shared tensor that was written into moved the sum by 123 clips."""
+    with pytest.raises(tfdp_rec.NotPrivate, match="has an effect beside its result"):
+        removal(way, t=TURNS)
+
+
+def test_places_that_nothing_is_put_into_hold_what_was_in_memory():
+    values, _, _ = claims(lambda x: tf.dynamic_stitch([[0], [2]], [[1.0], [2.0]]), TURNS)
+    assert not isinstance(values[0], (ByExample, Shared))
+
+
+def test_what_a_function_without_a_rule_reads_is_unknown():
+    values, _, _ = claims(lambda x: tf.switch_case(tf.constant(0), [lambda: tf.constant(1.0)]), TURNS)
+    assert not isinstance(values[0], (ByExample, Shared))
+
+
+class Gate(layers.Layer):
+    """Multiplies by a weight, and by something that is no argument of its call."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.beside = way, None
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=[shape[-1]], initializer="ones")
+
+    def call(self, x):
+        return x * self.way(self.scale.value, self.beside)
+
+
+def a_product(scale, beside):
+    return scale * beside
+
+
+def a_gradient_alone(scale, beside):
+    return tf.custom_gradient(lambda v: (v * 1.0, lambda g: g * tf.reduce_mean(beside)))(scale)
+
+
+class Gated(tfdp_rec.PrivateTraining, keras.Model):
+    def __init__(self, way):
+        super().__init__()
+        self.gate = Gate(way)
+        self.gate.build([None, 3])
+
+    def per_example_loss(self, data, training=True):
+        self.gate.beside = data["c"]
+        return tf.reduce_sum(self.gate(data["x"]), axis=1)
+
+
+@pytest.mark.parametrize("way", [a_product, a_gradient_alone], ids=lambda f: f.__name__)
+def test_a_layer_that_is_run_again_for_each_example_reads_its_arguments_alone(way):
+    """123 clips: the second run saw all examples at once."""
+    batch = {"x": np.ones([64, 3], "float32"), "c": np.where(np.arange(64) == 0, -1e6, 1.0).astype("float32")[:, None]}
+    with pytest.raises(tfdp_rec.NotPrivate, match="as an argument"):
+        clipped_sum(Gated(way), batch, 1.0)
+
+
+class Recalling(layers.Layer):
+    """Attends to rows that all examples share."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=[shape[-1]], initializer="ones")
+
+    def call(self, x, memory):
+        return tf.matmul(tf.nn.softmax(tf.matmul(x * self.scale, memory, transpose_b=True)), memory)
+
+
+def test_shared_rows_as_many_as_examples_are_not_split_among_them():
+    class Recalls(tfdp_rec.PrivateTraining, keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = Recalling()
+            self.layer.build([None, 3])
+            self.memory = tf.Variable(np.eye(16, 3, dtype="float32"), False, shape=[None, 3])
+
+        def per_example_loss(self, data, training=True):
+            return tf.reduce_sum(self.layer(data, self.memory.read_value()), axis=1)
+
+    with pytest.raises(tfdp_rec.NotPrivate, match="first axis is not the batch"):
+        clipped_sum(Recalls(), np.ones([16, 3], "float32"), 1.0)
+
+
 def test_a_loop_that_doubles_a_length_has_neither_of_both():
     def turn(i, several):
         return i + 1, tf.concat([several, several], 1)
@@ -166,9 +341,10 @@ class Draws(layers.Layer):
 
     def __init__(self, way):
         super().__init__()
-        self.generator, self.way = keras.random.SeedGenerator(3), way
+        self.generator, self.other, self.way = keras.random.SeedGenerator(3), keras.random.SeedGenerator(4), way
 
     def call(self, x):
+        vars(self.generator)["other"] = self.other
         return x * self.way(self.generator, tf.shape(x)[0])
 
 
@@ -208,8 +384,36 @@ def a_write_that_may_not_happen(generator, size):
     return first * tf.random.stateless_uniform([size, 2], tf.cast(generator.state.value, tf.int32))[:, :1]
 
 
-@pytest.mark.parametrize("way", [two_shapes, zero_times_a_seed, a_bool_of_a_seed, a_byte_of_a_seed, a_constant_state,
-                                 a_write_that_may_not_happen], ids=lambda f: f.__name__)  # fmt: skip
+def the_same_state_again(generator, size):
+    state = generator.state.value
+    first = tf.random.stateless_uniform([size, 3], tf.cast(state, tf.int32))[:, :1]
+    generator.state.assign(state)
+    return first * tf.random.stateless_uniform([size, 6], tf.cast(generator.state.value, tf.int32))[:, :1]
+
+
+def the_next_state_before_its_time(generator, size):
+    following = generator.state.value + tf.constant([0, 1], tf.int64)
+    first = tf.random.stateless_uniform([size, 3], tf.cast(following, tf.int32))[:, :1]
+    generator.state.assign(following)
+    return first * tf.random.stateless_uniform([size, 6], tf.cast(generator.state.value, tf.int32))[:, :1]
+
+
+def the_state_of_another(generator, size):
+    generator.state.assign(generator.other.state.value + tf.constant([0, 1], tf.int64))
+    first = tf.random.stateless_uniform([size, 3], tf.cast(generator.state.value, tf.int32))[:, :1]
+    generator.other.next()
+    return first * tf.random.stateless_uniform([size, 6], tf.cast(generator.other.state.value, tf.int32))[:, :1]
+
+
+def a_known_key(generator, size):
+    _, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.cast(generator.next(), tf.int32))
+    key = tf.constant([5], tf.uint64)
+    return tf.raw_ops.StatelessRandomUniformV2(shape=[size, 1], key=key, counter=counter, alg=1, dtype=tf.float32)
+
+
+@pytest.mark.parametrize("way", [the_same_state_again, the_next_state_before_its_time, the_state_of_another,
+                                 a_known_key, two_shapes, zero_times_a_seed, a_bool_of_a_seed, a_byte_of_a_seed,
+                                 a_constant_state, a_write_that_may_not_happen], ids=lambda f: f.__name__)  # fmt: skip
 def test_a_seed_is_secret_and_drawn_from_once(way):
     """All but the byte were accepted."""
     inputs = keras.Input([1])

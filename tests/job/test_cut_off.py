@@ -32,6 +32,7 @@ from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
+from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read
 
@@ -127,7 +128,8 @@ def test_a_fault_in_any_place_loses_nothing_paid_and_leaves_no_log(small, tmp_pa
 
 def test_what_tensorflow_says_of_a_full_disk_is_one_sentence(small, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "export", of_tensorflow)
+        patch.setattr(pipeline, "export", own_ids.export)
+        patch.setattr(tf.saved_model, "save", of_tensorflow)
         assert train(*small) == 2
     said = capsys.readouterr().err
     assert "servable could not be written; is the disk full, or read-only?" in said and said.count("\n") == 2
@@ -378,6 +380,17 @@ def test_the_released_part_names_no_file_of_the_log_and_the_private_part_is_its_
     finally:
         (tmp_path / "copy").rename(run / "release")
     assert [each["id"] for each in json.loads(capsys.readouterr().out)["recommendations"]] == ["sku-5"]
+
+
+@pytest.mark.parametrize("kept", ["run/release", "run/release/kept", "other/release/kept"])
+def test_nothing_private_is_kept_in_what_is_handed_on(small, tmp_path, capsys, kept):
+    (tmp_path / "other" / "release").mkdir(parents=True)
+    (tmp_path / "other" / "release" / "statement.txt").touch()
+    assert train(*small, "--checkpoint", tmp_path / kept) == 2
+    said = capsys.readouterr().err
+    assert "is handed on" in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists() and len(list((tmp_path / "other" / "release").iterdir())) == 1
+    assert train(*small[:-1], tmp_path / "other" / "release" / "run") == 2
 
 
 def older(run):

@@ -20,7 +20,6 @@ from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.job import pipeline, report
 from tfdp_rec.job.budget import Budget
-from tfdp_rec.job.checkpoint import sweep
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
@@ -133,7 +132,7 @@ def test_it_answers_with_the_users_own_ids_and_titles(run, capsys):
 def left_behind(folder):
     """What a process that was killed leaves."""
     folder.mkdir()
-    nothing = {"job": "log", "out": str(folder / "gone"), "continues": None, "ledger": {}, "since": 0, "data": ""}
+    nothing = {"job": "log", "out": str(folder / "gone"), "continues": None, "ledgers": {}, "since": {}, "data": ""}
     (folder / "run.json").write_text(json.dumps(nothing))
     (folder / "in-use").touch()
     return folder
@@ -243,21 +242,6 @@ def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path
 
 def _raised(error):
     raise error
-
-
-@pytest.mark.parametrize("cut_short", [0, 5])
-def test_what_a_killed_run_has_paid_stays_in_its_folder(run, tmp_path, cut_short):
-    """As older versions left it, beside the run folder."""
-    left = tmp_path / ".run.private"
-    shutil.copytree(run.parent / "kept", left)
-    written = json.loads((left / "run.json").read_text())
-    (left / "run.json").write_text(json.dumps({**written, "out": str(tmp_path / "run")}))
-    text = (run / "release" / "ledger.jsonl").read_bytes()
-    (left / "ledger.jsonl").write_bytes(text[: len(text) - cut_short])
-    assert sweep(tmp_path) == [f"tfdp-rec train --checkpoint {left} --resume"]
-    assert not (left / "log").exists() and not (left / "ledger.jsonl").exists() and (left / "recommender.npz").exists()
-    assert sweep(tmp_path) == []
-    assert (tmp_path / "run" / "release" / "ledger.jsonl").read_bytes() == text[: len(text) - cut_short]
 
 
 def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(run, tmp_path, capsys):
@@ -390,7 +374,7 @@ def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypa
         patch.setattr(grouping._Grouping, "_join", full)
         assert train(*asked) == 2
     said = capsys.readouterr().err
-    assert "The disk is full" in said and "--resume" in said and "folder=" not in said and said.count("\n") == 1
+    assert "is full" in said and "--resume" in said and "folder=" not in said and said.count("\n") == 2
     with monkeypatch.context() as patch:
         patch.setattr(pipeline.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
         assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2

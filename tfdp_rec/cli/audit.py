@@ -6,7 +6,7 @@ import argparse
 import itertools
 import json
 
-from tfdp_rec import mechanisms
+from tfdp_rec import mechanisms, quiet
 
 HELP = """\
   tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5
@@ -39,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--runs must be at least 1, got {args.runs}.")
     if args.claim is not None and not args.claim >= 0:
         raise ValueError(f"--claim must not be negative, got {args.claim}.")
+    if args.json:  # before the trainings: a file that cannot be written would lose them
+        open(args.json, "a", encoding="utf-8").close()
+    quiet.import_tensorflow()
     from tfdp_rec.models.canary_table import AuditPlan, audit_runs
 
     plan = AuditPlan(args.canaries, args.guesses, args.steps, args.delta, args.confidence)

@@ -92,7 +92,10 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 # Names of the library's arguments whose options have another name.
-_ALIASES = {"target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size"}
+_ALIASES = {
+    "target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size", "num_canaries": "canaries",
+    "num_guesses": "guesses",
+}  # fmt: skip
 
 
 def _in_options(message: str, args: argparse.Namespace) -> str:

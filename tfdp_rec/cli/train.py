@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,20 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
-    with _full_disks_in_words(args):
-        _refuse_combinations(args)
-        kept = _resumed(args) if args.resume else None
-        settings, continues = (kept.settings, None) if kept else _asked(args)
-        if settings.local:
-            code = _in_own_network(args, kept)
-            if code is not None:
-                return code
-        kept = kept or _begun(args, settings, continues)
-        with _ended(kept, args), _training(settings) as train:
-            from tfdp_rec.job import pipeline
-            from tfdp_rec.job.sources import source_of
+    _refuse_combinations(args)
+    kept = _resumed(args) if args.resume else None
+    settings, continues = (kept.settings, None) if kept else _asked(args)
+    if settings.local:
+        code = _in_own_network(args, kept)
+        if code is not None:
+            return code
+    kept = kept or _begun(args, settings, continues)
+    with _ended(kept, args), _training(settings) as train:
+        from tfdp_rec.job import pipeline
+        from tfdp_rec.job.sources import source_of
 
-            pipeline.run(source_of(settings), kept, verbose, train)
+        pipeline.run(source_of(settings), kept, verbose, train)
     return 0
 
 
@@ -240,26 +238,11 @@ def _ended(kept: RunCheckpoint, args: argparse.Namespace) -> Iterator[None]:
         yield
     except BaseException as problem:
         became = kept.ended(done=False)
-        stopped = isinstance(problem, KeyboardInterrupt)
-        if stopped if args.checkpoint else became == RESUMABLE and (stopped or not args.resume):
+        goes_on = became != LOST if args.checkpoint else became == RESUMABLE
+        # A wrong argument is to be given otherwise first.
+        if goes_on and (isinstance(problem, (KeyboardInterrupt, OSError)) or not (args.checkpoint or args.resume)):
             print(f"Go on with: {how(args.checkpoint, kept.out)}", file=sys.stderr)
         elif became == LOST and not isinstance(problem, ValueError):  # which says so itself
             print(f"What it paid for was not kept; it stays paid in {kept.folder.release / LEDGER}.", file=sys.stderr)
         raise
     kept.ended(done=True)
-
-
-@contextlib.contextmanager
-def _full_disks_in_words(args: argparse.Namespace) -> Iterator[None]:
-    """Says of a full disk what takes the space, and how to go on."""
-    try:
-        yield
-    except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" ({problem.filename})" if problem.filename else ""
-        on = f"go on with --checkpoint {args.checkpoint} --resume" if args.checkpoint else "try again"
-        raise OSError(
-            f"The disk is full{where}, and what was half written is removed. Grouping a log takes some 60 bytes a row "
-            f"while it lasts, in the run folder or in --checkpoint DIR: free some space, and {on}."
-        ) from problem

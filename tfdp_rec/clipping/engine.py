@@ -152,7 +152,7 @@ def collect(
     collected: Factors = {}
     covered: set[str] = set()
     for one in read:
-        for variable, factor in factors_of(one, tf.shape(losses)[0]):
+        for variable, factor in factors_of(one, tf.shape(losses)[0], reading):
             covered.add(variable.path)
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
@@ -163,13 +163,17 @@ def collect(
     return {path: cross_terms.merge(several) for path, several in collected.items()}
 
 
-def factors_of(read: CallRead, size: tf.Tensor) -> Iterator[tuple[keras.Variable, factors.Factor]]:
+def factors_of(
+    read: CallRead, size: tf.Tensor, reading: StepReading | None
+) -> Iterator[tuple[keras.Variable, factors.Factor]]:
     """(variable, factor) for each variable of a call's layer, of `size` examples."""
     call = read.call
     # Gradients may lose static shapes, that of a concatenation for one.
     gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(read.gradients, call.watched)]
     for variable, factor in call.rule.factors(call, gradients):
         yield variable, folded(factor, size, call.layer.name) if read.merged else factor
+    if reading is not None:
+        reading.refuse_beside(call)
 
 
 def refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:

@@ -9,6 +9,7 @@ universal one: the layer's own vector-Jacobian product, one example at a time.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +29,8 @@ NO_BATCH = (
     "tfdp_rec.clipping.CandidateScores."
 )
 
+NO_ROWS = "takes an input whose first axis is not the batch; register a rule for it"
+
 
 @dataclasses.dataclass
 class Call:
@@ -39,6 +42,7 @@ class Call:
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         watched: Tensors that the rule watches, in order.
+        beside: Tensors other than arguments that the layer read when it was run for one example.
     """
 
     layer: keras.layers.Layer
@@ -46,6 +50,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     watched: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    beside: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     @property
     def input(self) -> Any:
@@ -492,11 +497,12 @@ class UniversalRule(Rule):
             for i, value in zip(batched, example[0]):
                 values[i] = value[None]
             args, kwargs = tf.nest.pack_sequence_as((call.args, call.kwargs), values)
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([resource(v) for v in variables])
-                output = tf.nest.flatten(call.layer(*args, **kwargs))
             sources = [resource(v) for v in variables]
-            found = tape.gradient(output, sources, outputs, unconnected_gradients="zero")
+            with _noting_inputs(call, [*values, *outputs]):
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(sources)
+                    output = tf.nest.flatten(call.layer(*args, **kwargs))
+                found = tape.gradient(output, sources, outputs, unconnected_gradients="zero")
             return [tf.convert_to_tensor(g) for g in found]
 
         # `vectorized_map` refuses an empty batch: it gets one example of zeros, whose gradient is dropped.
@@ -511,12 +517,24 @@ class UniversalRule(Rule):
     @staticmethod
     def _with_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """`value`, refused if its first axis is not the batch: it would be split among the examples."""
-        message = f"Layer '{call.layer.name}' takes an input whose first axis is not the batch; register a rule for it."
+        message = f"Layer '{call.layer.name}' {NO_ROWS}."
         if not tf.executing_eagerly() and value.shape[0] is not None:
             raise NotPrivate(message)
         rows = tf.shape(output)[:1]
         with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
+
+
+@contextlib.contextmanager
+def _noting_inputs(call: Call, given: list[Any]) -> Iterator[None]:
+    """Notes in `call.beside` what the operations of a block are computed from, apart from `given` tensors."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    yield
+    own = graph.get_operations()[start:]
+    inside = {id(operation) for operation in own}
+    inputs = {id(t): t for operation in own for t in operation.inputs if id(t.op) not in inside}
+    call.beside += [t for t in inputs.values() if not any(t is one for one in given)]
 
 
 _RANDOM = ("rate", "dropout", "recurrent_dropout", "stddev")  # Keras' names for the strength of a layer's noise

@@ -19,12 +19,12 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves, refuse_padding
-from tfdp_rec.clipping.rules import NO_BATCH, Call, DenseRule, EmbeddingRule
+from tfdp_rec.clipping.rules import NO_BATCH, NO_ROWS, Call, DenseRule, EmbeddingRule, UniversalRule
 from tfdp_rec.independence.gradient_shares import GradientShares
 from tfdp_rec.independence.reading import Reading, Walk
 from tfdp_rec.independence.refusals import forward, is_gradient
 from tfdp_rec.independence.sizes import ONE, Size
-from tfdp_rec.independence.values import ByExample, Mixed, Shared, Value
+from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Value
 from tfdp_rec.keras_internals import layers_within, random_states, resource
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows, withheld
@@ -140,7 +140,22 @@ class StepReading:
         for tensor in self._inputs(call):
             if not isinstance(self._seen.value(tensor), Shared):
                 self._require(tensor, f"what {name} is called with", rows)
+            elif tensor.shape.rank and isinstance(call.rule, UniversalRule):  # it would be split among the examples
+                raise NotPrivate(f"Layer '{call.layer.name}' {NO_ROWS}.")
         return CallRead(call, gradients, rows not in (None, ONE))
+
+    def refuse_beside(self, call: Call) -> None:
+        """Refuses a layer that, run for one example, read more than its arguments and what all examples share."""
+        for tensor in call.beside:
+            value = self._seen.value(tensor)
+            if not isinstance(value, Shared) and not (
+                isinstance(value, Handle) and value.key not in self._seen.reading.writable
+            ):
+                raise NotPrivate(
+                    f"Layer '{call.layer.name}' is run again for each example, and reads {tensor.op.type} "
+                    f"'{tensor.op.name}', which is no argument of its call: all examples would enter the gradient of "
+                    "each. Give it to the layer as an argument."
+                )
 
     def _read_shared_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
         # A call on a shared input is one on a copy for each example, each with its own share of the gradient.

@@ -109,12 +109,13 @@ class TrialStep:
         sources = [*watched, *(resource(v) for v in recorder.direct)]
         with own_rows():
             backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+        size = tf.shape(losses)[0]
         found, read = reading.refusals(recorder.calls, losses, backward[: len(watched)], (), self._known)
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")
         for one in read:
             with self._noting(one.call.layer.name):
-                refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, tf.shape(losses)[0])})
+                refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
         for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
             with self._noting():
                 reading.shares(variable, gradient)

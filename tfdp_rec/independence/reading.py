@@ -367,14 +367,15 @@ def _apply(at: At) -> list[Value]:
     operation, kind = at.op, at.op.type
     count, known = len(operation.outputs), _RULES.get(kind)
     mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
-    if _is_stateful(operation) and (known is None or at.before):
-        if at.before:
-            return [Mixed(operation, "outside")] * count
+    if at.before and _is_stateful(operation):
+        return [Mixed(operation, "outside")] * count
+    if known is None and (_is_stateful(operation) or kind.startswith(refusals.EFFECTS)):
         raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
     if mixed is not None and not (known and known.mixed):
         return [mixed] * count
     if known is None:
-        shared = all(isinstance(v, Shared) for v in at.values)
+        # What a function reads beside its arguments is unknown as long as its body is not read.
+        shared = all(isinstance(v, Shared) for v in at.values) and not _functions(operation)
         at.reading.without_rule.update([] if shared else [kind])
         return [Shared() if shared else at.mixed(refusals.WITHOUT_RULE.get(kind, "unknown"))] * count
     if not known.sizes and any(isinstance(v, Sized) for v in at.values):
@@ -423,6 +424,11 @@ def _is_stateful(operation: Any) -> bool:
     return _STATEFUL[operation.type]
 
 
+def _functions(operation: Any) -> bool:
+    """Whether an operation calls functions."""
+    return any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values())
+
+
 def _lengths_held(handle: Any) -> Lengths | None:
     """The lengths of a variable's contents: TensorFlow refuses to assign others."""
     lengths = lengths_of_handle(handle)
@@ -446,10 +452,7 @@ _NOT_MADE_ANEW = ("Placeholder", "PlaceholderWithDefault", "TensorListGetItem", 
 
 def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequence[Any]) -> tuple[Shape, ...]:
     """The shapes of an operation's outputs by its shape function, None for one of unknown rank."""
-    declared = operation.type in _NOT_MADE_ANEW or any(
-        attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values()
-    )
-    if declared:
+    if operation.type in _NOT_MADE_ANEW or _functions(operation):
         return (None,) * len(operation.outputs)
     node = tf.compat.v1.NodeDef()
     node.CopyFrom(operation.node_def)

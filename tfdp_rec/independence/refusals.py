@@ -96,6 +96,9 @@ WITHOUT_RULE = {
 }  # fmt: skip
 """Reasons for operations without a rule that are known to be unfit."""
 
+EFFECTS = "Inplace", "Debug", "Copy"
+"""Beginnings of the types that TensorFlow does not call stateful, and that write into their inputs or to files."""
+
 
 def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", layers: Iterable[str] = ()) -> str:
     """The refusal of one operation."""

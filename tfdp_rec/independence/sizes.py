@@ -5,7 +5,7 @@ that is unknown while tracing, and does not depend on the batch's contents, is a
 and quotients of such lengths are again such lengths; so is a sum without B.
 
 A graph computes with 32 bits, where 2³¹ is negative. So a number is followed only if it stays below 2³¹ in a batch of
-at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, c T up to c = 2⁷ (T below 2²⁴).
+at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, and an unknown length T alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Size:
     def is_held(self) -> bool:
         """Whether 32 bits hold it, by the bounds above."""
         kinds = len(self.letters), self.of_batch
-        return kinds in _HELD and abs(self.number) < _HELD[kinds]
+        # Without letters it may be negative: -1 is an axis, or any length.
+        return kinds in _HELD and abs(self.number) < _HELD[kinds] and (self.number >= 0 or not self.letters)
 
     def __mul__(self, other: Size) -> Size:
         if not self.number * other.number:
@@ -68,8 +69,8 @@ class Size:
         return Size(self.number / other.number, tuple(sorted(left.elements())))
 
     def combined(self, sign: str, other: Size) -> Size | None:
-        """The result of another operation: a letter of its own, or None if B is in it."""
-        if self.of_batch or other.of_batch:
+        """The result of another operation: a letter of its own; None if B is in it, or it may be negative."""
+        if self.of_batch or other.of_batch or min(self.number, other.number) < 0:
             return None
         return Size(letters=(f"({self}{sign}{other})",))
 
@@ -77,7 +78,7 @@ class Size:
         return "·".join([str(self.number), *self.letters])
 
 
-_HELD = {(0, False): 2**31, (1, True): 2**15, (1, False): 2**7}
+_HELD = {(0, False): 2**31, (1, True): 2**15, (1, False): 2}
 """Bounds of the coefficient, by the number of letters and whether B is one of them."""
 
 ONE = Size()

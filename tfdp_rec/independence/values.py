@@ -67,6 +67,7 @@ class Seed(Value):
     """Read from the state of random layers; `draws` identifies the reads."""
 
     draws: frozenset[Any]
+    next: bool = False  # whether it is the state after this one, which a later read draws from
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -39,7 +38,7 @@ from dp_accounting import DpEvent
 
 from tfdp_rec import interruption
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.files import Path, hold, let_go, remove, replacing, unheld, writing
+from tfdp_rec.files import Path, hold, let_go, remove, unheld, writing
 from tfdp_rec.job.budget import LABELS
 from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, RunFolder, find
 from tfdp_rec.job.settings import JobSettings
@@ -91,9 +90,9 @@ class RunCheckpoint:
         self.every, self.continues, self._data = every, continues, ""
         self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
+        _refuse_released(self.out, self.directory)
         self.folder = RunFolder(self.out)
         hold(self.directory)
-        _adopt(self.directory, self.out)
 
     @classmethod
     def fresh(
@@ -133,7 +132,10 @@ class RunCheckpoint:
             raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             path = pathlib.Path(directory) / RUN
-            raise ValueError(f"{path} was changed: put it back from a backup ({problem}).") from None
+            raise ValueError(
+                f"{path} was changed, or is of version 0.2: put it back from a backup, or go on with that version "
+                f"({problem})."
+            ) from None
         now = given(before)
         now.refuse_other(before, directory)
         if out and os.path.abspath(out) != run["out"]:
@@ -353,8 +355,6 @@ def sweep(runs: pathlib.Path) -> list[str]:
         directory = lock.parent
         with unheld(directory) as free:
             if free and (directory / RUN).exists():
-                with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-                    _adopt(directory, run_of(directory)["out"])
                 was_there = (directory / LOG).exists()
                 if clear(directory) == RESUMABLE and was_there:
                     ours = directory.name == RESUME
@@ -363,15 +363,10 @@ def sweep(runs: pathlib.Path) -> list[str]:
 
 
 def run_of(directory: Path) -> dict[str, Any]:
-    """What run.json says; one of an older version in today's form, where one ledger was all."""
+    """What run.json says."""
     path = pathlib.Path(directory).absolute()
     run = json.loads((path / RUN).read_text(encoding="utf-8"))
     run["out"] = run["out"] or os.fspath(path.parent.parent)
-    if "ledger" in run:
-        only = f"{RELEASE}/{LEDGER}"
-        run |= {"ledgers": {only: run["ledger"]} if run["ledger"] else {}, "since": {only: run["since"]}, "noises": {}}
-        # Only private sums were made of logs.
-        run["asked"] = {"mechanism": ["spectral"], **run.get("asked", {})}
     return run
 
 
@@ -383,6 +378,18 @@ def _lost(paid: Sequence[Any], since: int, directory: pathlib.Path) -> list[str]
     """Labels of releases that were paid for since then, and are in no file."""
     lost = {label for name, label in LABELS.items() if not (directory / name).exists()}
     return [each.label for each in paid if each.number >= since and each.label in lost]
+
+
+def _refuse_released(out: str, directory: pathlib.Path) -> None:
+    """Raises if private files would come into a run's released part: this run's, or another's."""
+    mine = os.path.join(os.path.realpath(out), RELEASE)
+    for name, folder in (("--checkpoint", directory), ("--out", pathlib.Path(out))):
+        for part in (folder.resolve(), *folder.resolve().parents):
+            of_another = part.name == RELEASE and any((part / each).exists() for each in FINAL)
+            if os.fspath(part) == mine or of_another:
+                raise ValueError(
+                    f"{name} {folder} lies in {part}, which is handed on, and users' data would be in it: give another."
+                )
 
 
 def _refuse_another(out: Path) -> None:
@@ -420,21 +427,6 @@ def _remove_unpaid(out: Path) -> None:
     beside = pathlib.Path(out, PRIVATE, LEDGERS)
     if beside.is_dir() and not any(beside.iterdir()):
         beside.rmdir()
-
-
-def _adopt(directory: pathlib.Path, out: Path) -> None:
-    """Puts the ledger that an older version kept beside the log into the run folder, where it belongs."""
-    mine = directory / LEDGER
-    if not mine.exists():
-        return
-    path = RunFolder(out).release / LEDGER
-    if not path.exists():
-        with replacing(path) as temporary:
-            shutil.copyfile(mine, temporary)
-            os.chmod(temporary, 0o600)
-    elif not path.read_bytes().startswith(mine.read_bytes()):
-        raise ValueError(f"{path} is the ledger of another run than {mine}: move one of the two folders away first.")
-    mine.unlink()
 
 
 def _hash(folder: pathlib.Path) -> str:

@@ -44,7 +44,7 @@ from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.serving.own_ids import export, line_breaks, writing_a_model
+from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
@@ -332,7 +332,7 @@ def _release(run: Run, made: MadeRecommender) -> Mapping[Any, str]:
     part.write(STATEMENT, made.statement or report.NO_GUARANTEE)
     if is_two_tower(run.released):
         made.model.save(str(part / "model.keras"))
-    with replacing(part / SERVABLE) as temporary, writing_a_model(part / SERVABLE):
+    with replacing(part / SERVABLE) as temporary:
         export(temporary, made.model, items, titles, min(run.settings.top_k, len(items)))
     return titles
 

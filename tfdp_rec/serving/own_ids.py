@@ -18,10 +18,9 @@ The vocabulary is an asset of the SavedModel, a line an item. The SavedModel hol
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,16 +69,6 @@ def line_breaks(items: Items) -> pa.Array:
     return pc.match_substring_regex(items.ids, "[\r\n]")
 
 
-@contextlib.contextmanager
-def writing_a_model(path: str | os.PathLike[str]) -> Iterator[None]:
-    """One `OSError` that names the path where TensorFlow cannot write a SavedModel."""
-    try:
-        yield
-    except tf.errors.OpError as problem:
-        said = " ".join(problem.message.split())[:200].rstrip(".")
-        raise OSError(f"{path} could not be written; is the disk full, or read-only? {said}.") from problem
-
-
 class Servable(Protocol):
     """A recommender that can be exported."""
 
@@ -106,6 +95,7 @@ def export(
 
     Raises:
         RuntimeError: There was no `fit`.
+        OSError: The folder cannot be written.
         ValueError: The items are not those of the recommender, an id has a line break, or k is out of range.
 
     Example:
@@ -141,7 +131,11 @@ def export(
             file.writelines(f"{item}\n" for item in in_slots)
         named = [_in_a_line((titles or {}).get(item, "")) for item in in_slots]
         served = OwnIds(vocabulary, in_slots, named, answers, k)
-        tf.saved_model.save(served, os.fspath(filepath), signatures=served.questions)
+        try:
+            tf.saved_model.save(served, os.fspath(filepath), signatures=served.questions)
+        except tf.errors.OpError as problem:
+            said = " ".join(problem.message.split())[:200].rstrip(".")
+            raise OSError(f"{filepath} could not be written; is the disk full, or read-only? {said}.") from problem
 
 
 def _in_a_line(title: str) -> str:

@@ -89,4 +89,7 @@ def convolution_gradient(at: At) -> Value:
         return Shared()
     if not isinstance(value, ByExample) or value.axis:
         return at.mixed()
-    return at.give(value, None if numbers is None else numbers.sizes)
+    lengths = () if numbers is None else numbers.sizes
+    if len(lengths) != 4 or any(length is None or length.of_batch for length in lengths[1:]):
+        return at.mixed("size")
+    return at.give(value, lengths)

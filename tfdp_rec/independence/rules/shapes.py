@@ -65,14 +65,15 @@ def _over(one: Size, other: Size) -> Size | None:
 
 
 def _of_a_seed(at: At) -> Value:
-    """A seed plus something shared, times 1, or below a number so large that all seeds remain, is a seed."""
+    """A seed times 1, or below a number so large that all seeds remain, is a seed; plus a number, the next one."""
     seeds = [v for v in at.values if isinstance(v, Seed)]
     others = [n for n, v in enumerate(at.values) if isinstance(v, Shared)]
     if len(seeds) != 1 or len(others) != 1:
         return at.mixed("seed")
     plain = at.plain(others[0]) or []
+    if at.op.type == "AddV2" and min(plain, default=-1) >= 0 and any(plain):
+        return Seed(seeds[0].draws, next=True)
     remains = {
-        "AddV2": True,
         "Mul": bool(plain) and all(n == 1 for n in plain),
         "FloorMod": others == [1] and bool(plain) and all(n >= 1 << 30 for n in plain),
     }
@@ -101,15 +102,15 @@ def _add(one: Size, other: Size) -> Size | None:
 def _subtract(one: Size, other: Size) -> Size | None:
     if one.letters == other.letters or not other.number:
         return _add(one, Size(-other.number, other.letters))
-    return one.combined("-", other)
+    return None  # it may be -1, for which a reshape puts another length
 
 
 def _larger(one: Size, other: Size) -> Size | None:
-    """The larger length; that of 1 (or less) and another is the other: in an empty batch nothing depends on it."""
+    """The larger length; that of 1 (or less) and c B is c B: in an empty batch nothing depends on it."""
     if one.letters == other.letters:
         return one if one.number >= other.number else other
     for a, b in ((one, other), (other, one)):
-        if a.plain is not None and a.plain <= 1 and b.number >= 1 and b.is_whole:
+        if a.plain is not None and a.plain <= 1 and b.number >= 1 and b.is_whole and b.letters == BATCH.letters:
             return b
     return one.combined("max", other)
 
@@ -199,27 +200,40 @@ def _range(start: np.ndarray, stop: np.ndarray, step: np.ndarray) -> np.ndarray 
 def summed_axes(at: At) -> Any:
     """The axes over which a gradient is summed: those along which broadcasting repeated an operand."""
     one, other = at.numbers(0), at.numbers(1)
-    if one is None or other is None or None in (*one.sizes, *other.sizes):
+    if one is None or other is None or any(_may_be_one(length) for length in (*one.sizes, *other.sizes)):
         return at.followed(lambda *_: None)
     rank = max(len(one.sizes), len(other.sizes))
     several = [(*[ONE] * (rank - len(numbers.sizes)), *numbers.sizes) for numbers in (one, other)]
-    axes = [np.array([axis for axis in range(rank) if sizes[axis] == ONE], np.int64) for sizes in several]
-    return [Shared(SizeArray.of_integers(found)) for found in axes]
+    # Equal shapes have no such axes, not even those of length one.
+    pairs = list(zip(*several))
+    unlike = len(one.sizes) != len(other.sizes) or any(ONE in pair and pair[0] != pair[1] for pair in pairs)
+    if one != other and not unlike and (ONE, ONE) in pairs:
+        return at.followed(lambda *_: None)
+    axes = [[n for n in range(rank) if sizes[n] == ONE and one != other] for sizes in several]
+    return [Shared(SizeArray.of_integers(np.array(found, np.int64))) for found in axes]
+
+
+def _may_be_one(length: Size | None) -> bool:
+    """Whether a length that is not known to be 1 may be; a batch of one has nothing to mix."""
+    return length is None or length.letters not in ((), BATCH.letters)
 
 
 @rule("DynamicStitch", sizes=True, numbers=True)
 def stitched(at: At) -> Value:
     """Numbers put into places: part of the shape of a reduction's gradient."""
     half = len(at.values) // 2
-    places = [at.plain(n) for n in range(half)]
+    places = [at.plain(n) or [] for n in range(half)]
+    named = {place for several in places for place in several}
+    if not named or named != set(range(len(named))):  # a place without a number holds what was in memory before
+        return at.mixed("unknown")
 
     def put(*arrays: np.ndarray) -> np.ndarray | None:
-        if any(place is None for place in places) or any(numbers.ndim > 1 for numbers in arrays[half:]):
+        if any(numbers.ndim > 1 for numbers in arrays[half:]):
             return None
         found: dict[int, Any] = {}
-        for place, numbers in zip(places, arrays[half:]):
-            found.update(zip(place, numbers.flat))  # type: ignore[arg-type]
-        return SizeArray.row([found.get(place) for place in range(max(found, default=-1) + 1)]).array
+        for several, numbers in zip(places, arrays[half:]):
+            found.update(zip(several, numbers.flat))
+        return SizeArray.row([found[place] for place in range(len(named))]).array
 
     return at.followed(put)
 

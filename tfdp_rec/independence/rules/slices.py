@@ -83,10 +83,10 @@ def strided_slice(at: At) -> Value:
 
 
 def _is_fixed(at: At, item: _Item) -> bool:
-    """Whether a slice begins and ends independently of the batch's size."""
-    if not any(isinstance(v, Sized) for v in at.values[1:]):
+    """Whether a slice begins, ends and strides independently of the batch's size."""
+    if not any(isinstance(v, Sized) for v in at.values[1:4]):
         return True
-    bounds = [_entries(at, n) for n in (1, 2)]
+    bounds = [_entries(at, n) for n in (1, 2, 3)]
     return all(b is not None and b[item.place] is not None and not b[item.place].of_batch for b in bounds)
 
 
@@ -116,6 +116,9 @@ def strided_slice_gradient(at: At) -> Value:
         return at.mixed("order")
     if shape.sizes[axes[0]] != BATCH * value.inner:
         return at.mixed("order")
+    others = [item for item in _items(at, len(shape.sizes), len(strides)) if item.axis not in (None, axes[0])]
+    if not all(_is_whole(at, item, shape.sizes) or _is_fixed(at, item) for item in others):
+        return at.mixed("size")
     return at.give(value.at(axes[0]), shape.sizes)
 
 

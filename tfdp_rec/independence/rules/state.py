@@ -43,14 +43,17 @@ def read(at: At) -> Value:
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", sizes=True, mixed=True)
 def write(at: At) -> list[Value]:
     """A write into a metric, or into a seed of a state made of the old one; others are refused."""
-    # A constant would make the seed known. A write in a loop may be left out, so that the seed is used again.
+    # A constant would make the seed known; an earlier state, or that of another layer, would draw the same again. A
+    # write in a loop may be left out.
     target = at.values[0]
     key = target.key if isinstance(target, Handle) else None
     kind = at.reading.writable.get(key)
     if kind == "seed":
-        if at.op.type != "AssignVariableOp" or not isinstance(at.values[1], Seed) or at.reading.turns:
+        number = at.reading.writes.get(key, 0)
+        follows = at.values[1] == Seed(frozenset({(key, number)}), next=True)
+        if at.op.type != "AssignVariableOp" or not follows or at.reading.turns:
             raise at.reading.refuse(at.op, "seed")
-        at.reading.writes[key] = at.reading.writes.get(key, 0) + 1
+        at.reading.writes[key] = number + 1
     elif kind != "metric":
         name = at.reading.names.get(key)
         raise at.reading.refuse(at.op, "write", f"the variable '{name}'" if name else "a variable")
@@ -75,12 +78,15 @@ _FROM_SEED = ("StatelessRandomUniformV2", "StatelessRandomUniformIntV2", "Statel
 @rule(*_FROM_SEED, sizes=True, arguments=(0,))
 def from_seed(at: At) -> Value:
     """Noise from a seed: by example if the seed is new and serves this operation alone."""
-    # One use in all that is read: a second call of a function may ask for another shape.
-    seeds = [v for v in at.values[1:4] if isinstance(v, Seed)]
-    if not all(isinstance(v, (Shared, Seed)) for v in at.values[1:]):
+    # One use in all that is read: a second call of a function may ask for another shape. Under a known key, numbers
+    # tell the counter, and with it all other numbers.
+    key, counter, others = at.values[1], at.values[2], at.values[3:]
+    seeds = [v for v in (key, counter) if isinstance(v, Seed)]
+    fit = isinstance(key, (Seed, Shared)) and isinstance(counter, (Seed, Shared)) and not any(s.next for s in seeds)
+    if not fit or not all(isinstance(v, Shared) for v in others):
         return at.mixed("seed")
     found = of_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
-    if isinstance(found, ByExample) and not seeds:
+    if isinstance(found, ByExample) and not isinstance(key, Seed):
         return at.mixed("seed")
     draws = frozenset().union(*(seed.draws for seed in seeds))
     if draws & at.reading.draws:
