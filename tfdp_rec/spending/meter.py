@@ -44,9 +44,9 @@ _NO_MORE = (
     "stand before PrivacyBudget in callbacks.\n"
 )
 _OTHER = (
-    "Refused batch: the price of this step is not known. PrivacyBudget has priced the steps of one optimizer on the "
-    "batches of one fit; this step is of another optimizer or another compile(), or its batch is of another sampling. "
-    "Make it after that fit, with the model as it is compiled now, under a budget of its own.\n"
+    "Refused batch: the price of this step is not known. Either the model was compiled with another optimizer after "
+    "this step was traced, or PrivacyBudget has priced the steps of one optimizer on the batches of one sampling, and "
+    "this is not one of them. Make it after that fit, with the model as it is compiled now, under a budget of its own.\n"
 )
 _REPRICED = (
     "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
