@@ -11,6 +11,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from alone import assert_clipped_alone
 
@@ -73,7 +74,7 @@ def run(source, private, folder, monkeypatch, epochs=None):
     if private:
         monkeypatch.setattr(tfdp_rec, "make_private", quick)
     names = {"__name__": "__main__"}
-    keras.utils.set_random_seed(1)
+    seeding.seed(1)
     exec(compile(source, "example.py", "exec"), names)
     monkeypatch.undo()
     return names, made[0] if made else None

@@ -298,6 +298,12 @@ def test_lengths_of_a_handle_are_those_that_may_be_assigned():
     assert keras_internals.lengths_of_handle(tf.zeros([])) is None
 
 
+def test_a_resource_has_one_key_by_whatever_tensor_it_is_held():
+    one, other = tf.Variable(1.0, name="v"), tf.Variable(1.0, name="v")
+    key = keras_internals.resource_key(one.handle)
+    assert key == keras_internals.resource_key(tf.identity(one.handle)) != keras_internals.resource_key(other.handle)
+
+
 def test_an_operation_is_differentiated_in_another_way_within_the_block_alone():
     def doubled(operation, gradient, otherwise):
         assert operation.type == "Sin"

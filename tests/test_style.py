@@ -1,4 +1,7 @@
-"""The house's dialect, where ruff cannot see it: sections of docstrings, Greek letters, errors as sentences."""
+"""The house's dialect, where ruff cannot see it: sections of docstrings, Greek letters, errors as sentences.
+
+And two rules for tests: each of them asserts, and none asserts on a clock.
+"""
 
 import ast
 import io
@@ -134,3 +137,125 @@ def test_what_is_wrong_is_seen(rule, source):
 )
 def test_what_is_right_passes(rule, source):
     assert not list(rule(source))
+
+
+# Tests. A test asserts itself or through a function of tests/ that does, and never on what a clock says.
+
+TESTS = {".".join(p.relative_to(ROOT / "tests").with_suffix("").parts): p for p in (ROOT / "tests").rglob("*.py")}
+RAISING = {"raises", "warns", "deprecated_call", "fail"}
+CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "time", "time_ns"}
+ABOUT_TIME = {"federated.test_constant_outcome"}  # that the time of an answer tells nothing is what it shows
+
+
+def dotted(node):
+    """`a.b.c` as it is written, of a name or an attribute; of anything else what comes last."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+class Code:
+    """What the rules ask of a part of a test module: whether it asserts, and what it calls."""
+
+    def __init__(self, node):
+        self.node, self.called, self.asserts = node, set(), False
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call):
+                self.called.add(dotted(each.func))
+            elif isinstance(each, ast.withitem):
+                self.called.add(dotted(each.context_expr))
+            elif isinstance(each, ast.Assert):
+                self.asserts = True
+            elif isinstance(each, ast.Raise) and isinstance(each.exc, ast.Call):
+                self.asserts |= dotted(each.exc.func) == "AssertionError"
+        last = {name.rpartition(".")[2] for name in self.called}
+        self.asserts |= bool(last & RAISING) or any(name.startswith("assert_") for name in last)
+
+
+class ModuleOfTests:
+    """The functions of a test module, what it imports, and names for errors that it expects."""
+
+    def __init__(self, source):
+        tree = ast.parse(source)
+        nodes = list(ast.walk(tree))
+        self.functions = {node.name: Code(node) for node in nodes if isinstance(node, ast.FunctionDef)}
+        self.imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        expected = [node for node in tree.body if isinstance(node, ast.Assign) and Code(node.value).asserts]
+        self.expected = {dotted(target) for node in expected for target in node.targets}  # REFUSED = pytest.raises(...)
+
+    def asserting(self, modules):
+        """Names of what it can call that asserts, by itself or through what that calls, in other modules too."""
+        found = self.expected | {name for name, code in self.functions.items() if code.asserts}
+        for node in self.imports:
+            if node.module in modules:
+                given = modules[node.module].asserting(modules)
+                found |= {name.asname or name.name for name in node.names if name.name in given}
+        while more := {name for name, code in self.functions.items() if found & code.called} - found:
+            found |= more
+        return found
+
+
+def without_assertion(module, modules):
+    """Tests that pass whatever the code does, unless it raises."""
+    checked = modules[module]
+    tests = {name: code for name, code in checked.functions.items() if name.startswith("test_") and not code.asserts}
+    for name in tests.keys() - (checked.asserting(modules) if tests else ()):
+        yield tests[name].node.lineno, f"{name} asserts nothing"
+
+
+def on_a_clock(module, modules):
+    """Assertions on what a clock said, or on a number that was computed from it."""
+    timed = {f"time.{clock}" for clock in CLOCKS}
+    checked = modules[module].functions if module not in ABOUT_TIME else {}
+    for code in checked.values():
+        known = timed & code.called
+        says = lambda part, known=known: any(dotted(each) in known for each in ast.walk(part))  # noqa: E731
+        assigned = [each for each in ast.walk(code.node) if isinstance(each, ast.Assign)] if known else ()
+        while more := {name for each in assigned if says(each.value) for name in names_given(each, says)} - known:
+            known |= more
+        for each in ast.walk(code.node) if known else ():
+            if isinstance(each, ast.Assert) and says(each.test):
+                yield each.lineno, f"{code.node.name} asserts on a clock: assert on what was done"
+
+
+def names_given(assigned, says):
+    """Names that an assignment gives a value that `says` holds of; of several at once, those alone."""
+    for target in assigned.targets:
+        values = getattr(assigned.value, "elts", None)
+        pairs = zip(target.elts, values) if values and isinstance(target, ast.Tuple) else [(target, assigned.value)]
+        for name, value in pairs:
+            if says(value):
+                yield from (each.id for each in ast.walk(name) if isinstance(each, ast.Name))
+
+
+@pytest.fixture(scope="module")
+def modules():
+    return {name: ModuleOfTests(path.read_text(encoding="utf-8")) for name, path in TESTS.items()}
+
+
+@pytest.mark.parametrize("rule", [without_assertion, on_a_clock], ids=lambda rule: rule.__name__)
+def test_tests_assert_and_not_on_time(rule, modules):
+    found = [f"{TESTS[name]}:{line}: {what}" for name in modules for line, what in rule(name, modules)]
+    assert not found, "\n".join(found)
+
+
+HELPER = "def check(x):\n    assert x\n\ndef through(x):\n    check(x)\n\ndef told(x):\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    "rule, body, wrong",
+    [
+        (without_assertion, "f()", True),
+        (without_assertion, "told(f())", True),
+        (without_assertion, "assert f()", False),
+        (without_assertion, "with pytest.raises(ValueError):\n        f()", False),
+        (without_assertion, "with REFUSED:\n        f()", False),
+        (without_assertion, "through(f())", False),
+        (on_a_clock, "assert time.monotonic() < 3", True),
+        (on_a_clock, "x, t = 1, time.monotonic()\n    spent = time.monotonic() - t\n    assert spent < x", True),
+        (on_a_clock, "x, t = 1, time.monotonic()\n    assert x", False),
+    ],
+)
+def test_a_test_that_shows_nothing_is_seen(rule, body, wrong):
+    source = f"from helper import told, through\nREFUSED = pytest.raises(ValueError)\ndef test_one():\n    {body}\n"
+    assert bool(list(rule("test_it", {"helper": ModuleOfTests(HELPER), "test_it": ModuleOfTests(source)}))) == wrong

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -222,6 +223,17 @@ def schedule(coordinator: Any, attempt: Callable[..., Any], arguments: tuple[Any
 def iterator_spec(per_worker: Any) -> tf.TypeSpec:
     """The type of the iterators of a per-worker dataset."""
     return per_worker._values[0]._type_spec
+
+
+def resource_key(handle: Any) -> Any:
+    """Name, device and container of a resource, the same by all eager tensors of its handle; else the tensor's id."""
+    # A handle has no other name in Python than the text that it is shown as.
+    found = re.search(r'ResourceHandle\((name=.*?), type=', repr(handle)) if _is_eager(handle) else None
+    return found[1] if found else id(handle)
+
+
+def _is_eager(tensor: Any) -> bool:
+    return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
 def lengths_of_handle(handle: Any) -> list[int] | None:

@@ -18,7 +18,7 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,9 +29,22 @@ from tfdp_rec.clipping.batches import hide_batch_axis, map_examples, tensors
 from tfdp_rec.clipping.engine import ClippedSum, Clipping, shared_inputs
 from tfdp_rec.clipping.microbatches import SumOf
 from tfdp_rec.clipping.recorder import recording, refuse_unrecorded
+from tfdp_rec.clipping.step_reading import CallRead
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.model import PrivateTraining
 from tfdp_rec.training.private_step import PrivateStep
+
+
+class Unread:
+    """In place of a reading: believes that every call has one row an example."""
+
+    def read(self, calls: Sequence[rules.Call], losses: Any, gradients: Sequence[Any], own: Any) -> list[CallRead]:
+        """The calls, with their gradients."""
+        left = iter(gradients)
+        return [CallRead(call, [next(left) for _ in call.watched]) for call in calls]
+
+    def refuse_beside(self, call: rules.Call) -> None:
+        """Refuses nothing."""
 
 
 def _reweighted_pass(tape: tf.GradientTape, model: keras.Model, losses: tf.Tensor, weights: tf.Tensor):  # type: ignore[no-untyped-def]
@@ -49,10 +62,10 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     """Ghost norms, then a reweighted backward pass. An example that is not finite is not supported: it raises."""
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
-        with recording(model, tape, size, clipping.before_read) as recorder:
+        with recording(model, tape, clipping.before_read) as recorder:
             losses = engine.checked_losses(clipping.loss(batch), size)
     refuse_unrecorded(model, recorder.calls)
-    collected = engine.collect(recorder, tape, losses)
+    collected = engine.collect(recorder, tape, losses, Unread())  # type: ignore[arg-type]
     norms = engine.measure(collected).norms
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
@@ -64,7 +77,7 @@ def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     norms = engine.measure(collected).norms
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
-        with recording(model, None, size, clipping.before_read):
+        with recording(model, None, clipping.before_read):
             losses = engine.checked_losses(clipping.loss(batch), size)
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
@@ -95,7 +108,7 @@ def _formed(clipping: Clipping, batch: Any) -> tuple[engine.Factors, tf.Tensor]:
     def one(index: tf.Tensor) -> tuple[Any, ...]:
         example = map_examples(lambda t: t[index : index + 1], batch, shared)
         with tf.GradientTape() as tape:
-            with recording(model, None, tf.constant(1), clipping.before_read) as recorder:
+            with recording(model, None, clipping.before_read) as recorder:
                 losses = engine.checked_losses(clipping.loss(example), tf.constant(1))
         refuse_unrecorded(model, recorder.calls)
         found = tape.gradient(losses, [rules.resource(v) for v in variables], unconnected_gradients="zero")

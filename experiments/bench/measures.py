@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from experiments.bench.baselines import Unread
 from experiments.bench.cases import Case
 from experiments.bench.contestants import Contestant
 from experiments.bench.workers import peak_megabytes
@@ -102,7 +103,7 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
         with model.release.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(model, tape) as recorder:
                 losses = step.losses(Batch.from_data(element, model.shared_inputs))
-        return engine.collect(recorder, tape, losses), losses
+        return engine.collect(recorder, tape, losses, Unread()), losses  # type: ignore[arg-type]
 
     def backward() -> Any:
         return [[f.__dict__.get("g") for f in several] for several in collected()[0].values()]

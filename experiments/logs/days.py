@@ -146,6 +146,7 @@ class _Added:
 
     def take(self, day: _Day) -> None:
         """Pays for a day, and adds it."""
+        from tfdp_rec.job.budget import SUMS
         from tfdp_rec.privacy import Ledger, Snapshot
         from tfdp_rec.spectral import SpectralRecommender
         from tfdp_rec.spending.ledger import ZERO_OUT
@@ -153,8 +154,9 @@ class _Added:
         data = Snapshot(len(day.log), "user, item, time")
         with Ledger(self.path, "user", data, ZERO_OUT, data_changed=True) as ledger:
             budget = self.decided.decided(ledger)
-            budget.refuse_beyond(ledger, budget.events)
-            for event, label in zip(budget.events[::-1], ("private sums", "private vocabulary")):
+            events = list(budget.releases(SUMS).values())
+            budget.refuse_beyond(ledger, events)
+            for event, label in zip(events[::-1], ("private sums", "private vocabulary")):
                 ledger.pay(event, label=label, settings={"sampling": None})
         self.items = _items(day, budget, self.items)
         users, numbers = day.of(self.items), list(range(1, len(self.items) + 1))

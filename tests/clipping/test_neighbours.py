@@ -18,6 +18,7 @@ from zoo import SIZE, built, examples
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, check, clipped_sum
 from tfdp_rec.clipping.engine import Graph
+from tfdp_rec.independence import ByExample, reading
 from tfdp_rec.keras_internals import random_states
 
 
@@ -68,7 +69,7 @@ def test_neighbouring_batches(name, seed, left_out, size, clip):
 @pytest.mark.parametrize("name", ["mlp", "two_tower", "dlrm"])
 def test_check_passes_sound_models(name):
     model, batch = built(name)
-    check(model, batch)
+    assert check(model, batch) is None, "a model that mixes its examples would be refused"
 
 
 def test_check_passes_dropout_and_leaves_it_where_it_was():
@@ -132,9 +133,12 @@ def test_check_looks_at_what_is_trained():
             return self.table(ids) if training else self.best(self.table(ids))
 
         def per_example_loss(self, data, training=True):
+            asked.add(training)
             return tf.reduce_sum(tf.square(self(data, training=training)), axis=1)
 
+    asked = set()
     check(Retrieval(), np.arange(4), examples=1)
+    assert asked == {True}
 
 
 class Forgetful(tfdp_rec.clipping.DenseRule):
@@ -165,11 +169,22 @@ class Centred(layers.Layer):
         return x - tf.reduce_mean(x, axis=0)
 
 
-def test_check_catches_coupled_models():
-    model = Scored([layers.Dense(3), Centred()], lambda p, b: p[1](p[0](b["x"])))
+class Accumulated(layers.Layer):
+    """Running sums over the batch."""
+
+    def call(self, x):
+        return tf.cumsum(x, axis=0)
+
+
+@pytest.mark.parametrize("coupled, match", [(Centred, "Mean in"), (Accumulated, "mixes the examples")])
+def test_check_catches_coupled_models(coupled, match, monkeypatch):
+    """By numbers alone where a rule of the reading is false."""
+    false = reading._Registered(lambda at: ByExample(0), sizes=True)
+    monkeypatch.setitem(reading._RULES, "Cumsum", false)
+    model = Scored([layers.Dense(3), coupled()], lambda p, b: p[1](p[0](b["x"])))
     batch = {"x": np.random.default_rng(0).normal(size=[3, 4]).astype("float32"), "weight": np.ones([3], "float32")}
     model.per_example_loss(batch)
-    with pytest.raises(tfdp_rec.NotPrivate, match="mixes the examples"):
+    with pytest.raises(tfdp_rec.NotPrivate, match=match):
         check(model, batch)
     with pytest.raises(ValueError, match="two examples"):
         check(model, {k: v[:1] for k, v in batch.items()})
@@ -300,6 +315,8 @@ def test_removal_in_training_by_size(policy):
     keras.config.set_dtype_policy(policy)
     try:
         model, rng = trained_on_rough_data(0)
+        clipping = Clipping(model, lambda data: model.per_example_loss(data, training=True), tf.constant(1.0))
+        summed = Graph(lambda batch: (clipping.read_sum(batch), None))
         for size in (1, 2, 3, 129, 1024, 4096):
             scale = 10.0 ** rng.uniform(-8, 8, [size, 1])
             x = (rng.integers(0, 50, [size, 2]), (scale * rng.normal(size=[size, 6])).astype("float32"))
@@ -309,8 +326,7 @@ def test_removal_in_training_by_size(policy):
                 for state in random_states(model):
                     state.assign([size, 5])
                 batch = tf.nest.map_structure(tf.constant, ((x[0][:count], x[1][:count]), y[:count]))
-                loss = lambda data: model.per_example_loss(data, training=True)  # noqa: E731
-                sums.append(Clipping(model, loss, tf.constant(1.0)).unread_sum(batch))
+                sums.append(summed(batch)[0])
             moved = distance(model, *sums)
             assert 0 < moved <= 1, (size, moved)
     finally:

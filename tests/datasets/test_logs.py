@@ -317,7 +317,7 @@ def crowd(users, rows=1):
     return {"u": np.repeat([f"user {u}" for u in users], rows), "i": ["x"] * (rows * len(users))}
 
 
-def test_a_user_stays_on_their_side_whoever_joins():
+def test_a_user_stays_on_their_side_when_other_users_join():
     log, more = (Interactions.read(crowd(users), user="u", item="i") for users in (range(500), range(-9, 700)))
     sides = []
     for found in (log, more):

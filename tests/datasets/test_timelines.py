@@ -75,7 +75,7 @@ def test_generated_timelines_repeat_with_the_seed_only(small):
     assert other.num_events != small.num_events or other.numbers.tolist() != small.numbers.tolist()
 
 
-def test_nobody_watches_twice_and_nobody_watches_nothing(small):
+def test_each_user_has_movies_and_none_twice(small):
     pairs = np.repeat(np.arange(3000), small.lengths) * 10_000 + small.numbers
     assert len(np.unique(pairs)) == small.num_events
     assert small.lengths.min() >= 4

@@ -2,21 +2,21 @@
 
 import socket
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from tfdp_rec.distribute.connection import ServerLost, Silence, Watch
+from tfdp_rec.distribute.connection import _GONE, ServerLost, Silence, Watch
 
 
 class Listed:
-    """A cluster some of whose processes say nothing."""
+    """A cluster some of whose processes say nothing; each time it is asked, its clock goes on a second."""
 
     def __init__(self, silent):
-        self.places = silent
+        self.places, self.now = silent, 0
 
     def silent(self):
+        self.now += 1
         return dict(self.places)
 
     def in_words(self, names):
@@ -24,13 +24,29 @@ class Listed:
 
 
 @pytest.fixture
-def asked_often(monkeypatch):
-    monkeypatch.setattr("tfdp_rec.distribute.connection._ASK_EVERY", 0.02)
+def watch_of(monkeypatch):
+    """A watch that goes by the clock of its cluster, and asks as often as it can."""
+    monkeypatch.setattr("tfdp_rec.distribute.connection._ASK_EVERY", 0.01)
+
+    def of(cluster, patience):
+        clock = SimpleNamespace(monotonic=lambda: cluster.now, sleep=lambda seconds: None)
+        monkeypatch.setattr("tfdp_rec.distribute.connection.time", clock)
+        return Watch(cluster, patience)
+
+    return of
 
 
-def test_what_a_call_gives_and_raises_comes_through(asked_often):
-    watch = Watch(Listed({}), 0.1)
-    assert watch.during(lambda: time.sleep(0.3) or 7) == 7, "a slow call is not a silent server"
+def test_what_a_call_gives_and_raises_comes_through(watch_of):
+    done = threading.Event()
+
+    class Slow(Listed):
+        def silent(self):
+            if self.now == 5:
+                done.set()
+            return super().silent()
+
+    watch = watch_of(Slow({}), 3)
+    assert watch.during(lambda: done.wait() and 7) == 7, "a slow call is not a silent server"
 
     def fails():
         raise TimeoutError("its own")
@@ -39,32 +55,28 @@ def test_what_a_call_gives_and_raises_comes_through(asked_often):
         watch.during(fails)
 
 
-def test_a_call_to_a_silent_server_ends(asked_often):
-    forever, began = threading.Event(), time.monotonic()
+def test_a_call_to_a_silent_server_ends(watch_of):
+    forever, cluster = threading.Event(), Listed({"ps 0": "127.0.0.1:1"})
     with pytest.raises(Silence, match="^No answer from ps 0. Start what is down or frozen again") as problem:
-        Watch(Listed({"ps 0": "127.0.0.1:1"}), 0.2).during(forever.wait)
-    assert 0.2 <= time.monotonic() - began and problem.value.fact == "No answer from ps 0."
+        watch_of(cluster, 3).during(forever.wait)
+    assert cluster.now == 3 and problem.value.fact == "No answer from ps 0."
     forever.set()
 
 
-def test_who_answers_again_in_time_is_forgiven(asked_often, monkeypatch):
-    """By a clock that goes on 0.1 s each time it is asked: silent for 0.3 s, then heard for a whole one."""
-    asked, done = iter(range(1, 1000)), threading.Event()
+def test_who_answers_again_in_time_is_forgiven(watch_of):
+    """Silent for 3 s, then heard for 10: what it is forgiven is not counted on."""
+    done = threading.Event()
 
     class Recovers(Listed):
-        now = 0.0
-
         def silent(self):
-            number = next(asked)
-            self.now = number / 10
-            if number == 13:
+            places = super().silent()
+            if self.now == 13:
                 done.set()
-            return dict(self.places) if number <= 3 else {}
+            return places if self.now <= 3 else {}
 
     cluster = Recovers({"ps 0": "127.0.0.1:1"})
-    monkeypatch.setattr("tfdp_rec.distribute.connection.time", SimpleNamespace(monotonic=lambda: cluster.now))
-    assert Watch(cluster, 0.5).during(done.wait)
-    assert next(asked) > 13
+    assert watch_of(cluster, 5).during(done.wait)
+    assert cluster.now >= 13
 
 
 def test_a_dead_worker_holds_nothing_up_and_a_dead_server_does():
@@ -73,22 +85,22 @@ def test_a_dead_worker_holds_nothing_up_and_a_dead_server_does():
         Watch(Listed({"ps 0": "127.0.0.1:1"}), 0.0).greet()
 
 
-def test_a_server_that_is_gone_is_lost_before_patience_ends(asked_often, monkeypatch):
-    monkeypatch.setattr("tfdp_rec.distribute.connection._GONE", 0.2)
-    watch, forever, began = Watch(Listed({"ps 0": "127.0.0.1:1"}), 60.0), threading.Event(), time.monotonic()
-    for waits in (watch.greet, lambda: watch.during(forever.wait)):
+def test_a_server_that_is_gone_is_lost_before_patience_ends(watch_of):
+    forever, patience = threading.Event(), 60
+    for waits in (lambda watch: watch.greet(), lambda watch: watch.during(forever.wait)):
+        cluster = Listed({"ps 0": "127.0.0.1:1"})
         with pytest.raises(ServerLost, match=r"Nothing listens at ps 0\)"):
-            waits()
-    assert 0.4 <= time.monotonic() - began < 60
+            waits(watch_of(cluster, patience))
+        assert _GONE <= cluster.now <= _GONE + 1 < patience
     forever.set()
 
 
-def test_a_frozen_server_is_not_gone(asked_often, monkeypatch):
-    monkeypatch.setattr("tfdp_rec.distribute.connection._GONE", 0.0)
+def test_a_frozen_server_is_not_gone(watch_of, monkeypatch):
+    monkeypatch.setattr("tfdp_rec.distribute.connection._GONE", 0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         frozen = Listed({"ps 0": f"127.0.0.1:{mute.getsockname()[1]}"})
         with pytest.raises(Silence, match="No answer from ps 0"):
-            Watch(frozen, 0.3).greet()
+            watch_of(frozen, 3).greet()
 
 
 def test_steps_that_do_not_end_though_all_answer():

@@ -72,7 +72,9 @@ def test_a_server_that_died_by_itself_is_noticed(cluster):
     deadline = time.monotonic() + 10
     while cluster.pid("ps:0") is not None and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert cluster.pid("ps:0") is None
     cluster.restart("ps:0")
+    assert alive(cluster.pid("ps:0"))
 
 
 @pytest.mark.parametrize("interfaces, warned", [(["lo"], False), (["lo", "eth0"], True)])

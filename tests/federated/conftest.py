@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import seeding
 from catalogues import catalogue_of, named
 
 
@@ -28,11 +29,9 @@ class World:
         ]
 
     def model(self, seed=0, temperature=0.2, user="nrms"):
-        import keras
-
         from tfdp_rec.models import news
 
-        keras.utils.set_random_seed(seed)
+        seeding.seed(seed)
         model = news.NewsRecommender(
             news.NRMSEncoder(24, 8, self.dim, num_heads=2, attention_units=4),
             news.user_encoder(user, self.dim, 2, 4),

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import seeding
 from catalogues import catalogue_of, named
 from scipy import stats
 
@@ -44,11 +45,9 @@ def device(target, update, folder, method):
 
 
 def new_model():
-    import keras
-
     from tfdp_rec.models import news
 
-    keras.utils.set_random_seed(0)
+    seeding.seed(0)
     model = news.NewsRecommender(
         news.NRMSEncoder(WORDS, 32, DIM, num_heads=4, attention_units=32), news.user_encoder("nrms", DIM, 4, 32), 5
     )

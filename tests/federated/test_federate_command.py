@@ -36,6 +36,15 @@ def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
     assert re.match(r"epsilon = 3(\.00\d+)? at delta = 1e-06 for one click", said) and "2 ledgers" in said
 
 
+@pytest.mark.parametrize("partition", (-1, 30, 0.5, "0"))
+def test_a_partition_stands_for_one_user_by_one_number(partition, readers, tmp_path):
+    """-1 was the last user once more, behind a second budget."""
+    settings = FederatedSettings(data=str(readers))
+    node = Nodes(ledgers=str(tmp_path)).of_run(settings).config(settings, partition)
+    with pytest.raises(ValueError, match="two budgets|one number"):
+        build.participant(settings, node)
+
+
 @pytest.mark.parametrize(
     "arguments, complaint",
     (

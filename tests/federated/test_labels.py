@@ -72,6 +72,16 @@ def test_the_published_label_alone_misses_a_small_epsilon():
     assert keep / (4 / 19 * (1 - keep) / 4) == pytest.approx(math.exp(3.0))
 
 
+@pytest.mark.parametrize("epsilon", (31.0, 40.0, 750.0))
+def test_a_label_whose_alternatives_are_rarer_than_a_draw_can_be_has_no_bound(epsilon):
+    """At 40 the label told the click for certain, and was booked as 40."""
+    label = LabelPermutation(epsilon, 1)
+    assert label.event == NonPrivateDpEvent() and LabelPermutation(30.0).event == PureDpEvent(30.0)
+    largest, smallest = (lambda count, word=word: np.full(count, word, "uint64") for word in (2**64 - 1, 0))
+    if epsilon >= 40:
+        assert label.sample(5, 0, largest)[0] == 0 and label.sample(5, 4, smallest)[0] == 4
+
+
 def test_infinite_epsilon_keeps_the_label():
     assert {LabelPermutation(math.inf, 1).sample(3, 2)[0] for _ in range(20)} == {2}
 

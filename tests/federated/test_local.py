@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from catalogues import named
 from scipy import stats
 
@@ -156,6 +157,25 @@ def test_clipped_vectors_are_no_further_apart_than_the_noise_is_for(kind, monkey
         assert sensitivity / mechanism.scale == pytest.approx(2.0)
     else:
         assert gaussian_delta(2.0, sensitivity, mechanism.scale) == pytest.approx(1e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))
+@pytest.mark.parametrize("size", (1e-25, 1e-15, 1.0, 1e15, 1e30))
+def test_a_clipped_gradient_is_never_longer_than_the_clip_whatever_its_size(kind, size):
+    noise, rng = kind(1e-6, 5.0), np.random.default_rng(3)
+    for count in (3, 1_000, 100_000):
+        whole = (size * rng.normal(size=(1, count))).astype("float32")
+        sums, _ = local.clipped_sum(lambda g: ([g], 0.0), (tf.constant(whole),), [tf.zeros(count)], noise)
+        norm = np.linalg.norm(np.asarray(sums[0], "float64"), ord=noise.order)
+        expected = min(noise.clip, np.linalg.norm(np.asarray(whole[0], "float64"), ord=noise.order))
+        assert expected * (1 - 1e-5) <= norm <= expected
+
+
+@pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))
+def test_clips_so_small_that_norms_vanish_are_refused(kind):
+    """At C = 1e-26 gradients of 1e-21 were sent 400,000 times too long: their squares are zero in float32."""
+    with pytest.raises(ValueError, match="at least 1e-06"):
+        kind(1e-26, 5.0)
 
 
 @pytest.mark.parametrize("kind", (VectorMechanism, PureVectorMechanism))

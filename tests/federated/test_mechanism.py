@@ -121,3 +121,10 @@ def test_settings_round_trip_and_unknown_calibrations_are_refused():
     assert AttentionMechanism.from_settings(private.settings()) == private
     with pytest.raises(ValueError, match="calibration"):
         AttentionMechanism.from_settings(private.settings() | {"calibration": "Nothing"})
+
+
+@pytest.mark.parametrize("theta", (5e-324, 1e-322, 9e-7))
+def test_a_clip_at_which_rounding_is_no_longer_small_is_refused(theta):
+    """A bundle may name any: at 5e-324 two clipped vectors were 2.4 times as far apart as the noise was for."""
+    with pytest.raises(ValueError, match="at least 1e-06"):
+        AttentionMechanism(64, 2.0, clip_norm=theta, activation="relu")

@@ -1,6 +1,7 @@
 """A device in training: what it pays, what it refuses, and that neither depends on what was clicked."""
 
 import dataclasses
+import datetime
 import json
 import math
 
@@ -11,9 +12,10 @@ from dp_accounting import GaussianDpEvent
 from scipy import stats
 
 from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.datasets.mind.files import Impression
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local
 from tfdp_rec.federated.accounting import UNIT
-from tfdp_rec.federated.cohort import Client, draw
+from tfdp_rec.federated.cohort import Client, client_of, draw
 from tfdp_rec.federated.participant import DATA, BudgetSpent, DeviceTerms, Participant, Refused
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
@@ -379,6 +381,42 @@ def test_a_training_ledger_that_is_gone_or_older_is_refused(update, world, tmp_p
         asked.pay_round()
 
 
+def test_a_training_ledger_without_the_memory_of_it_is_refused_once_it_has_paid(update, world, tmp_path):
+    """An older backup beside a removed mark was gone on with: 23.4 told of 29.1."""
+    path, mark = tmp_path / "ledger.jsonl", tmp_path / "ledger.jsonl.mark"
+    Ledger(path, UNIT, DATA, REPLACE).close()  # a kill before the first mark
+    device = Participant(update(), world.clients[0], allows(tmp_path))
+    device.pay_round()
+    older = path.read_bytes()
+    device.pay_round()
+    path.write_bytes(older)
+    mark.unlink()
+    with pytest.raises(BrokenLedger, match="gone from beside it"):
+        device.pay_round()
+    assert path.read_bytes() == older and not mark.exists()
+
+
+def test_the_mark_is_there_before_the_first_payment(update, world, tmp_path, monkeypatch):
+    """So no kill leaves a device that has paid and remembers nothing."""
+    monkeypatch.setattr(Ledger, "pay", lambda *payment, **fields: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
+    assert json.loads((tmp_path / "ledger.jsonl.mark").read_text())["lines"] == 1
+
+
+def test_an_impression_that_the_log_holds_twice_draws_one_label(update, tmp_path, monkeypatch):
+    """A file that was appended to twice: two labels of the same click were drawn for one payment."""
+    time, other = datetime.datetime(2026, 1, 1), datetime.datetime(2026, 1, 2)
+    shown = Impression("u", time, named(1, 2), named(4, 5, 6, 7), (2,))
+    again = dataclasses.replace(shown, candidates=named(7, 6, 5, 4), clicks=(0,))
+    later = dataclasses.replace(shown, time=other)
+    data = client_of([shown, shown, again, later])
+    assert data.clicks == ((named(4, 5, 6, 7), 2),) * 2
+    Participant(update(), data, allows(tmp_path)).pay_round()
+    drawn = [p.settings["labels"] for p in read(tmp_path / "ledger.jsonl").paid if p.label == "labels"]
+    assert [len(labels) for labels in drawn] == [2]
+
+
 def test_a_device_that_begins_a_ledger_says_so_in_its_log(update, world, tmp_path, caplog):
     """Without its ledger and what it remembers of it, it begins anew, and that does not show elsewhere."""
     begun = []
@@ -396,6 +434,7 @@ def test_a_ledger_that_names_news_by_rows_is_refused_in_words(update, world, tmp
     settings = {"labels": [{"candidates": [3, 1, 2], "position": 1}]}
     with Ledger(tmp_path / "ledger.jsonl", UNIT, DATA, REPLACE) as old:
         old.pay(PureDpEvent(1.0), label="labels", settings=settings, about=("label 0123456789abcdef",))
+        (tmp_path / "ledger.jsonl.mark").write_text(json.dumps(dataclasses.asdict(old.mark)))
     with pytest.raises(BrokenLedger, match="by their rows in a catalogue"):
         Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
 

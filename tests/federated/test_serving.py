@@ -40,6 +40,11 @@ def make(served, tmp_path, **settings):
     return client.PrivateClient(served[0] / "client", tmp_path / "ledger.jsonl", **settings)
 
 
+def places(tmp_path):
+    """The ids of the clicks, oldest first."""
+    return [click[2] for click in client.State.read(str(tmp_path / "ledger.jsonl.clicks")).clicks]
+
+
 @pytest.mark.parametrize("runtime", ("graph", "tflite"))
 def test_the_exported_graphs_give_the_models_attention(served, world, runtime):
     folder, model, _ = served
@@ -168,8 +173,8 @@ def test_who_is_left_out_depends_on_counts_never_on_what_was_clicked(served, tmp
         for news in clicks:
             phone.record(news)
             phone.query()
-        entries = read(tmp_path / name / "ledger.jsonl").paid
-        paid.append([(entry.attempts, entry.about, entry.event) for entry in entries])
+        entries, place = read(tmp_path / name / "ledger.jsonl").paid, places(tmp_path / name).index
+        paid.append([(entry.attempts, [*map(place, entry.about)], entry.event) for entry in entries])
         phone.close()
     assert paid[0] == paid[1] and len(paid[0]) == 9
 
@@ -253,7 +258,8 @@ def test_declared_categories_are_sent_exact_and_booked_without_bound(served, wor
     phone.close()
     assert read(tmp_path / "ledger.jsonl").epsilon(1e-5) == np.inf
     booked = [(paid.label, paid.about) for paid in read(tmp_path / "ledger.jsonl").paid]
-    assert booked == [("declared", ("0",)), ("answer", ("1",))], "exact is unbounded, and once is enough"
+    first, second = places(tmp_path)
+    assert booked == [("declared", (first,)), ("answer", (second,))], "exact is unbounded, and once is enough"
     withdrawn = make(served, tmp_path)
     assert withdrawn.spent() == np.inf
     seen = []
@@ -326,6 +332,50 @@ def test_an_older_ledger_and_a_second_phone_are_refused(served, tmp_path):
     (tmp_path / "ledger.jsonl.clicks").write_text("{")
     with pytest.raises(ValueError, match="does not hold clicks"):
         make(served, tmp_path)
+
+
+def test_a_click_is_paid_for_by_itself_also_where_an_older_copy_of_the_clicks_was_put_back(served, tmp_path):
+    """By its place in the list, N4 and N6 were one click, and what N4 had spent was left out with the declared N6."""
+    kept, clicks = tmp_path / "kept", tmp_path / "ledger.jsonl.clicks"
+    phone = make(served, tmp_path, non_sensitive=("sport",))
+    phone.record("N3", "sport")
+    shutil.copy(clicks, kept)
+    phone.record("N4")
+    phone.attention()
+    true = phone.spent()
+    phone.close()
+    shutil.copy(kept, clicks)
+    phone = make(served, tmp_path, non_sensitive=("sport",))
+    phone.record("N6", "sport")
+    phone.attention()
+    assert phone.spent() == true == pytest.approx(2.0, rel=1e-3)
+    phone.close()
+
+
+def test_payments_whose_clicks_are_gone_are_refused(served, tmp_path):
+    """A ledger without the memory of it may be an older backup."""
+    phone = make(served, tmp_path)
+    phone.record("N3")
+    phone.attention()
+    phone.close()
+    (tmp_path / "ledger.jsonl.clicks").unlink()
+    with pytest.raises(BrokenLedger, match="gone from beside it"):
+        make(served, tmp_path)
+
+
+def test_clicks_as_versions_before_03_kept_them_keep_their_payments(served, tmp_path):
+    phone = make(served, tmp_path)
+    phone.record("N3")
+    phone._ledger.pay(MECHANISM.event, label="answer", about=("0",))
+    phone.record("N4")
+    phone.close()
+    path = tmp_path / "ledger.jsonl.clicks"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | {"clicks": [click[:2] for click in state["clicks"]]}))
+    phone = make(served, tmp_path)
+    phone.attention()
+    assert [paid.about for paid in phone._ledger.paid] == [("0",), ("0", "1")]
+    phone.close()
 
 
 def test_bytes_on_the_wire_grow_with_the_basis_alone(served, tmp_path):

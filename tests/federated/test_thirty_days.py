@@ -140,5 +140,6 @@ def test_thirty_days_of_serving_are_in_the_ledger_as_they_were(world, tmp_path):
     worst = composed_epsilon({mechanism.event: max(told.values())}, DELTA)
     assert read(tmp_path / "ledger.jsonl").epsilon(DELTA) == pytest.approx(worst, rel=1e-6)
     counts = Counter(item for paid in read(tmp_path / "ledger.jsonl").paid for item in paid.about)
-    assert {str(day): count for (day, _), count in told.items()} == counts, "each click by itself"
+    ids = [click[2] for click in json.loads((tmp_path / "ledger.jsonl.clicks").read_text())["clicks"]]
+    assert {ids[day]: count for (day, _), count in told.items()} == counts, "each click by itself"
     assert 5 < unknown < 25, "many of the clicks were on news that were gone that day"

@@ -186,13 +186,19 @@ def a_difference_of_minus_one(model, data):
     return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
 
 
+def a_negative_length(model, data):
+    length = 0 - tf.shape(cut(model, data, 1))[1]
+    several = tf.reshape(data["t"], tf.stack([tf.shape(data["t"])[0], length, 2]))
+    return in_tuples_of(4 // (1 + tf.minimum(tf.shape(several)[1] - length, 1)), data)
+
+
 def a_length_beyond_32_bits(model, data):
     length = tf.shape(tf.zeros([model.four.value * 2**23]))[0]
     return in_tuples_of(4 // (1 + tf.minimum(length - length * 64 // 64, 1)), data)
 
 
 @pytest.mark.parametrize("way", [a_length_of_zero_and_one, a_length_of_one_that_is_broadcast, a_difference_of_minus_one,
-                                 equal_shapes_that_are_broadcast, a_length_beyond_32_bits],
+                                 equal_shapes_that_are_broadcast, a_negative_length, a_length_beyond_32_bits],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_arithmetic_with_unknown_lengths_is_right_for_all_of_them(way):
     """2.9 clips where it was followed for lengths above 1 alone."""
@@ -250,6 +256,20 @@ def test_effects_of_operations_that_tensorflow_calls_stateless(way):
     """A shared tensor that was written into moved the sum by 123 clips."""
     with pytest.raises(tfdp_rec.NotPrivate, match="has an effect beside its result"):
         removal(way, t=TURNS)
+
+
+@pytest.mark.parametrize("same", [lambda handle: handle, tf.identity])
+def test_a_metric_is_read_by_no_other_tensor_of_its_handle(same):
+    def count_so_far(model, data):
+        model.seen.update_state(tf.reduce_sum(data["t"]))
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) * tf.ones_like(data["x"][:, 0])
+
+    model = Weighed(count_so_far)
+    model.seen = keras.metrics.Sum()
+    handle = same(model.seen.total.value.handle)
+    model.dense.build([None, 1])
+    with pytest.raises(tfdp_rec.NotPrivate, match="reads a metric"):
+        clipped_sum(model, {"x": np.ones([64, 1], "float32"), "t": TURNS}, 1.0)
 
 
 def test_places_that_nothing_is_put_into_hold_what_was_in_memory():

@@ -169,4 +169,5 @@ assert main(["train", "--data", {str(data / 'ratings.csv')!r}, *own, "--out", {s
 loaded = [name for name in sys.modules if name.startswith("tfdp_rec.") and name.split(".")[1] in {rooms!r}]
 assert not loaded, loaded
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]

@@ -440,5 +440,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
     try:
         with interruption.answered():
             os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

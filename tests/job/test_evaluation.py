@@ -1,4 +1,4 @@
-"""Who trains, the popularity prior under noise of the size its event claims, and the tests of a job."""
+"""The split of users, the popularity prior under noise of the size its event claims, and the tests of a job."""
 
 import numpy as np
 import pytest
@@ -15,21 +15,21 @@ UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
 
 
 @pytest.mark.parametrize("error, accepted", [(1.0, True), (0.95, False), (1.05, False)])
-def test_movies_that_nobody_watched_show_the_noise(error, accepted):
+def test_popularity_of_movies_without_a_user_is_the_noise_above_zero(error, accepted):
     """What is left of N(0, σ²) above zero has mean square σ²/2, and that has variance 5/4 σ⁴."""
     catalogue = np.arange(1, MOVIES + 1)
-    nobody = Interactions.read({"u": [1], "i": [MOVIES + 1]}, user="u", item="i", items=catalogue.tolist())
+    log = Interactions.read({"u": [1], "i": [MOVIES + 1]}, user="u", item="i", items=catalogue.tolist())
     sigma = 3.0
-    users = UserSubset(nobody, np.array([0]))
-    released, event = users.noisy_popularity(nobody.catalogue, sigma)
+    users = UserSubset(log, np.array([0]))
+    released, event = users.noisy_popularity(log.catalogue, sigma)
     above = (released - 0.25 * sigma - 0.1) / (error * sigma)
     assert above.min() >= -1e-9
     assert (abs(np.mean(above**2) - 0.5) < UNLIKELY * np.sqrt(1.25 / MOVIES)) == accepted
     assert event.noise_multiplier == sigma
-    assert not np.array_equal(released, users.noisy_popularity(nobody.catalogue, sigma).values)
+    assert not np.array_equal(released, users.noisy_popularity(log.catalogue, sigma).values)
 
 
-def test_what_many_watched_stays_visible():
+def test_popularity_of_a_popular_movie_stays_visible():
     watched = Interactions.read({"u": range(500), "i": [8] * 500}, user="u", item="i", items=[7, 8])
     released = UserSubset(watched, np.arange(500)).noisy_popularity(watched.catalogue, 1.0).values
     assert abs(released[1] - 500.35) < 8 and 0 < released[0] < 8
@@ -50,7 +50,7 @@ def watching(lengths, movies=40, seed=0):
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_what_one_user_watched_has_no_say_in_who_the_others_are(left):
+def test_the_items_of_a_user_do_not_change_the_split_of_the_other_users(left):
     """Else neighbouring data sets would train on other users altogether, whatever noise they got."""
     settings, lengths = JobSettings(batch_size=10, mechanism=("lazydpsgd",)), np.full(100, 6)
     whole, of_all = split(watching(lengths), settings)
@@ -71,7 +71,7 @@ def split(timelines, settings):
     return found, sum(len(np.unique(known[user])) > 1 for user in found.test)
 
 
-def test_a_place_in_the_list_is_what_sorting_gives():
+def test_ranks_are_those_that_sorting_gives():
     timelines = watching(np.arange(2, 32))
     tests = Evaluation(NextItemExamples(timelines, history=5, negatives=1), seed=3)
     scores = np.random.default_rng(1).integers(0, 8, [30, 40]).astype(np.float32)  # many are equal
@@ -87,6 +87,6 @@ def test_a_place_in_the_list_is_what_sorting_gives():
     assert found["nDCG@10"].value == pytest.approx(np.mean([1 / np.log2(p + 2) if p < 10 else 0 for p in places]))
 
 
-def test_who_answers_with_no_number_finds_nothing():
+def test_scores_that_are_no_numbers_rank_last():
     tests = Evaluation(NextItemExamples(watching([9] * 20), history=5, negatives=1), seed=3)
     assert tests.measured(same_for_all(np.full(40, np.nan)))["recall@1"].value < 0.5

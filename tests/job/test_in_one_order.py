@@ -102,7 +102,7 @@ def test_a_plan_that_was_killed_goes_on_and_is_paid_for_once(run):
 
 
 def cut(monkeypatch, step, dead):
-    """Ctrl-C after so many steps; or an end of which nobody gets to know, so that nothing more is written."""
+    """Ctrl-C after so many steps; or a kill, after which nothing more is written."""
     checkpoint, settle = two_towers.TrainingCheckpoint, Accountant.give_back_unused
     whole, written = checkpoint.on_train_batch_end, checkpoint.save
     ended = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checker import checked
-from dp_accounting import GaussianDpEvent
+from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from job.conftest import COLUMNS, table, train
 from pages import fits, self_contained
 
@@ -19,7 +19,7 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.job import pipeline, report
-from tfdp_rec.job.budget import Budget
+from tfdp_rec.job.budget import ITEMS, SUMS, Budget
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
@@ -221,7 +221,7 @@ def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, 
     assert 7.99 < read(tmp_path / "run" / "release" / "ledger.jsonl").epsilon(DELTA) <= 8.0
 
 
-def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path, monkeypatch, capsys):
+def test_payments_of_a_run_without_a_checkpoint_stay_in_its_folder(log, tmp_path, monkeypatch, capsys):
     def ends(where, error):
         with monkeypatch.context() as patch:
             whole = getattr(*where)
@@ -229,7 +229,7 @@ def test_what_a_run_that_nobody_keeps_has_paid_stays_in_its_folder(log, tmp_path
             return train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet")
 
     assert ends((pipeline, "private_items"), KeyboardInterrupt) == 130
-    assert list(tmp_path.iterdir()) == [], "given back: nobody saw any of it"
+    assert list(tmp_path.iterdir()) == [], "given back: nothing of it was shown"
     with pytest.raises(MemoryError):
         ends((SpectralRecommender, "fit"), MemoryError)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl", "private", "release", "run"]
@@ -389,30 +389,30 @@ def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypa
 @pytest.mark.parametrize("epsilon, delta", [(0.1, 1e-9), (8.0, 1e-7)])
 def test_shares_come_to_the_budget_and_never_above_it(epsilon, delta):
     for budget in (Budget(epsilon, delta, public=True), Budget(epsilon, delta)):
-        assert epsilon - 5e-4 * max(1, epsilon / 50) < epsilon_of(budget.event, delta) <= epsilon
+        assert epsilon - 5e-4 * max(1, epsilon / 50) < epsilon_of(budget.all_days(budget.sums), delta) <= epsilon
     tenth = GaussianDpEvent(budget.sums * 0.999)
-    assert epsilon_of(type(budget.event)([budget.events[0], tenth]), delta) > epsilon * 0.9999
+    assert epsilon_of(ComposedDpEvent([budget.releases()[ITEMS], tenth]), delta) > epsilon * 0.9999
 
 
 @pytest.mark.parametrize("public", [True, False])
 @pytest.mark.parametrize("days", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_all_days_come_to_the_budget_and_one_more_would_pass_it(tmp_path, days, public):
     budget = decided = Budget(8.0, DELTA, days, public)
-    one = Budget(8.0, DELTA, public=public)
+    one, events = Budget(8.0, DELTA, public=public), list(budget.releases(SUMS).values())
     assert budget.sums == pytest.approx(one.sums * days**0.5, rel=1e-3)
     with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT) as ledger:
         with pytest.raises(ValueError, match="does not say what all days together may cost"):
             Budget.of(ledger)
         assert decided.decided(ledger) == decided
         assert Budget(800.0, DELTA, days, public).decided(ledger) == decided  # who comes later decides nothing
-        for event in (days - 1) * budget.events:
+        for event in (days - 1) * events:
             ledger.pay(event)
-        decided.refuse_beyond(ledger, budget.events)
-        for event in budget.events:
+        decided.refuse_beyond(ledger, events)
+        for event in events:
             ledger.pay(event)
         assert 7.99 < ledger.epsilon(DELTA) <= 8.0
         with pytest.raises(ValueError, match=f"of the 8 that the first day decided on for {days} days"):
-            decided.refuse_beyond(ledger, budget.events)
+            decided.refuse_beyond(ledger, events)
     assert checked(tmp_path / "ledger.jsonl", DELTA, tmp_path) == pytest.approx(ledger.epsilon(DELTA), abs=2e-3)
 
 
@@ -444,7 +444,7 @@ def test_who_is_asked_is_asked_for_an_item_that_was_new(time):
     fixed, again = examples.fixed(3), examples.fixed(3)
     assert all(np.array_equal(fixed[name], again[name]) for name in fixed)
     assert fixed["context"].shape[1] == HISTORY and len(fixed["label"]) == len(known)
-    assert 0.3 < np.mean(fixed["label"] == 0) < 0.7  # half of the items are not known: nobody finds those
+    assert 0.3 < np.mean(fixed["label"] == 0) < 0.7  # half of the items are not known, and count as not found
     for user, (context, label) in enumerate(zip(fixed["context"], fixed["label"])):
         own = set(known[user].tolist())
         assert set(context[context > 0].tolist()) <= own and label not in context[context > 0]

@@ -20,7 +20,7 @@ def every_kind(words=BAD):
     rows = [(given(words), code(words)), (given(words), "ours")]
     markdown = "\n\n".join([
         f"# {given(words)}", f"> {given(words)}", f"See {given(words)} and {code(words)}.",
-        page.bullets([given(words), code(words)]), page.facts([("name", given(words))]),
+        page.bullets([given(words), code(words)]), page.bullets([f"**name**: {given(words)}"]),
         page.table(("a", "b"), rows, 1), verbatim(f"{words}\n" + "long " * 60), "![a plot](a.png)",
         page.section(given(words), given(words)),
     ])  # fmt: skip
@@ -50,7 +50,7 @@ def test_in_markdown_what_is_given_stays_words():
 
 def test_both_forms_say_the_same():
     markdown = f"# Title\n\n> Warning.\n\nOne {code('two')} **three**\n\n" + page.section(
-        "Part", page.facts([("unit", "a user")]), page.table(("x", "y"), [("1", "2")]), verbatim("a text")
+        "Part", page.bullets(["**unit**: a user"]), page.table(("x", "y"), [("1", "2")]), verbatim("a text")
     )
     words = "".join(re.findall(r"\w+", markdown))
     # HTML says the title in its head, too.

@@ -67,7 +67,12 @@ def test_validation_schedules_and_checkpoints_of_every_epoch_may_act(budgeted):
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
         keras.callbacks.ModelCheckpoint("m.keras", monitor="loss"),
     ]
-    refuse_data_dependent([*several, budgeted[1]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refuse_data_dependent([*several, budgeted[1]])
+        refuse_data_dependent(several)
+    with pytest.raises(NotPrivate, match="^EarlyStopping"):
+        refuse_data_dependent([*several, ACTING["EarlyStopping"](), budgeted[1]])
 
 
 # Warnings.

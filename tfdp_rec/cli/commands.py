@@ -131,5 +131,5 @@ def _said(problem: Exception) -> str:
     if not isinstance(problem, OSError) or not problem.strerror:
         return str(problem)
     where = f": {problem.filename}" if problem.filename else ""
-    way_out = ". Free some space, and try again" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return f"{problem.strerror}{where}{way_out}"
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT) and not problem.strerror.endswith(".")  # the system's words
+    return f"{problem.strerror}{where}{'. Free some space, and try again' if full else ''}"

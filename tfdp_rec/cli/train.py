@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,18 +67,18 @@ def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
     _refuse_combinations(args)
-    kept = _resumed(args) if args.resume else None
-    settings, continues = (kept.settings, None) if kept else _asked(args)
+    checkpoint = _resumed(args) if args.resume else None
+    settings, continues = (checkpoint.settings, None) if checkpoint else _asked(args)
     if settings.local:
-        code = _in_own_network(args, kept)
+        code = _in_own_network(args, checkpoint)
         if code is not None:
             return code
-    kept = kept or _begun(args, settings, continues)
-    with _ended(kept, args), _training(settings) as train:
+    checkpoint = checkpoint or _begun(args, settings, continues)
+    with _ended(checkpoint, args), _training(settings) as train:
         from tfdp_rec.job import pipeline
         from tfdp_rec.job.sources import source_of
 
-        pipeline.run(source_of(settings), kept, verbose, train)
+        pipeline.run(source_of(settings), checkpoint, verbose, train)
     return 0
 
 
@@ -105,13 +106,14 @@ def _asked(args: argparse.Namespace) -> tuple[JobSettings, Mark | None]:
     before, mark = continued(args.continues)
     if before.data and not args.data:
         raise ValueError("--data is missing: say which files hold the day.")
-    asked = _checked(args, before)
+    settings = _checked(args, before)
     # What may be chosen anew is what costs nothing.
-    free = {name: getattr(asked, name) for name in ("data", "titles", "keep", "recency", "top_k", "local", "cluster")}
-    if before.items and asked.items:
-        free["items"] = asked.items  # a public list, read anew: new ones join
-    asked.refuse_other(before, args.continues, free)
-    return asked, mark
+    changeable = ("data", "titles", "keep", "recency", "top_k", "local", "cluster")
+    free = {name: getattr(settings, name) for name in changeable}
+    if before.items and settings.items:
+        free["items"] = settings.items  # a public list, read anew: new ones join
+    settings.refuse_other(before, args.continues, free)
+    return settings, mark
 
 
 def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
@@ -170,13 +172,13 @@ def _refuse_servers(settings: JobSettings) -> None:
 # The folder of a run, from its beginning to its end.
 
 
-def _begun(args: argparse.Namespace, asked: JobSettings, continues: Mark | None) -> RunCheckpoint:
-    quiet.import_tensorflow(of_a_cluster=bool(asked.servers))
+def _begun(args: argparse.Namespace, settings: JobSettings, continues: Mark | None) -> RunCheckpoint:
+    quiet.import_tensorflow(of_a_cluster=bool(settings.servers))
     from tfdp_rec.job.checkpoint import RunCheckpoint
 
     out = Path(args.continues or args.out or Path("runs") / datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
     _sweep(out)
-    return RunCheckpoint.fresh(args.checkpoint, asked, out, args.checkpoint_every, continues)
+    return RunCheckpoint.fresh(args.checkpoint, settings, out, args.checkpoint_every, continues)
 
 
 def _resumed(args: argparse.Namespace) -> RunCheckpoint:
@@ -184,9 +186,10 @@ def _resumed(args: argparse.Namespace) -> RunCheckpoint:
     from tfdp_rec.job.checkpoint import RunCheckpoint, resume_folder
 
     directory = args.checkpoint or resume_folder(args.out)
-    kept = RunCheckpoint.resumed(directory, lambda before: _checked(args, before), args.out, args.checkpoint_every)
-    _sweep(Path(kept.out))
-    return kept
+    asked = functools.partial(_checked, args)
+    checkpoint = RunCheckpoint.resumed(directory, asked, args.out, args.checkpoint_every)
+    _sweep(Path(checkpoint.out))
+    return checkpoint
 
 
 def _sweep(out: Path) -> None:
@@ -196,18 +199,18 @@ def _sweep(out: Path) -> None:
         print(f"A run was killed. Its grouped log is removed now; go on with it: {command}", file=sys.stderr)
 
 
-def _in_own_network(args: argparse.Namespace, kept: RunCheckpoint | None) -> int | None:
+def _in_own_network(args: argparse.Namespace, checkpoint: RunCheckpoint | None) -> int | None:
     """The code of the same command in a network of its own; None if it runs there, or the system gives none."""
     from tfdp_rec.distribute import own_network
     from tfdp_rec.distribute.local_cluster import other_interfaces
 
     if not other_interfaces():
         return None
-    if kept:
-        let_go(kept.directory)
+    if checkpoint:
+        let_go(checkpoint.directory)
     code = own_network.run([sys.executable, "-m", "tfdp_rec.cli", *args.given])
-    if kept and code is None:
-        hold(kept.directory)
+    if checkpoint and code is None:
+        hold(checkpoint.directory)
     return code
 
 
@@ -230,19 +233,20 @@ def _training(settings: JobSettings) -> Iterator[Train | None]:
 
 
 @contextlib.contextmanager
-def _ended(kept: RunCheckpoint, args: argparse.Namespace) -> Iterator[None]:
+def _ended(checkpoint: RunCheckpoint, args: argparse.Namespace) -> Iterator[None]:
     """Leaves no log behind without --checkpoint, and says how to go on with a run that was cut off."""
     from tfdp_rec.job.checkpoint import LOST, RESUMABLE, how
 
     try:
         yield
     except BaseException as problem:
-        became = kept.ended(done=False)
+        became = checkpoint.ended(done=False)
         goes_on = became != LOST if args.checkpoint else became == RESUMABLE
         # A wrong argument is to be given otherwise first.
         if goes_on and (isinstance(problem, (KeyboardInterrupt, OSError)) or not (args.checkpoint or args.resume)):
-            print(f"Go on with: {how(args.checkpoint, kept.out)}", file=sys.stderr)
+            print(f"Go on with: {how(args.checkpoint, checkpoint.out)}", file=sys.stderr)
         elif became == LOST and not isinstance(problem, ValueError):  # which says so itself
-            print(f"What it paid for was not kept; it stays paid in {kept.folder.release / LEDGER}.", file=sys.stderr)
+            ledger = checkpoint.folder.release / LEDGER
+            print(f"What it paid for was not kept; it stays paid in {ledger}.", file=sys.stderr)
         raise
-    kept.ended(done=True)
+    checkpoint.ended(done=True)

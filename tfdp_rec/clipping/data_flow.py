@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.independence.refusals import users_line
-from tfdp_rec.keras_internals import function_graph
+from tfdp_rec.keras_internals import function_graph, resource_key
 from tfdp_rec.refused import NotPrivate
 
 _OURS = "_tfdp_rec_ours"
@@ -49,7 +49,7 @@ class DataFlow:
         self, graph: Any, start: int, tensors: Iterable[Any] | None = (), variables: Iterable[Any] = ()
     ):
         self._reached = {id(tensor) for tensor in tensors or ()}
-        self._variables = {id(handle) for handle in variables}
+        self._variables = {resource_key(handle) for handle in variables}
         self.writes: list[tuple[Any, Any]] = []
         # `tensors` None: everything. A variable may be read before it is written: repeat until nothing is added.
         before = None
@@ -73,7 +73,7 @@ class DataFlow:
             for called, arguments in functions:
                 self._call(operation, called, arguments, handles, always)
             if resources and operation.type in _READS:
-                reached |= any(id(handle) in self._variables for handle in resources)
+                reached |= any(resource_key(handle) in self._variables for handle in resources)
             elif reached and not functions and not mine:
                 self._note(operation, resources)
             if reached and (always or not functions):
@@ -99,7 +99,7 @@ class DataFlow:
             self.writes.append((operation, None))
         elif resources and operation.op_def.is_stateful:
             self.writes.append((operation, resources[0]))
-            self._variables.update(id(handle) for handle in resources[:1] if handle is not None)
+            self._variables.update(resource_key(handle) for handle in resources[:1] if handle is not None)
 
 
 _LOOPS = ("While", "StatelessWhile")
@@ -129,15 +129,15 @@ def refuse_writes(
     start: int,
     tensors: Iterable[Any] | None,
     allowed: Iterable[Any],
-    names: dict[int, str],
+    names: dict[Any, str],
 ) -> None:
     """Raises `NotPrivate` if values of the batch (`tensors`; None for all) are written to variables not `allowed`."""
     # Metrics may be written: they are never saved. Their contents are private, so they are followed like the batch.
-    may = {id(handle): handle for handle in allowed}
+    may = {resource_key(handle): handle for handle in allowed}
     for operation, handle in DataFlow(graph, start, tensors, may.values()).writes:
-        if id(handle) in may:
+        if resource_key(handle) in may:
             continue
-        name = names.get(id(handle))
+        name = names.get(resource_key(handle))
         what = "Python code" if operation.type in _PYTHON else f"'{name}'" if name else "a variable"
         line = users_line(operation) or operation.name
         raise NotPrivate(

@@ -29,7 +29,6 @@ from tfdp_rec.clipping.recorder import (
     Recording,
     no_settling,
     recording,
-    refuse_unread,
     refuse_unrecorded,
     secret_seeds,
 )
@@ -133,7 +132,7 @@ def collect(
     recorder: Recording,
     tape: tf.GradientTape,
     losses: tf.Tensor,
-    reading: StepReading | None = None,
+    reading: StepReading,
     counted: tf.Tensor | None = None,
 ) -> Factors:
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
@@ -143,12 +142,7 @@ def collect(
     seeds = None if counted is None else tf.cast(counted, losses.dtype)
     with own_rows():
         backward = tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
-    if reading is not None:
-        read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
-    else:
-        refuse_unread(recorder)
-        found = iter(backward)
-        read = [CallRead(call, [next(found) for _ in call.watched]) for call in recorder.calls]
+    read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
     collected: Factors = {}
     covered: set[str] = set()
     for one in read:
@@ -157,14 +151,13 @@ def collect(
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
     refuse_uncovered(recorder.calls, covered)
-    for variable, gradient in zip(recorder.direct if reading is not None else (), backward[len(watched) :]):
-        shares = factors.PerExample(reading.shares(variable, gradient))  # type: ignore[union-attr]
-        collected.setdefault(variable.path, []).append(shares)
+    for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
+        collected.setdefault(variable.path, []).append(factors.PerExample(reading.shares(variable, gradient)))
     return {path: cross_terms.merge(several) for path, several in collected.items()}
 
 
 def factors_of(
-    read: CallRead, size: tf.Tensor, reading: StepReading | None
+    read: CallRead, size: tf.Tensor, reading: StepReading
 ) -> Iterator[tuple[keras.Variable, factors.Factor]]:
     """(variable, factor) for each variable of a call's layer, of `size` examples."""
     call = read.call
@@ -172,8 +165,7 @@ def factors_of(
     gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(read.gradients, call.watched)]
     for variable, factor in call.rule.factors(call, gradients):
         yield variable, folded(factor, size, call.layer.name) if read.merged else factor
-    if reading is not None:
-        reading.refuse_beside(call)
+    reading.refuse_beside(call)
 
 
 def refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
@@ -277,10 +269,6 @@ class Clipping:
         batch, counted = given = hide_batch_axis((rows.batch, rows.counted), shared)
         return self._sum(rows._replace(batch=batch, counted=counted), share, StepReading(self.model, given, shared))
 
-    def unread_sum(self, batch: Any) -> ClippedSum:
-        """The same sum run eagerly, without a reading and with the layers' own seeds: for tests, not private."""
-        return self._sum(self._rows(batch, None), None, None)
-
     def _rows(self, batch: Any, share: Share | None) -> _Computed:
         shared = shared_inputs(self.model)
         # Microbatches of one example have one shape already.
@@ -289,11 +277,11 @@ class Clipping:
         count = self.batch_size(batch)
         return _Computed(repeated, count, tf.cast(tf.range(self.batch_size(repeated)) < count, tf.float32))
 
-    def _sum(self, rows: _Computed, share: Share | None, reading: StepReading | None) -> ClippedSum:
+    def _sum(self, rows: _Computed, share: Share | None, reading: StepReading) -> ClippedSum:
         refuse_other_arithmetic()
         size = self.batch_size(rows.batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(self.model, tape, size, self.before_read) as recorder:
+            with recording(self.model, tape, self.before_read) as recorder:
                 losses = checked_losses(self.loss(rows.batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
         collected = collect(recorder, tape, losses, reading, rows.counted)

@@ -23,8 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import rules
-from tfdp_rec.clipping.rules import NO_BATCH, Call
-from tfdp_rec.demands import demand
+from tfdp_rec.clipping.rules import Call
 from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts, random_states, resource
 from tfdp_rec.noise.system_words import system_words
 from tfdp_rec.refused import NotPrivate
@@ -106,7 +105,6 @@ class Recording:
     def __init__(
         self,
         tape: tf.GradientTape | None,
-        batch_size: tf.Tensor | None,
         before_read: BeforeRead,
         direct: Sequence[keras.Variable] = (),
     ):
@@ -114,7 +112,7 @@ class Recording:
         self.direct = list(direct)  # the model's own weights, which its loss reads itself
         self.outside = tf.GradientTape()  # stopped during each recorded call
         self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
-        self._tape, self._batch_size, self._before_read = tape, batch_size, before_read
+        self._tape, self._before_read = tape, before_read
         self._within = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
@@ -160,8 +158,6 @@ class Recording:
             )
 
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
-        if self._batch_size is not None and tf.executing_eagerly():  # in a graph, the reading checks it
-            demand(tf.shape(tensor)[0] == self._batch_size, f"Layer '{call.layer.name}' {NO_BATCH}")
         if self._tape is not None:
             self._tape.watch(tensor)
         call.watched.append(tensor)
@@ -183,13 +179,12 @@ class Recording:
 def recording(
     model: keras.Model,
     tape: tf.GradientTape | None = None,
-    batch_size: tf.Tensor | None = None,
     before_read: BeforeRead = no_settling,
 ) -> Iterator[Recording]:
     """Records calls of all layers with weights, for the length of the block."""
     refuse_duplicate_paths(model)
     found = units(model)
-    recorder = Recording(tape, batch_size, before_read, own_direct(model, tape))
+    recorder = Recording(tape, before_read, own_direct(model, tape))
     with replaced([(layer, functools.partial(recorder.run, layer, rule)) for layer, rule in found]), recorder.outside:
         yield recorder
     refuse_added_losses(model)
@@ -213,14 +208,8 @@ def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> I
 
 
 def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
-    """The weights of the model itself, watched by the tape; refused eagerly, where no graph is read."""
+    """The weights of the model itself, watched by the tape."""
     own = own_weights(model)
-    if own and tf.executing_eagerly():
-        names = ", ".join(v.path for v in own)
-        raise NotPrivate(
-            f"Model '{model.name}' owns weights itself ({names}), whose gradients split by example in a traced step "
-            "alone; put them into a layer of their own."
-        )
     if tape is not None:
         tape.watch([rules.resource(v) for v in own])
     return own
@@ -244,16 +233,6 @@ def refuse_added_losses(model: keras.Model) -> None:
                 f"Layer '{layer.name}' adds a loss of its own (add_loss or activity_regularizer), which clipping by "
                 "example does not cover; make it part of per_example_loss."
             )
-
-
-def refuse_unread(recorder: Recording) -> None:
-    """For steps without a reading: refuses watched tensors whose first length is known, hence not the batch's."""
-    if recorder.direct:
-        names = ", ".join(v.path for v in recorder.direct)
-        raise NotPrivate(f"The model owns weights itself ({names}); put them into a layer of their own.")
-    for call in recorder.calls:
-        if not tf.executing_eagerly() and any(t.shape.rank and t.shape[0] is not None for t in call.watched):
-            raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}.")
 
 
 def refuse_unrecorded(

@@ -518,7 +518,7 @@ class UniversalRule(Rule):
     def _with_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """`value`, refused if its first axis is not the batch: it would be split among the examples."""
         message = f"Layer '{call.layer.name}' {NO_ROWS}."
-        if not tf.executing_eagerly() and value.shape[0] is not None:
+        if value.shape[0] is not None:
             raise NotPrivate(message)
         rows = tf.shape(output)[:1]
         with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):

@@ -113,7 +113,7 @@ class SingleExamples:
         batch = hide_batch_axis(batch, self._shared)
         size, graph = batch_size(batch, self._shared), tf.compat.v1.get_default_graph()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(self._model, tape, size, guard_of(self._model)) as recorder:
+            with recording(self._model, tape, guard_of(self._model)) as recorder:
                 losses = checked_losses(self._loss(batch), size)
         # The names are those of the last trace; every trace makes the same parts in the same order.
         parts: list[tf.Tensor] = [losses]

@@ -25,7 +25,7 @@ from tfdp_rec.independence.reading import Reading, Walk
 from tfdp_rec.independence.refusals import forward, is_gradient
 from tfdp_rec.independence.sizes import ONE, Size
 from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Value
-from tfdp_rec.keras_internals import layers_within, random_states, resource
+from tfdp_rec.keras_internals import layers_within, random_states, resource, resource_key
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows, withheld
 
@@ -203,10 +203,10 @@ def _reading(model: keras.Model) -> Reading:
     metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
     names = {_handle(variable): variable.path for variable in model.variables}
     own = [variable for variable in model.trainable_variables if withheld(variable) is not None]
-    names |= {id(held_rows(variable).handle): variable.path for variable in own}
+    names |= {resource_key(held_rows(variable).handle): variable.path for variable in own}
     layers = [layer.name for layer in layers_within(model)]
     return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, layers)
 
 
-def _handle(variable: keras.Variable) -> int | None:
-    return id(getattr(resource(variable), "handle", None))
+def _handle(variable: keras.Variable) -> Any:
+    return resource_key(getattr(resource(variable), "handle", None))

@@ -59,7 +59,7 @@ class TrialStep:
             with self._noting():
                 refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                recorder = Recording(tape, size, no_settling, own_direct(self._model, tape))
+                recorder = Recording(tape, no_settling, own_direct(self._model, tape))
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 losses = None
                 with replaced(runs), recorder.outside, self._noting():

@@ -99,7 +99,12 @@ def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
     ledger = Ledger(path, UNIT, data, REPLACE)
     try:
         if mark is not None:
-            ledger.refuse_behind(0, mark)
+            ledger.refuse_without(mark)
+        elif ledger.paid:
+            raise BrokenLedger(
+                f"{path} holds payments, and what this device remembers of it is gone from beside it: it may be an "
+                "older backup. Put that file back, or begin another ledger; the costs of both add up."
+            )
     except BaseException:
         ledger.close()
         raise

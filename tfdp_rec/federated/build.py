@@ -92,7 +92,9 @@ def update(settings: FederatedSettings) -> local.LocalUpdate:
 
 def participant(settings: FederatedSettings, node: Mapping[str, Any]) -> participants.Participant:
     """The participant of a node: the node's own data and terms, and the run's update."""
-    terms, partition = participants.DeviceTerms.of_node(node), int(node["partition-id"])
+    terms, partition = participants.DeviceTerms.of_node(node), node["partition-id"]
+    if not isinstance(partition, int) or partition < 0:
+        raise ValueError(f"partition-id must be a whole number from 0, got {partition!r}: each user has one number.")
     if "data" not in node:
         raise ValueError("The node's configuration lacks data, the folder of its clicks: give --node-config it.")
     here = dataclasses.replace(settings, data=str(node["data"]))

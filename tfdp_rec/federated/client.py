@@ -29,6 +29,7 @@ import dataclasses
 import json
 import math
 import os
+import secrets
 import struct
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +75,8 @@ def unpack_query(message: bytes) -> NDArray[np.float32]:
 class State:
     """What the phone remembers besides its ledger: its clicks, the last draw, and the ledger's mark."""
 
+    # A click is its news, its category, and an id of its own under which it is paid for. No other click ever has it,
+    # also where this file was lost or is an older copy.
     clicks: list[list[str]] = dataclasses.field(default_factory=list)
     draw_key: str = ""
     draw: list[float] = dataclasses.field(default_factory=list)
@@ -88,12 +91,16 @@ class State:
             with open(path, encoding="utf-8") as file:
                 state = cls(**json.load(file))
         except (ValueError, TypeError) as problem:
-            raise ValueError(f"{path} does not hold clicks: restore it, or remove it to forget them.") from problem
+            raise ValueError(
+                f"{path} does not hold clicks: restore it, or remove it and its ledger to forget them."
+            ) from problem
         if any(isinstance(click, str) for click in state.clicks):
             raise ValueError(
                 f"{path} holds clicks without their categories, as versions before 0.2 did: what was sent exact of "
                 "them is in no ledger. Remove it and its ledger to begin anew, and take all of its clicks as told."
             )
+        # Before 0.3 a click's place was its id.
+        state.clicks = [[*click, str(n)] if len(click) == 2 else click for n, click in enumerate(state.clicks)]
         return state
 
 
@@ -161,13 +168,13 @@ class PrivateClient:
         if not news_id:
             raise ValueError("news_id must not be empty: it is what was clicked.")
         state = State.read(self._state_path)
-        state.clicks.append([news_id, category])
+        state.clicks.append([news_id, category, secrets.token_hex(8)])
         self._save(state)
 
     def spent(self) -> float:
         """ε spent so far, at the budget's δ, of the undeclared click with the largest sum of payments."""
         clicks = State.read(self._state_path).clicks
-        declared = {str(number) for number, click in enumerate(clicks) if not self._protects(click)}
+        declared = {click[2] for click in clicks if not self._protects(click)}
         return accounting.epsilon(self._ledger.paid, self.budget_delta, declared)
 
     def attention(self) -> NDArray[np.float64]:
@@ -176,19 +183,16 @@ class PrivateClient:
         key = self._draw_key(state)
         if state.draw_key == key:
             return np.array(state.draw)
-        first = max(0, len(state.clicks) - self._about["history_length"])
-        window = range(first, len(state.clicks))
-        protected = np.array([self._protects(state.clicks[n]) for n in window], dtype=bool)
-        used = self._used([n for n, secret in zip(window, protected) if secret])
-        exact = [n for n, secret in zip(window, protected) if not secret]
-        payments = accounting.exact_payments(self._ledger, tuple(map(str, exact)))
+        window = state.clicks[-self._about["history_length"] :]
+        protected = np.array([self._protects(click) for click in window], dtype=bool)
+        used = self._used([click[2] for click in window if self._protects(click)])
+        exact = [click[2] for click in window if not self._protects(click)]
+        payments = accounting.exact_payments(self._ledger, exact)
         if used:
-            payments.append(
-                Payment(self.mechanism.event, 1, "answer", self.mechanism.settings(), about=tuple(map(str, used)))
-            )
+            payments.append(Payment(self.mechanism.event, 1, "answer", self.mechanism.settings(), about=tuple(used)))
         for payment in payments:
             self._ledger.pay(**vars(payment))
-        shown = [self._row.get(state.clicks[n][0], 0) if n in used or n in exact else 0 for n in window]
+        shown = [self._row.get(news, 0) if click in {*used, *exact} else 0 for news, _, click in window]
         state.draw, state.draw_key = self._release(shown, protected).tolist(), key
         self._save(state)
         return np.array(state.draw)
@@ -215,16 +219,17 @@ class PrivateClient:
 
     # Budgets: one a click.
 
-    def _used(self, clicks: list[int]) -> list[int]:
-        """Those of the clicks whose budget has room for one answer more."""
-        spent: dict[int, dict[DpEvent, int]] = {click: {} for click in clicks}
+    def _used(self, clicks: list[str]) -> list[str]:
+        """Those of the clicks, by their ids, whose budget has room for one answer more."""
+        spent: dict[str, dict[DpEvent, int]] = {click: {} for click in clicks}
         for paid in self._ledger.paid:
             for item in paid.about or ():
-                counts = spent.get(int(item), {})  # else of a click that the window has left behind
+                counts = spent.get(item, {})  # else of a click that the window has left behind
                 for release, count in releases_of(paid.event, paid.attempts).items():
                     counts[release] = counts.get(release, 0) + count
         by_load = sorted(clicks, key=lambda click: -sum(spent[click].values()))  # the dearest decides for most others
-        return sorted(click for click in by_load if self._affords(spent[click]))
+        fits = {click: self._affords(spent[click]) for click in by_load}
+        return [click for click in clicks if fits[click]]
 
     def _affords(self, spent: dict[DpEvent, int]) -> bool:
         """Whether one answer more fits after these; a click that has spent less than one that fits, fits too."""

@@ -84,7 +84,8 @@ def client_of(impressions: Sequence[Impression], declared: frozenset[str] = froz
     """The client that saw these impressions: its history is the one before the first of them.
 
     Args:
-        impressions: One user's impressions in time order, at least one.
+        impressions: One user's impressions in time order, at least one. Of those at one time with the same candidates
+            the first counts.
         declared: Ids of news whose clicks need no protection.
 
     Raises:
@@ -92,7 +93,9 @@ def client_of(impressions: Sequence[Impression], declared: frozenset[str] = froz
     """
     if not impressions:
         raise ValueError("impressions must not be empty.")
-    clicks = tuple((shown.candidates, click) for shown in impressions for click in shown.clicks)
+    # A log that was appended to twice has its lines twice: each would draw a label of the same click.
+    once = {(shown.time, tuple(sorted(shown.candidates))): shown for shown in reversed(impressions)}
+    clicks = tuple((shown.candidates, click) for shown in reversed(once.values()) for click in shown.clicks)
     return Client(impressions[0].history, clicks, declared)
 
 

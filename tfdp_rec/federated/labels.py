@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
 
+_MOST_EPSILON = 30.0
+
 
 @dataclasses.dataclass(frozen=True)
 class LabelPermutation:
@@ -70,8 +72,8 @@ class LabelPermutation:
 
     @property
     def event(self) -> DpEvent:
-        """What one label costs."""
-        return PureDpEvent(self.epsilon) if self.holds and math.isfinite(self.epsilon) else NonPrivateDpEvent()
+        """What one label costs; above ε = 30 what an exact one does, as a draw has no finer steps than 2^-52."""
+        return PureDpEvent(self.epsilon) if self.holds and self.epsilon <= _MOST_EPSILON else NonPrivateDpEvent()
 
     def probabilities(self, num_candidates: int, clicked: int) -> NDArray[np.float64]:
         """Pr[label = j] for each candidate j.

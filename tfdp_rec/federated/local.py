@@ -43,6 +43,7 @@ from tfdp_rec.noise import words
 
 Gradients = list[NDArray[np.float32]]
 MOST_HISTORY, MOST_ENCODED = 1_000, 10_000
+SLACK = 1.0 + 1e-6  # of norms, for the rounding of clipped gradients to float32
 
 
 class LocalUpdate(abc.ABC):
@@ -330,10 +331,13 @@ def clipped_sum(
     totals, loss = [tf.zeros_like(shape) for shape in shapes], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
         found, client_loss = gradients_of(*[value[index] for value in clients])
-        norm = _norm(found, noise.order)
-        weight = tf.minimum(1.0, noise.clip / tf.maximum(norm, 1e-30))
-        finite = tf.math.is_finite(norm)
-        totals = [total + tf.where(finite, weight * g, 0.0) for total, g in zip(totals, found)]
+        # In float64: in float32 the squares of the small gradients that a server's weights can make would vanish from
+        # the norm, and the weights of large ones be rounded up.
+        wide = [tf.cast(g, tf.float64) for g in found]
+        norm = _norm(wide, noise.order)
+        weight = tf.minimum(tf.constant(1.0, tf.float64), noise.clip / (norm * SLACK + 1e-300))
+        clipped = [tf.cast(tf.where(tf.math.is_finite(norm), weight * g, 0.0), tf.float32) for g in wide]
+        totals = [total + g for total, g in zip(totals, clipped)]
         loss += client_loss
     return totals, loss / tf.cast(tf.shape(clients[0])[0], tf.float32)
 

@@ -49,6 +49,7 @@ from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
 from tfdp_rec.pricing.profiles import Number, deamplify, gaussian_delta
 
 Activation = Literal["softplus", "relu"]
+LEAST_CLIP = 1e-6  # below, rounding and underflow of what is clipped are no longer small beside the clip
 
 
 # Calibration.
@@ -180,7 +181,7 @@ class AttentionMechanism:
         num_basis: Length B of the attention vector, at least 2.
         epsilon: Privacy of one release, for one clicked item of the history. `inf` turns the noise off.
         delta: Failure probability of one release; 0 for Laplace noise.
-        clip_norm: The clip θ. At 1 (default) nothing is cut, as attention sums to 1.
+        clip_norm: The clip θ, at least 1e-6. At 1 (default) nothing is cut, as attention sums to 1.
         padding: Probability p with which each click is replaced by the anonymous news.
         activation: "softplus" (serving) or "relu" (training).
         calibration: Kind and size of the noise.
@@ -210,8 +211,8 @@ class AttentionMechanism:
             raise ValueError(f"num_basis must be a whole number, at least 2, got {self.num_basis}.")
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
-        if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}.")
+        if not (np.isfinite(self.clip_norm) and self.clip_norm >= LEAST_CLIP):
+            raise ValueError(f"clip_norm must be finite and at least {LEAST_CLIP:g}, got {self.clip_norm}.")
         if not 0 <= self.padding < 1:
             raise ValueError(f"padding must be in [0, 1), got {self.padding}.")
         if self.activation not in ("softplus", "relu"):

@@ -112,7 +112,10 @@ class Participant:
                 f"The server asks for method {self.method}, and this node computes {', '.join(self.terms.methods)} "
                 "alone."
             )
-        with accounting.open_ledger(self.terms.ledger, DATA, _mark(self._marked)) as ledger:
+        mark = _mark(self._marked)
+        with accounting.open_ledger(self.terms.ledger, DATA, mark) as ledger:
+            if mark is None:
+                self._remember(ledger)
             needed = self._labels_needed(_kept_labels(ledger))
             private = [*self._payment_for_labels(needed), *self._payment_for_round()]
             payments = [*accounting.exact_payments(ledger, self.data.exact), *private]
@@ -122,14 +125,17 @@ class Participant:
                 if payment.label == "labels":
                     payment = dataclasses.replace(payment, settings={**payment.settings, "labels": self._drawn(needed)})
                 ledger.pay(**vars(payment))
-            with writing(self._marked, private=True) as file:
-                json.dump(dataclasses.asdict(ledger.mark), file)
+            self._remember(ledger)
             self.data = self._with_labels(_kept_labels(ledger))
 
     @property
     def _marked(self) -> str:
         """Path of what the device remembers of its ledger."""
         return f"{self.terms.ledger}.mark"
+
+    def _remember(self, ledger: Ledger) -> None:
+        with writing(self._marked, private=True) as file:
+            json.dump(dataclasses.asdict(ledger.mark), file)
 
     # Labels: drawn once, kept with the ids of their candidates.
 
@@ -192,7 +198,7 @@ class Participant:
             return
         event = ComposedDpEvent([payment.event for payment in payments])
         cost = composed_epsilon(releases_of(event), self.terms.budget_delta)
-        if cost > self.terms.round_epsilon:
+        if not cost <= self.terms.round_epsilon:
             raise Refused(
                 f"A round would cost epsilon = {cost:.3g}, and this node's round-epsilon is "
                 f"{self.terms.round_epsilon:.3g}."
@@ -202,7 +208,7 @@ class Participant:
         if self.terms.budget_epsilon == float("inf"):
             return
         total = accounting.epsilon([*ledger.paid, *payments], self.terms.budget_delta, self.data.declared)
-        if total > self.terms.budget_epsilon:
+        if not total <= self.terms.budget_epsilon:
             raise BudgetSpent(
                 f"Another round would bring epsilon to {total:.3g}, above the budget of "
                 f"{self.terms.budget_epsilon:.3g}."

@@ -22,7 +22,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated.mechanism import unit_sigma
+from tfdp_rec.federated.mechanism import LEAST_CLIP, unit_sigma
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
 
@@ -35,8 +35,11 @@ class ClippedVector(abc.ABC):
     """Which norm is clipped: 1 or 2."""
 
     def __post_init__(self) -> None:
-        if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ValueError(f"l{self.order}_norm_clip must be positive and finite, got {self.clip}.")
+        if not (self.clip >= LEAST_CLIP and math.isfinite(self.clip)):
+            raise ValueError(
+                f"l{self.order}_norm_clip must be finite and at least {LEAST_CLIP:g}, got {self.clip}: smaller vectors "
+                "vanish where their norm is computed."
+            )
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {self.epsilon}.")
 
@@ -84,7 +87,7 @@ class VectorMechanism(ClippedVector):
     """Clip to an L2 norm and add Gaussian noise.
 
     Args:
-        l2_norm_clip: The clip C.
+        l2_norm_clip: The clip C, at least 1e-6.
         epsilon: Privacy of one release; `inf` neither clips nor adds noise.
         delta: Failure probability of one release.
 
@@ -127,7 +130,7 @@ class PureVectorMechanism(ClippedVector):
     """Clip to an L1 norm and add Laplace noise: δ = 0.
 
     Args:
-        l1_norm_clip: The clip C.
+        l1_norm_clip: The clip C, at least 1e-6.
         epsilon: Privacy of one release; `inf` neither clips nor adds noise.
 
     Raises:

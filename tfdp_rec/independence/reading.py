@@ -38,7 +38,7 @@ from tfdp_rec.independence.values import (
     numbered,
     without_numbers,
 )
-from tfdp_rec.keras_internals import lengths_of_handle
+from tfdp_rec.keras_internals import lengths_of_handle, resource_key
 from tfdp_rec.refused import NotPrivate
 
 Rule = Callable[["At"], Any]
@@ -112,8 +112,8 @@ class Reading:
     """The state of reading one traced private computation.
 
     Args:
-        writable: Kind of each variable that may be written, "metric" or "seed", by id of its handle.
-        names: Names of variables, by id of their handles.
+        writable: Kind of each variable that may be written, "metric" or "seed", by `resource_key` of its handle.
+        names: Names of variables, likewise.
         layers: Names of the model's layers, for refusals.
     """
 
@@ -138,7 +138,7 @@ class Reading:
         if outside is None:
             return Mixed(operation, "outside")
         if outside.dtype == tf.resource:
-            return Handle(id(outside), _lengths_held(outside))
+            return Handle(resource_key(outside), _lengths_held(outside))
         small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
         return Shared(SizeArray.of_integers(outside.numpy()) if small else None)
 
@@ -318,6 +318,7 @@ class At:
 
         Its parameters are the inputs' arrays of `Size`, or of integers for the rule's `arguments`.
         """
+        shared = all(isinstance(v, Shared) for v in self.values)
         if not all(isinstance(v, (Shared, Sized)) for v in self.values):
             return self.mixed("size" if any(isinstance(v, Sized) for v in self.values) else "unknown")
         count = len(self.values)
@@ -329,8 +330,10 @@ class At:
         except (ValueError, IndexError):  # it cannot run
             found = None
         if found is None:
-            return Sized() if any(isinstance(v, Sized) for v in self.values) else Shared()
-        return [_numbered(one) for one in found] if isinstance(found, list) else _numbered(found)
+            return Shared() if shared else Sized()
+        several = [_numbers(one) for one in (found if isinstance(found, list) else [found])]
+        values = [Shared(one) if shared else numbered(one) for one in several]
+        return values if isinstance(found, list) else values[0]
 
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
         """`value`, for an output with axes of these lengths, None for an unknown one."""
@@ -353,9 +356,9 @@ class At:
         return Mixed(self.op, reason, detail)
 
 
-def _numbered(array: Any) -> Value:
+def _numbers(array: Any) -> SizeArray:
     plain = isinstance(array, np.ndarray) and array.dtype != object
-    return numbered(SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object)))
+    return SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object))
 
 
 def _as_tuple(nested: Any) -> Any:

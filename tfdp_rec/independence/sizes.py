@@ -2,7 +2,7 @@
 
 B, the number of examples in the batch, is unknown while a graph is traced: it is the letter `batch`. Any other length
 that is unknown while tracing, and does not depend on the batch's contents, is a letter named by its origin. Products
-and quotients of such lengths are again such lengths; so is a sum without B.
+and quotients of such lengths are again such lengths. What is no product, such as the sum of two letters, is forgotten.
 
 A graph computes with 32 bits, where 2³¹ is negative. So a number is followed only if it stays below 2³¹ in a batch of
 at most 2¹⁶ examples: c without letters up to 2³¹, c B up to c = 2¹⁵, and an unknown length T alone.
@@ -67,12 +67,6 @@ class Size:
         if any(count < 0 for count in left.values()):
             return None
         return Size(self.number / other.number, tuple(sorted(left.elements())))
-
-    def combined(self, sign: str, other: Size) -> Size | None:
-        """The result of another operation: a letter of its own; None if B is in it, or it may be negative."""
-        if self.of_batch or other.of_batch or min(self.number, other.number) < 0:
-            return None
-        return Size(letters=(f"({self}{sign}{other})",))
 
     def __str__(self) -> str:
         return "·".join([str(self.number), *self.letters])

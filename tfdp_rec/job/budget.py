@@ -59,10 +59,10 @@ class Budget:
 
     Example:
         >>> budget = Budget(8.0, 1e-6)
-        >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.event, 1e-6), 2)
+        >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.all_days(budget.sums), 1e-6), 2)
         ((2.0, 2e-07), 0.68, 8.0)
         >>> month = Budget(8.0, 1e-6, days=30)
-        >>> round(month.sums, 1), round(epsilon_of(month.event, 1e-6), 2)
+        >>> round(month.sums, 1), round(epsilon_of(month.all_days(month.sums), 1e-6), 2)
         (3.7, 8.0)
     """
 
@@ -110,18 +110,8 @@ class Budget:
         """What a two-tower costs on one day beside its steps, with labels: finding items, and its popularity prior."""
         return [(event, LABELS[file]) for file, event in self.releases(PRIOR).items()]
 
-    @property
-    def events(self) -> list[DpEvent]:
-        """Events of one day with private sums, in their order."""
-        return list(self.releases(SUMS).values())
-
-    @property
-    def event(self) -> DpEvent:
-        """All days with private sums, composed as a ledger composes its entries."""
-        return self.all_days(self.sums)
-
     def all_days(self, sums: float) -> DpEvent:
-        """All days, with sums of a noise multiplier."""
+        """All days, with sums of a noise multiplier, composed as a ledger composes its entries."""
         events = [*self.releases().values(), GaussianDpEvent(sums)]
         return ComposedDpEvent([SelfComposedDpEvent(event, self.days) for event in events])
 

@@ -99,11 +99,6 @@ def bullets(items: Sequence[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 
-def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """A list of names with what is to be said of each."""
-    return bullets([f"**{name}**: {words}" for name, words in pairs])
-
-
 def section(title: str, *blocks: str) -> str:
     """A heading with blocks under it."""
     return "\n\n".join([f"## {title}", *blocks])

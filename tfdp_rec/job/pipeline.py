@@ -55,26 +55,26 @@ from tfdp_rec.sums.set_union import private_items
 _UNPROVEN = "training without a guarantee"
 
 
-def run(source: LogSource, kept: RunCheckpoint, verbose: int = 1, train: Train | None = None) -> RunFolder:
+def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: Train | None = None) -> RunFolder:
     """Does all of a job, or what is not done yet, and writes the run folder; `train` stands for `train_one`."""
-    made = kept.settings.mechanism
+    made = checkpoint.settings.mechanism
     show = Progress(3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made), verbose)
     show.begin("reading the log, and grouping it by user")
-    log = source.read(kept.log)
+    log = source.read(checkpoint.log)
     show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
     try:
-        run = _begun(source, kept, show, log)
+        run = _begun(source, checkpoint, show, log)
         run.log = log.with_items(_items(run))
         sums = _sums(run) if names.spectral.name in made else None
         run.prior = _prior(run) if any(map(is_two_tower, made)) else run.prior
         results, others = _popularity(run, sums), dict[str, Statement]()
         for name in made:
-            done = kept.finished(name)
+            done = checkpoint.finished(name)
             if done is None or name == run.released:
                 show.begin(f"{names.named(name).label}: making and testing on {len(run.evaluation):,} users")
                 recommender = _made(run, name, sums, train)
                 done = done or _tested(run, name, recommender)
-                kept.finish(name, done)
+                checkpoint.finish(name, done)
                 if name == run.released:  # at once: what goes wrong with the others does not lose it
                     released = recommender
                     titles = _release(run, released)
@@ -82,46 +82,46 @@ def run(source: LogSource, kept: RunCheckpoint, verbose: int = 1, train: Train |
             if done["statement"] and name != run.released:
                 others[name] = Statement(done["statement"])
         _conclude(run, released, titles, results, others)
-        return kept.folder
+        return checkpoint.folder
     finally:
-        kept.close()
+        checkpoint.close()
 
 
 # What is decided and checked before anything is paid.
 
 
-def _begun(source: LogSource, kept: RunCheckpoint, show: Progress, log: Interactions) -> Run:
+def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: Interactions) -> Run:
     """A run whose ledgers are open, and whose noise is decided."""
-    asked, users, public = kept.settings, Users.of(log, kept.settings), source.public_items()
-    _refuse_unfit(asked, log, public)
-    released, in_order = names.released(asked.mechanism, asked.export), asked.sampling == SHUFFLED
-    own = dict.fromkeys([*(name for name in asked.mechanism if names.is_paid(name, in_order)), released])
-    kept.open(log, {name: users.adjacency(name) for name in own}, released)
-    chain = kept.ledgers[released]
-    delta = min(1e-6, 1.0 / len(log)) if asked.delta is None else asked.delta
-    wanted = Budget(asked.epsilon, delta, asked.days, public is not None, asked.items_epsilon)
-    wanted = Budget.of(chain) if kept.earlier else wanted
+    settings, users, public = checkpoint.settings, Users.of(log, checkpoint.settings), source.public_items()
+    _refuse_unfit(settings, log, public)
+    released, in_order = names.released(settings.mechanism, settings.export), settings.sampling == SHUFFLED
+    own = dict.fromkeys([*(name for name in settings.mechanism if names.is_paid(name, in_order)), released])
+    checkpoint.open(log, {name: users.adjacency(name) for name in own}, released)
+    chain = checkpoint.ledgers[released]
+    delta = min(1e-6, 1.0 / len(log)) if settings.delta is None else settings.delta
+    wanted = Budget(settings.epsilon, delta, settings.days, public is not None, settings.items_epsilon)
+    wanted = Budget.of(chain) if checkpoint.earlier else wanted
     if wanted.delta > 1 / len(users.train):
         raise ValueError(
             f"--delta {wanted.delta:g} is above 1 / {len(users.train)} users: a mechanism that publishes one user's "
             "rows would still meet it. Choose a smaller one, on the first day."
         )
-    for ledger in kept.ledgers.values():
+    for ledger in checkpoint.ledgers.values():
         wanted.decided(ledger)
     budget = Budget.of(chain)
     titles = source.titles((log.found()[1] if public is None else public.ids).type)
-    run = Run(source, kept, show, log, users, public, titles, budget)
-    for name, ledger in kept.ledgers.items():
-        budget.refuse_beyond(ledger, kept.left_to_pay(name, _releases(run, name)))
-    if kept.earlier:
-        _refuse_other_kind(log, kept.earlier.items)
+    run = Run(source, checkpoint, show, log, users, public, titles, budget)
+    for name, ledger in checkpoint.ledgers.items():
+        budget.refuse_beyond(ledger, checkpoint.left_to_pay(name, _releases(run, name)))
+    if checkpoint.earlier:
+        _refuse_other_kind(log, checkpoint.earlier.items)
     _refuse_full(run)
-    if kept.seen:
+    if checkpoint.seen:
         print(
             f"A day before had {len(log):,} users, too: if these are the same data, end this by Ctrl-C, or they are "
             "paid for again and count twice.", file=sys.stderr,
         )  # fmt: skip
-    if users.sampling is not None and not kept.noises:
+    if users.sampling is not None and not checkpoint.noises:
         _decide_noises(run)
     return run
 
@@ -130,11 +130,12 @@ def _decide_noises(run: Run) -> None:
     """Keeps the noise of two-towers that comes to the budget, with the days before and those that are left."""
     from tfdp_rec.job.recommenders import two_towers
 
-    kept, paid = run.checkpoint, run.ledger(run.released).paid
-    past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in paid] if kept.earlier else []
+    checkpoint, paid = run.checkpoint, run.ledger(run.released).paid
+    earlier = paid if checkpoint.earlier else ()
+    past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
     left = max(1, run.budget.days - run.days(PRIOR))
     spent = past + left * run.budget.before_training
-    kept.keep_noises(two_towers.noises_for(run.settings, run.sampling, run.delta, spent, left))
+    checkpoint.keep_noises(two_towers.noises_for(run.settings, run.sampling, run.delta, spent, left))
 
 
 def _releases(run: Run, name: str) -> dict[str, DpEvent]:
@@ -143,13 +144,13 @@ def _releases(run: Run, name: str) -> dict[str, DpEvent]:
     return run.budget.releases(*([PRIOR] if is_two_tower(name) else sums))
 
 
-def _refuse_unfit(asked: JobSettings, log: Interactions, public: Items | None) -> None:
+def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None) -> None:
     """Raises for settings that do not fit the data's public sizes."""
     for name in ("top_k", "negatives"):
-        value = getattr(asked, name)
+        value = getattr(settings, name)
         if public and value != getattr(JobSettings, name) and value > len(public):  # a default gives way
             raise ValueError(f"{flag(name)} must be at most the {len(public)} items, got {value}.")
-    if asked.servers and any(map(is_two_tower, asked.mechanism)) and not log.ordered:
+    if settings.servers and any(map(is_two_tower, settings.mechanism)) and not log.ordered:
         raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
 
 
@@ -178,16 +179,16 @@ def _item_bytes(run: Run) -> int:
 def _refuse_full(run: Run) -> None:
     """Raises unless there is room for all that is going to be written, which is paid for before it is."""
     made, (most, ids) = run.settings.mechanism, _candidates(run)
-    kept = _item_bytes(run) + 12 * run.log.num_rows + 8 * len(run.log)
+    in_checkpoint = _item_bytes(run) + 12 * run.log.num_rows + 8 * len(run.log)
     released = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 6 * ids + 4 * run.titles.nbytes + 2**22
     if names.spectral.name in made:
-        kept, released = kept + private_sums.file_bytes(most), released + private_sums.file_bytes(most)
+        in_checkpoint, released = (size + private_sums.file_bytes(most) for size in (in_checkpoint, released))
     towers = sum(map(is_two_tower, made))
     if towers:
         tables = 8 * (most + 1) * (run.settings.width + 2)
         # Two checkpoints of each, of weights and as many values of the mechanism; the model, and its servable.
-        kept, released = kept + 8 * most + 4 * tables * towers, released + 3 * tables
-    needed = [(run.checkpoint.directory, kept), (run.folder.release.path, released)]
+        in_checkpoint, released = in_checkpoint + 8 * most + 4 * tables * towers, released + 3 * tables
+    needed = [(run.checkpoint.directory, in_checkpoint), (run.folder.release.path, released)]
     disks: dict[int, int] = {}
     for folder, size in [*needed, (Path(tempfile.gettempdir()), 2 * ids)]:
         disk = folder.stat().st_dev
@@ -204,14 +205,14 @@ def _refuse_full(run: Run) -> None:
 
 
 def _items(run: Run) -> Items:
-    kept, before = run.checkpoint, run.checkpoint.earlier
+    checkpoint, before = run.checkpoint, run.checkpoint.earlier
     run.show.begin("finding items privately" if run.public is None else "taking the items of the public list")
 
     def make(payment: ReleasePayment, file: Any) -> None:
         (_found(run, payment) if run.public is None else _joined(run, run.public)).write(file)
 
-    payers = kept.ledgers if run.public is None else ()
-    items = kept.release(ITEMS, payers, _item_bytes(run), make, Items.read)
+    payers = checkpoint.ledgers if run.public is None else ()
+    items = checkpoint.release(ITEMS, payers, _item_bytes(run), make, Items.read)
     # Said here and not in `make`: of a release that Ctrl-C may still give back, nothing is shown.
     broken = line_breaks(items)
     if left_out := pc.sum(broken).as_py():
@@ -343,10 +344,10 @@ def _conclude(
 ) -> None:  # fmt: skip
     """The report; last what a further day starts from."""
     run.show.begin("writing the report")
-    folder, log, asked = run.folder, run.log, run.settings
+    folder, log, settings = run.folder, run.log, run.settings
     assert log.items is not None
     config = {
-        **dataclasses.asdict(asked), "when": datetime.datetime.now().isoformat(timespec="minutes"),
+        **dataclasses.asdict(settings), "when": datetime.datetime.now().isoformat(timespec="minutes"),
         "num_users": len(log), "train_users": len(run.users.train), "num_items": log.num_items,
         "day": made.model.released.fits if run.released == names.spectral.name else max(1, run.days(PRIOR)),
         "released": run.released, "public": run.public is not None, "ordered": log.ordered, "delta": run.delta,
@@ -363,7 +364,7 @@ def _conclude(
     WarmStart(log.items, ledger.mark, None, titles).save(folder.path, made.model)
     if not run.show.verbose:
         return
-    if asked.titles:
+    if settings.titles:
         run.show.note(f"{len(titles):,} of {log.num_items:,} items have a title")
     run.show.note("done")
     if len(run.evaluation):

@@ -1,4 +1,4 @@
-"""What a job is asked for: one set of options for every source of a log and every recommender."""
+"""Settings of a job: one set of options for every source of a log and every recommender."""
 
 from __future__ import annotations
 

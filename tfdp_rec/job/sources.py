@@ -46,7 +46,7 @@ class LogSource:
         self.settings = settings
 
     @classmethod
-    def asked(cls, settings: JobSettings) -> bool:
+    def accepts(cls, settings: JobSettings) -> bool:
         """Whether the settings ask for this source."""
         raise NotImplementedError
 
@@ -75,37 +75,38 @@ class OwnFiles(LogSource):
     """Files of (user, item, time) in columns that the settings name: Parquet, CSV, JSON lines, Arrow."""
 
     @classmethod
-    def asked(cls, settings: JobSettings) -> bool:
+    def accepts(cls, settings: JobSettings) -> bool:
         return any((settings.user, settings.item, settings.time, settings.items, settings.titles))
 
     def checked(self) -> JobSettings:
-        asked = self.settings
+        settings = self.settings
         for name in ("user", "item"):
-            if not getattr(asked, name):
+            if not getattr(settings, name):
                 raise ValueError(f"--{name} is missing: say which column of the log holds the {name}s' ids.")
-        if not asked.data:
+        if not settings.data:
             raise ValueError("--data is missing: say which files hold the log, such as --data logs/*.parquet.")
-        if asked.items and asked.items_epsilon is not None:
+        if settings.items and settings.items_epsilon is not None:
             raise ValueError("--items-epsilon is spent on finding items, and --items gives them: leave one out.")
-        if asked.items_epsilon is not None and asked.items_epsilon >= asked.epsilon:
+        if settings.items_epsilon is not None and settings.items_epsilon >= settings.epsilon:
             raise ValueError(
-                f"--items-epsilon must be less than --epsilon {asked.epsilon:g}, got {asked.items_epsilon:g}."
+                f"--items-epsilon must be less than --epsilon {settings.epsilon:g}, got {settings.items_epsilon:g}."
             )
-        paths = {name: getattr(asked, name) for name in ("items", "titles") if getattr(asked, name)}
+        paths = {name: getattr(settings, name) for name in ("items", "titles") if getattr(settings, name)}
         for name, path in paths.items():
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"--{name}: there is no file {path}.")
-        for path in asked.data:
+        for path in settings.data:
             if not matching(path):
                 raise FileNotFoundError(f"--data: there is nothing at {path}.")
         absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items()}
-        return dataclasses.replace(asked, data=tuple(map(os.path.abspath, asked.data)), **absolute)
+        return dataclasses.replace(settings, data=tuple(map(os.path.abspath, settings.data)), **absolute)
 
     def read(self, folder: pathlib.Path) -> Interactions:
-        asked = self.settings
-        if asked.titles:
+        settings = self.settings
+        if settings.titles:
             self._title_columns()  # before the log is read, which may take long
-        return Interactions.read(list(asked.data), user=asked.user, item=asked.item, time=asked.time, folder=folder)
+        columns = {name: getattr(settings, name) for name in ("user", "item", "time")}
+        return Interactions.read(list(settings.data), folder=folder, **columns)
 
     def public_items(self) -> Items | None:
         return Items.read(self.settings.items, usual=[self.settings.item]) if self.settings.items else None
@@ -140,15 +141,15 @@ class OwnFiles(LogSource):
         return ids, title
 
     def words(self, private: bool) -> str:
-        asked = self.settings
+        settings = self.settings
         if not private:
             return "a log of users' items"
-        names = [code(os.path.basename(os.path.normpath(path))) for path in asked.data]
+        names = [code(os.path.basename(os.path.normpath(path))) for path in settings.data]
         said = ", ".join(names[:_SHOWN_FILES])
         said += f" and {len(names) - _SHOWN_FILES:,} more" if len(names) > _SHOWN_FILES else ""
         for name in ("user", "item", "time"):
-            said += f", {name}s in {code(getattr(asked, name))}" if getattr(asked, name) else ""
-        return f"{said}, public items in {code(os.path.basename(asked.items))}" if asked.items else said
+            said += f", {name}s in {code(getattr(settings, name))}" if getattr(settings, name) else ""
+        return f"{said}, public items in {code(os.path.basename(settings.items))}" if settings.items else said
 
 
 class MovieLens(LogSource):
@@ -157,7 +158,7 @@ class MovieLens(LogSource):
     usual: ClassVar[tuple[str, ...]] = USUAL
 
     @classmethod
-    def asked(cls, settings: JobSettings) -> bool:
+    def accepts(cls, settings: JobSettings) -> bool:
         return bool(settings.data)
 
     def checked(self) -> JobSettings:
@@ -202,14 +203,14 @@ class GeneratedTimelines(MovieLens):
     generated: ClassVar[bool] = True
 
     @classmethod
-    def asked(cls, settings: JobSettings) -> bool:
+    def accepts(cls, settings: JobSettings) -> bool:
         return True
 
     def timelines(self) -> Timelines:
-        asked = self.settings
+        settings = self.settings
         # As many a user as MovieLens-20M has; a small catalogue allows fewer.
-        events = round(asked.users * min(generated.MEAN_LENGTH, asked.movies / 6))
-        return generated.timelines(asked.users, asked.movies, events, seed=asked.seed)
+        events = round(settings.users * min(generated.MEAN_LENGTH, settings.movies / 6))
+        return generated.timelines(settings.users, settings.movies, events, seed=settings.seed)
 
     def words(self, private: bool) -> str:
         return "generated timelines, of no real users"
@@ -220,7 +221,7 @@ SOURCES: tuple[type[LogSource], ...] = (OwnFiles, MovieLens, GeneratedTimelines)
 
 def source_of(settings: JobSettings) -> LogSource:
     """The first source that the settings ask for."""
-    return next(kind for kind in SOURCES if kind.asked(settings))(settings)
+    return next(kind for kind in SOURCES if kind.accepts(settings))(settings)
 
 
 def titles_of(items: Items, titles: pa.Table) -> Mapping[Any, str]:

@@ -5,8 +5,7 @@
     {"inputs": ...}        an object with a tensor for each input, or the tensor if there is one input
         -> {"outputs": ...}         an object with a tensor for each output, or the tensor if there is one output
 
-`signature_name` selects the signature. Lists beside each other must have the same length: pad histories. A text may be
-{"b64": "..."}, its bytes in base 64.
+`signature_name` selects the signature. Lists beside each other must have the same length: pad histories.
 
 Reference:
     TensorFlow Serving, RESTful API (predict, model status, model metadata).
@@ -14,8 +13,6 @@ Reference:
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
 from collections.abc import Mapping
@@ -121,7 +118,7 @@ def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:
 
 
 def _columns(given: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
-    if isinstance(given, dict) and set(given) != {"b64"}:
+    if isinstance(given, dict):
         return given
     return {next(iter(specs)): given} if len(specs) == 1 else {}
 
@@ -161,11 +158,6 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _value(name: str, value: Any, kind: tf.DType) -> Any:
-    if isinstance(value, dict) and set(value) == {"b64"} and kind == tf.string:
-        try:
-            return base64.b64decode(value["b64"], validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            raise BadRequest(f"{name} has a b64 that is not base 64.") from None
     wanted = (str,) if kind == tf.string else (int,) if kind.is_integer else (int, float)
     if not isinstance(value, wanted) or isinstance(value, bool):
         raise BadRequest(f"{name} must hold {_KINDS.get(kind, kind.name)}, got {json.dumps(value)[:60]}.")

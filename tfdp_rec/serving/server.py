@@ -294,7 +294,7 @@ class Handler(BaseHTTPRequestHandler):
             self._drain()
         self.server.set_waiting(self.connection, caller=True)
         self._timed.begin()
-        body = json.dumps(found, ensure_ascii=False).encode()
+        body = json.dumps(found, ensure_ascii=False).encode(errors="replace")  # JSON may hold half a character
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

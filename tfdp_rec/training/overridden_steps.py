@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
-from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker
+from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker, resource_key
 from tfdp_rec.refused import NotPrivate
 
 _LIBRARIES = ("tfdp_rec.", "keras.", "tensorflow_recommenders.")
@@ -29,7 +29,7 @@ def read_step(model: Any, name: str, data: Any) -> Any:
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     results = step(model, data)
-    names = {id(handle): variable.path for variable in model.variables for handle in handles_of([variable])}
+    names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
     refuse_writes(f"The model's {name}", graph, start, _tensors(data), handles_of(model.metrics_variables), names)
     return results
 

@@ -7,6 +7,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 from scipy import stats
 
@@ -325,7 +326,7 @@ def test_ways_of_running_agree():
     batches = tf.data.Dataset.from_tensor_slices((ids, labels)).batch(40)
 
     def trained(**options):
-        keras.utils.set_random_seed(0)
+        seeding.seed(0)
         model = click_model(50, ada_fest(noise=KeyedNoise(5), threshold=3.0))
         model.compile(model.optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True), **options)
         model.fit(batches, verbose=0)

@@ -112,7 +112,7 @@ def _full_disk(folder: Path) -> Iterator[None]:
         raise OSError(
             problem.errno,
             f"The disk of {folder.parent} is full, and what was made there is removed again. Grouping a log takes some "
-            "60 bytes a row while it lasts",
+            "60 bytes a row while it lasts: free some space, or choose a folder elsewhere.",
         ) from problem
 
 

@@ -61,7 +61,7 @@ def _over(one: Size, other: Size) -> Size | None:
     if one.plain is not None and other.plain:
         return size(one.plain // other.plain)
     quotient = one.over(other)
-    return quotient if quotient is not None and quotient.is_whole else one.combined("//", other)
+    return quotient if quotient is not None and quotient.is_whole else None
 
 
 def _of_a_seed(at: At) -> Value:
@@ -80,11 +80,9 @@ def _of_a_seed(at: At) -> Value:
     return seeds[0] if remains.get(at.op.type) else at.mixed("seed")
 
 
-def _plain(sign: str, function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
+def _plain(function: Callable[[int, int], int]) -> Callable[[Size, Size], Size | None]:
     def combine(one: Size, other: Size) -> Size | None:
-        if one.plain is not None and other.plain is not None:
-            return size(function(one.plain, other.plain))
-        return one.combined(sign, other)
+        return None if one.plain is None or other.plain is None else size(function(one.plain, other.plain))
 
     return combine
 
@@ -96,13 +94,11 @@ def _add(one: Size, other: Size) -> Size | None:
     if one.letters == other.letters:
         total = one.number + other.number
         return Size(total, one.letters if total else ())
-    return one.combined("+", other)
+    return None
 
 
 def _subtract(one: Size, other: Size) -> Size | None:
-    if one.letters == other.letters or not other.number:
-        return _add(one, Size(-other.number, other.letters))
-    return None  # it may be -1, for which a reshape puts another length
+    return _add(one, Size(-other.number, other.letters))
 
 
 def _larger(one: Size, other: Size) -> Size | None:
@@ -112,7 +108,7 @@ def _larger(one: Size, other: Size) -> Size | None:
     for a, b in ((one, other), (other, one)):
         if a.plain is not None and a.plain <= 1 and b.number >= 1 and b.is_whole and b.letters == BATCH.letters:
             return b
-    return one.combined("max", other)
+    return None
 
 
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
@@ -121,8 +117,8 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
     "Sub": _subtract,
     "FloorDiv": _over,
     "Maximum": _larger,
-    "Minimum": _plain("min", min),
-    "FloorMod": _plain("mod", lambda a, b: a % b if b else 0),
+    "Minimum": _plain(min),
+    "FloorMod": _plain(lambda a, b: a % b if b else 0),
 }
 
 

@@ -40,15 +40,15 @@ class ClusterTraining:
 
     def __call__(self, name: str, run: Run) -> MadeRecommender:
         """Trains, accounts and tests."""
-        settings, kept, sampling = run.settings, run.checkpoint, run.sampling
-        path = kept.directory / TIMELINES  # where all workers can read it, as long as the training lasts
+        settings, checkpoint, sampling = run.settings, run.checkpoint, run.sampling
+        path = checkpoint.directory / TIMELINES  # where all workers can read it, as long as the training lasts
         remove(path)
         try:
             timelines = SharedTimelines(examples_of(run), path)
             trainer = ParameterServerTrainer(
-                lambda: new_model(run), lambda: optimizer_for(name, settings, kept.noises[name]),
+                lambda: new_model(run), lambda: optimizer_for(name, settings, checkpoint.noises[name]),
                 lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
-                checkpoint_directory=kept.training_folder(name), checkpoint_every=kept.every,
+                checkpoint_directory=checkpoint.training_folder(name), checkpoint_every=checkpoint.every,
                 ledger=run.ledger(name) if names.named(name).claims_epsilon else None,
             )  # fmt: skip
             with trainer:
@@ -56,7 +56,7 @@ class ClusterTraining:
         except (ServerLost, TimeoutError) as problem:
             fact = getattr(problem, "fact", problem)
             raise ConnectionError(
-                f"{fact} Go on from the last checkpoint, once all of them run: {kept.how}."
+                f"{fact} Go on from the last checkpoint, once all of them run: {checkpoint.how}."
             ) from problem
         finally:
             remove(path)
@@ -65,9 +65,9 @@ class ClusterTraining:
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
     accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
     made = trainer.resume() if accountant is not None else 0
-    curve, asked = _ClusterCurve(run.folder, name, trainer), run.settings
-    left = steps_left(asked, made, within)
-    a_report = -(-asked.steps // min(EVALUATIONS, asked.steps))
+    curve, settings = _ClusterCurve(run.folder, name, trainer), run.settings
+    left = steps_left(settings, made, within)
+    a_report = -(-settings.steps // min(EVALUATIONS, settings.steps))
     try:
         if left:
             trainer.fit(left, [*within, curve], steps_per_report=a_report, verbose=run.show.verbose)

@@ -176,8 +176,8 @@ def with_costs(made: MadeRecommender, name: str, accountant: Accountant | None, 
 
 def train_one(name: str, run: Run) -> MadeRecommender:
     """Trains and accounts under one mechanism, in this process."""
-    settings, kept = run.settings, run.checkpoint
-    model, noise = new_model(run), kept.noises[name]
+    settings, checkpoint = run.settings, run.checkpoint
+    model, noise = new_model(run), checkpoint.noises[name]
     model.compile(optimizer=optimizer_for(name, settings, noise, correlation_for(name, settings, run.sampling)))
     ledger = run.ledger(name) if names.named(name).claims_epsilon else None
     accountant, within = accounting(name, model.optimizer, run, ledger)
@@ -187,7 +187,7 @@ def train_one(name: str, run: Run) -> MadeRecommender:
     # A training that no ledger pays for, and that was cut off, begins anew: nothing of it is released.
     if accountant is not None and (ledger is not None or not within):
         model.prepare(batches.element_spec)
-        checkpoint = TrainingCheckpoint(kept.training_folder(name), kept.every, accountant)
+        checkpoint = TrainingCheckpoint(checkpoint.training_folder(name), checkpoint.every, accountant)
         resumed = checkpoint.resume(model)
         curve.step = resumed.step if resumed else 0
         batches = _batches_of(run, curve.step)
