@@ -46,7 +46,7 @@ _NO_MORE = (
 _OTHER = (
     "Refused batch: the price of this step is not known. Either the model was compiled with another optimizer after "
     "this step was traced, or PrivacyBudget has priced the steps of one optimizer on the batches of one sampling, and "
-    "this is not one of them. Make it after that fit, with the model as it is compiled now, under a budget of its own.\n"
+    "this is not one of them. Make it after that fit, with the model as it is compiled now, under its own budget.\n"
 )
 _REPRICED = (
     "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
