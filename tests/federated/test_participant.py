@@ -420,14 +420,17 @@ def test_an_impression_that_the_log_holds_twice_draws_one_label(update, tmp_path
 def test_a_device_that_begins_a_ledger_says_so_in_its_log(update, world, tmp_path, caplog):
     """Without its ledger and what it remembers of it, it begins anew, and that does not show elsewhere."""
     begun = []
-    for number in range(3):
+    for number in range(4):
         caplog.clear()
         Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
         begun.append("ledger.jsonl is begun. If this device has paid before" in caplog.text)
         if number == 1:
             (tmp_path / "ledger.jsonl").unlink()
             (tmp_path / "ledger.jsonl.mark").unlink()
-    assert begun == [True, False, True]
+        if number == 2:
+            (tmp_path / "ledger.jsonl").write_bytes(b"")
+            (tmp_path / "ledger.jsonl.mark").unlink()
+    assert begun == [True, False, True, True]
 
 
 def test_a_ledger_that_names_news_by_rows_is_refused_in_words(update, world, tmp_path):

@@ -107,6 +107,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.restarts_ahead = 0
         self.accountant.give_back_unused()
         self.model.optimizer.privacy_history.allow(None)
+        if self.model.optimizer.plan is not None:  # for loops that call callbacks by hand; `fit` does it at any end
+            self.model.optimizer.plan.limit_steps()
 
     def _check_source(self) -> None:
         source = getattr(self.model, "feeding", None) or Source()

@@ -40,6 +40,12 @@ def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor)
     return [] if done is None else [done]
 
 
+def assigned(variable: tf.Variable, value: tf.Tensor) -> Operations:
+    """Writes a whole variable."""
+    done = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+    return [] if done is None else [done]
+
+
 def distinct_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     """The distinct ids of `slices` and the sum of the slices of each."""
     ids, segment = tf.unique(tf.cast(slices.indices, tf.int64))

@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from tfdp_rec.demands import demand, given
+from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 
@@ -84,19 +84,22 @@ class Meter:
     def count(self, optimizer: Any, source: Source) -> list[Any]:
         """Operations that count a step, which must wait for them."""
         counter = self._counter(optimizer, source)
-        gate = demand(self._made < self._limit, _NO_MORE)
-        gate += demand(counter.allowed > 0, _OTHER)
-        gate += demand(counter.price_now() == counter.price, _REPRICED)
         # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
         # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
         # Batches without a proof have no position: each fit begins an iteration of them.
         position = tf.cast(self._fits if source.sampling is None else source.position, tf.int64)
         follows = tf.cast(tf.equal(position, counter.next), tf.int64)
         begins = (1 - follows) * (2 - tf.cast(1 if source.sampling is None else source.begins, tf.int64))
-        gate += demand(self._begun + begins <= self._begun_limit, _BEGUN)
+        checks: list[Check] = [
+            (self._made < self._limit, _NO_MORE),
+            (counter.allowed > 0, _OTHER),
+            (counter.price_now() == counter.price, _REPRICED),
+            (self._begun + begins <= self._begun_limit, _BEGUN),
+        ]
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
-            gate += demand(limit.takes_one(), _NO_MORE)
+            checks.append((limit.takes_one(), _NO_MORE))
+        gate = demand_all(*checks)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
             one = given(tf.constant(1, tf.int64), gate)

@@ -38,7 +38,7 @@ import tensorflow as tf
 
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.rules import Recursion, Rows
-from tfdp_rec.optimizers.tables import Operations, after, scatter
+from tfdp_rec.optimizers.tables import Operations, after, assigned, scatter
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
 Draw = Callable[[Sequence[Request], tf.Tensor], list[tf.Tensor]]
@@ -297,8 +297,7 @@ class RowMarks:
         for history, those in zip(self.histories, totals, strict=True):
             first += history.append(now, those)
         with after(first):
-            done = tf.raw_ops.AssignVariableOp(resource=self.clock.handle, value=now)
-        return [] if done is None else [done]
+            return assigned(self.clock, now)
 
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""
