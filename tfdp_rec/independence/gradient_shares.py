@@ -14,11 +14,13 @@ softmax over the whole catalogue.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tfdp_rec.independence.reading import At, Walk
 from tfdp_rec.independence.rules.products import letters
-from tfdp_rec.independence.values import ByExample, Mixed
+from tfdp_rec.independence.values import ByExample, Mixed, Shared, Value
 
 
 class GradientShares:
@@ -61,6 +63,7 @@ class GradientShares:
         return tf.einsum(f"{terms[0]},{terms[1]}->{names.pop()}{output}", *at.op.inputs)
 
     def _reshaped(self, at: At) -> tf.Tensor:
+        self._refuse_data(at, at.values[1:])
         found, like = self.of_tensor(at.op.inputs[0]), at.op.outputs[0]
         split = tf.reshape(found, tf.concat([tf.shape(found)[:1], tf.shape(like)], axis=0))
         return tf.ensure_shape(split, [None, *like.shape])
@@ -78,6 +81,7 @@ class GradientShares:
 
     def _of_a_slice(self, at: At) -> tf.Tensor:
         # The same slice of each example's gradient: one more item in front, which takes the whole axis.
+        self._refuse_data(at, at.values[:4])
         found = self.of_tensor(at.op.inputs[4])
         shape, begin, end, strides = (tf.cast(t, tf.int64) for t in at.op.inputs[:4])
         masks = {f"{n}_mask": at.attr(f"{n}_mask") << 1 for n in ("ellipsis", "new_axis", "shrink_axis")}
@@ -85,6 +89,11 @@ class GradientShares:
         given = {"shape": (tf.shape(found, tf.int64)[:1], shape), "begin": ([0], begin), "end": ([0], end),
                  "strides": ([1], strides)}  # fmt: skip
         return tf.raw_ops.StridedSliceGrad(**{n: tf.concat(both, 0) for n, both in given.items()}, dy=found, **masks)
+
+    def _refuse_data(self, at: At, arguments: Sequence[Value]) -> None:
+        # Examples must not say where the others' shares go.
+        if not all(isinstance(value, Shared) for value in arguments):
+            raise self._refusal(at.op)
 
     def _refusal(self, operation: tf.Operation) -> Exception:
         return self._walk.reading.refuse(operation, "shares", subject=self._subject)
