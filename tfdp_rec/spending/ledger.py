@@ -261,10 +261,7 @@ class Chain:
         return sum(payment.steps for payment in self.payments.values())
 
     def epsilon(self, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
-        """ε at δ of all payments, and of `more` that are not made yet; under a filter, the budget's.
-
-        `accountant` is "pld" or "rdp"; a filter has a price of its own.
-        """
+        """ε at δ of all payments, and of `more` that are not made yet; under a filter, the budget's."""
         if self.limit is not None:
             return self.limit.claim(delta) if self._admits(more) else math.inf
         found = {canonical(events.to_json(event)): event for event in _events([*self.paid, *more])}
