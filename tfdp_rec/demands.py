@@ -1,13 +1,14 @@
 """Conditions that must hold when a graph runs, or its step fails.
 
     d = demand(condition, sentence)        an operation that fails with the sentence, or gives the number 0
+    d = demand_all((condition, sentence), (condition, sentence))      one operation for several conditions
     value = given(value, d)                value + 0: what is computed from the check, as data
 
 TensorFlow may rewrite a graph before it runs. An `Assert` gives no number, so that nothing can be computed from it, and
 the option `debug_stripper` removes it; what nothing is computed from may be pruned. So no check is an `Assert` here.
 The check is a chain in which each operation takes the result of the one before it:
 
-    Select          "0" if the condition holds, the sentence otherwise
+    Select          "0" if the condition holds, the sentence otherwise; one for each condition
     StringToNumber  fails on the sentence, and says it
     DeepCopy        of that number: stateful, so that a function runs it always, and no optimizer leaves it out
 
@@ -17,27 +18,46 @@ Operations under `with tf.control_dependencies(demand(...))` therefore wait for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 _CHECK = "_tfdp_rec_check"
+Check = tuple[Any, ...]
+"""A condition, and the texts and tensors of its sentence."""
 
 
 def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
     """Operations that fail with a sentence of texts and tensors unless `condition` holds; eagerly, an empty list."""
+    return demand_all((condition, *sentence))
+
+
+def demand_all(*checks: Check) -> list[tf.Operation]:
+    """Operations that fail with the sentence of the first condition that does not hold; eagerly, an empty list."""
+    if not checks:
+        return []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = 0 if graph is None else len(graph.get_operations())
-    parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in sentence]
-    text = "".join(parts) if all(isinstance(part, str) for part in parts) else tf.strings.join(parts)
-    zero = tf.strings.to_number(tf.where(tf.reduce_all(condition), "0", text), tf.int32)
+    text: Any = "0"
+    for condition, *sentence in reversed(checks):
+        condition = tf.convert_to_tensor(condition)
+        text = tf.where(tf.reduce_all(condition) if condition.shape.rank != 0 else condition, text, _joined(sentence))
+    zero = tf.strings.to_number(text, tf.int32)
     if graph is None:
         return []
     kept = tf.raw_ops.DeepCopy(x=zero)
     for operation in graph.get_operations()[before:]:
         setattr(operation, _CHECK, True)
     return [kept.op]
+
+
+def _joined(sentence: Sequence[Any]) -> Any:
+    def part(one: Any) -> Any:
+        return one if isinstance(one, str) or one.dtype == tf.string else tf.strings.as_string(one)
+
+    parts = [part(one) for one in sentence]
+    return "".join(parts) if all(isinstance(one, str) for one in parts) else tf.strings.join(parts)
 
 
 def given(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:

@@ -1,7 +1,8 @@
-"""What is refused: the one error of everything that would break a guarantee."""
+"""Refusals: the error of everything that would break a guarantee, and numbers that are too small."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -13,3 +14,10 @@ class NotPrivate(ValueError):
     """
 
     operation: Any = None
+
+
+def refuse_below(least: float, **values: float) -> None:
+    """Raises `ValueError` for the first of several named numbers that is below the least."""
+    for name, value in values.items():
+        if not least <= value < math.inf:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")

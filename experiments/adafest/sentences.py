@@ -17,6 +17,7 @@ import functools
 import numpy as np
 
 from tfdp_rec.datasets.drawing import zipf_ranks
+from tfdp_rec.refused import refuse_below
 
 _EXPONENT, _SHIFT = 1.1, 2.7
 _FUNCTION_WORDS = 20
@@ -68,11 +69,8 @@ class SyntheticText:
     signal: float = 3.0
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size < 2 * _FUNCTION_WORDS or self.max_length < _SHORTEST:
-            raise ValueError(
-                f"a vocabulary needs {2 * _FUNCTION_WORDS} tokens and a sentence {_SHORTEST}, got vocabulary_size="
-                f"{self.vocabulary_size!r} and max_length={self.max_length!r}."
-            )
+        refuse_below(2 * _FUNCTION_WORDS, vocabulary_size=self.vocabulary_size)
+        refuse_below(_SHORTEST, max_length=self.max_length)
         if not 0.0 < self.polar_share <= 1.0:
             raise ValueError(f"polar_share must lie above 0 and be at most 1, got {self.polar_share!r}.")
 

@@ -56,8 +56,7 @@ class TextClassifier(SavedByArguments, PrivateTraining, keras.Model):
         super().__init__(**kwargs)
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}.")
-        self.vocabulary_size, self.max_length, self.width = vocabulary_size, max_length, width
-        self.heads, self.blocks, self.num_classes = heads, blocks, num_classes
+        self.max_length, self.width = max_length, width
         self.tokens = keras.layers.Embedding(vocabulary_size, width, name="tokens")
         self.positions = _Positions(max_length, name="positions")
         self.encoders = [EncoderBlock(width, heads, 2 * width, name=f"block_{i}") for i in range(blocks)]

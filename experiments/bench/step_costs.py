@@ -31,6 +31,7 @@ import math
 
 from tfdp_rec import mechanisms
 from tfdp_rec.mechanisms import named, names, sgd
+from tfdp_rec.refused import refuse_below
 
 ON_WORKER = "dpsgd-on-worker"  # DPSGD whose noise is drawn where the gradient is, and sent: what nobody should do
 MECHANISMS = (*names([sgd, *(mechanism for mechanism in mechanisms.MECHANISMS if mechanism.served)]), ON_WORKER)
@@ -115,10 +116,11 @@ class Deployment:
     steps: int = 1_000_000
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "dense_weights" else 1
-            if not math.isfinite(value) or value < least and not (field.name == "gbps" and value > 0):
-                raise ValueError(f"{field.name} must be at least {least}, got {value}.")
+        counts = {name: value for name, value in dataclasses.asdict(self).items() if name != "gbps"}
+        refuse_below(0, dense_weights=counts.pop("dense_weights"))
+        refuse_below(1, **counts)
+        if not 0 < self.gbps < math.inf:
+            raise ValueError(f"gbps must be positive, got {self.gbps}.")
 
     @property
     def lookups(self) -> int:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from tfdp_rec.federated.labels import LabelPermutation, categorical, choose
 from tfdp_rec.federated.mechanism import AnalyticGaussian, PureLaplace
 from tfdp_rec.noise import words
-from tfdp_rec.pricing.profiles import deamplify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +36,11 @@ class PublishedGaussian(AnalyticGaussian):
 
     holds = False
 
-    def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
-        width = math.sqrt(2.0 * math.log(1.25 * (1.0 - padding) / delta))
-        return clip_norm * width / deamplify(epsilon, padding)
+    def sensitivity(self, num_basis: int, clip_norm: float) -> float:
+        return clip_norm
+
+    def unit(self, epsilon: float, delta: float) -> float:
+        return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,8 @@ class PublishedLaplace(PureLaplace):
 
     holds = False
 
-    def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
-        return clip_norm / deamplify(epsilon, padding)
+    def sensitivity(self, num_basis: int, clip_norm: float) -> float:
+        return clip_norm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from bert_files import CONFIG, HEADS, LAYERS, LENGTH, PLACES, VOCABULARY, WIDTH, save, tensors, written
 
 from tfdp_rec.models import news
-from tfdp_rec.models.news.bert import Tensors
+from tfdp_rec.models.news.bert import Checkpoint
 
 pytest.importorskip("safetensors")
 
@@ -203,9 +203,9 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, name):
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=message) as refused:
-        found = Tensors(path)
-        found.read("a", (2, 3))
-        found.read("b", (2,))
+        found = Checkpoint(path, None)
+        found.read("a", 2, 3)
+        found.read("b", 2)
     assert len(str(refused.value)) < 500 and str(path) in str(refused.value)
 
 
@@ -213,7 +213,7 @@ def test_a_tensor_is_read_from_its_own_place(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(written(SMALL))
     for name, values in SMALL.items():
-        np.testing.assert_array_equal(Tensors(path).read(name, values.shape), values)
+        np.testing.assert_array_equal(Checkpoint(path, None).read(name, *values.shape), values)
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(folder, monkeypatch):

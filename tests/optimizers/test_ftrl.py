@@ -197,7 +197,8 @@ def test_a_payment_that_was_cut_short_is_not_forgotten():
 
 
 def test_what_is_refused_before_it_writes_leaves_all_as_it_was():
-    model = model_of(eagerly=False)
+    """As in a graph, where one training in two fits goes on after its refusals."""
+    model = model_of()
     model.train_on_batch(*fetch(np.arange(5)))
     with pytest.raises(REFUSED):
         fit(model, FixedOrder(UNITS, BATCH), 1, position=0)

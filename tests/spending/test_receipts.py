@@ -728,6 +728,18 @@ def test_a_state_tree_holds_the_history():
     assert accountant_of(again).steps == 4
 
 
+def test_a_state_tree_of_which_only_some_weights_fit_leaves_its_history():
+    """The history came last: 0 steps were told of the weights that were in by then."""
+    model, again = (model_of(layer=keras.layers.Dense(1, name="score")) for _ in range(2))
+    train(model, 3)
+    tree = model.get_state_tree()
+    tree["trainable_variables"]["score"]["bias"] = np.zeros([7])
+    with pytest.raises(ValueError):
+        again.set_state_tree(tree)
+    np.testing.assert_array_equal(again.layers[-1].kernel, model.layers[-1].kernel)
+    assert again.privacy_history.snapshot().steps == 3
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_model_made_of_trained_layers_has_their_history_before_its_own_first_step(tmp_path, compiled):
     """Also in a file, from which it goes on: 0 steps were told."""

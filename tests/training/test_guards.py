@@ -321,7 +321,7 @@ def test_an_export_by_hand_serves_elsewhere(tmp_path):
 # Several who owe one table.
 
 
-def sharing(table, seed, **options):
+def sharing(table, seed, eager=False, **options):
     ids = keras.Input([2], dtype="int32")
     hidden = keras.layers.Flatten()(table(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1, kernel_initializer="ones", name=f"score_{seed}")(hidden))
@@ -329,7 +329,7 @@ def sharing(table, seed, **options):
     optimizer = tfdp_rec.LazyDPSGD(
         0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4, noise=KeyedNoise(seed), **options
     )
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer, loss="mse", run_eagerly=eager)
     return model
 
 
@@ -339,6 +339,7 @@ def eager_like(model, table, seed):
             0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4, noise=KeyedNoise(seed)
         ),
         loss="mse",
+        run_eagerly=True,
     )
     return model
 
@@ -368,19 +369,19 @@ def test_two_models_that_share_a_table_are_both_settled():
 
 def test_decay_on_a_shared_table_is_refused():
     table = keras.layers.Embedding(ROWS, 3, name="items")
-    sharing(table, 1).train_on_batch(*BATCHES[0])
+    sharing(table, 1, eager=True).train_on_batch(*BATCHES[0])
     with pytest.raises(NotPrivate, match="weight_decay"):
-        sharing(table, 2, weight_decay=0.1).train_on_batch(*BATCHES[0])
+        sharing(table, 2, eager=True, weight_decay=0.1).train_on_batch(*BATCHES[0])
 
 
 def test_a_model_with_decay_may_be_compiled_anew():
     """What the optimizer before owed was settled when it was exchanged."""
     table = keras.layers.Embedding(ROWS, 3, name="items")
-    model = sharing(table, 1, weight_decay=0.1)
+    model = sharing(table, 1, eager=True, weight_decay=0.1)
     model.train_on_batch(*BATCHES[0])
     first = model.optimizer
     assert not first.releasable
-    model.compile(tfdp_rec.LazyDPSGD.from_config(first.get_config()), loss="mse")
+    model.compile(tfdp_rec.LazyDPSGD.from_config(first.get_config()), loss="mse", run_eagerly=True)
     assert first.releasable
     model.train_on_batch(*BATCHES[0])
     assert not model.optimizer.releasable

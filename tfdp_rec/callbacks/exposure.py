@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.audit import Canaries, exposure_extrapolation, exposure_interpolation
+from tfdp_rec.refused import refuse_below
 
 
 def per_example_losses(
@@ -70,8 +71,7 @@ class Exposure(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(canaries, Canaries):
             raise TypeError(f"canaries must be a tfdp_rec.audit.Canaries, got {canaries!r}.")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}.")
+        refuse_below(1, every=every)
         self.canaries, self.shared, self.every = canaries, dict(shared or {}), every
         self.extrapolate, self.batch_size = extrapolate, batch_size
         self.history: list[tuple[int, dict[int, np.ndarray]]] = []

@@ -67,13 +67,14 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     leaves = [t for t in example_leaves(batch, shared) if isinstance(t, tf.Tensor) and t.shape.rank]
     if tf.executing_eagerly() or not leaves:
         return batch
-    rows = tf.shape(leaves[0])[:1]
+    rows = tf.stack([tf.shape(leaf)[0] for leaf in leaves])
+    checks = demand(rows == rows[0], _ROWS) if len(leaves) > 1 else []
 
     def hide(tensor: tf.Tensor) -> tf.Tensor:
         if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
             return tensor
         shape = [None, *tensor.shape[1:]]
-        with tf.control_dependencies(demand(tf.equal(tf.shape(tensor)[:1], rows), _ROWS)):
+        with tf.control_dependencies(checks):
             tensor = tf.ensure_shape(tensor, shape)
         return tf.compat.v1.placeholder_with_default(tensor, shape)
 
@@ -99,15 +100,18 @@ def refuse_padding(leaf: Any) -> None:
 
 
 def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:
-    """The signature of a graph for batches like this one, of any number of examples."""
+    """The signature of a graph for batches like this one, or of this spec, of any number of examples."""
 
-    def opened(tensor: Any) -> Any:
-        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
-            return tensor
-        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+    def opened(leaf: Any) -> Any:
+        one = spec(leaf)
+        opens = isinstance(one, tf.TensorSpec) and one.shape.rank
+        return tf.TensorSpec([None, *one.shape[1:]], one.dtype) if opens else one
 
     def spec(leaf: Any) -> Any:
-        return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
+        if leaf is None or isinstance(leaf, (tf.TypeSpec, tf.RaggedTensor, tf.SparseTensor)):
+            return leaf
+        tensor = tf.convert_to_tensor(leaf)
+        return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     return tf.nest.map_structure(spec, map_examples(opened, batch, shared))
 

@@ -73,7 +73,9 @@ class ServedTable:
         with tf.control_dependencies(demand(announced, _UNTOLD.format(self.path))):
             # Zeros for an id that was not announced, or one example would read the row of another id.
             found = tf.where(announced[:, None], tf.gather(rows, place), tf.zeros([], rows.dtype))
-        return rows_of(tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0)), indices)
+        read = rows_of(tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0)), indices)
+        # The reading knows a row's width from a check alone; one that may be 1 could be broadcast against the batch.
+        return tf.ensure_shape(read, [*[None] * indices.shape.rank, *self.shape[1:]])
 
     def split(self, ids: tf.Tensor, values: tf.Tensor | None = None) -> list[tuple[tf.Tensor, tf.Tensor, Any]]:
         """For each shard: positions in `ids`, ids within the shard, and its part of `values`."""

@@ -23,7 +23,7 @@ from tfdp_rec.optimizers.tables import distinct_rows
 from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.lookahead import TableReader
-from tfdp_rec.training.private_step import PrivateStep, finite_losses
+from tfdp_rec.training.private_step import PrivateStep, finite_loss
 
 
 class WorkerStep:
@@ -110,9 +110,4 @@ class Made(NamedTuple):
 
 
 def _message(clipped: ClippedSum, draw: tf.Tensor) -> tf.Tensor:
-    return tf.concat([draw, tf.bitcast(tf.cast(_loss(clipped), tf.float64), tf.int64)], axis=0)
-
-
-def _loss(clipped: ClippedSum) -> tf.Tensor:
-    losses = tf.cast(finite_losses(clipped), tf.float32)
-    return tf.stack([tf.reduce_sum(losses), tf.cast(tf.size(losses), tf.float32)])
+    return tf.concat([draw, tf.bitcast(tf.cast(tf.stack(finite_loss(clipped)), tf.float64), tf.int64)], axis=0)

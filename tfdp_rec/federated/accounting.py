@@ -94,7 +94,7 @@ def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
             f"{path} is gone, and this device has paid in it: without it what was spent is not known. Put the newest "
             "copy of it back."
         )
-    if not os.path.exists(path):
+    if not os.path.exists(path) or not os.path.getsize(path):
         _log.warning("%s is begun. If this device has paid before, put that ledger and what is beside it back.", path)
     ledger = Ledger(path, UNIT, data, REPLACE)
     try:

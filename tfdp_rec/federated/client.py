@@ -247,7 +247,7 @@ class PrivateClient:
         length, width = self._about["history_length"], self._vectors.shape[1]
         vectors = np.zeros((1, length, width), dtype=np.float32)
         mask = np.zeros((1, length), dtype=bool)
-        padded = self.mechanism.padding_mask(len(rows), self._source)
+        padded = self.mechanism.padding_mask((len(rows),), self._source)
         for place, row in enumerate(rows):
             shown = 0 if padded[place] and protected[place] else row
             vectors[0, place], mask[0, place] = self._vectors[shown], True

@@ -193,16 +193,13 @@ class PrivateUpdate(LocalUpdate):
         assert self.user_gradient is not None
         news, places = self._news_of(history, samples)
         news = tf.stop_gradient(news)
-        variables = [v.value for v in self.model.user_encoder.trainable_variables]
 
-        def one(rows: Any, sampled: Any, weights: Any) -> tuple[list[Any], Any]:
-            with tf.GradientTape() as tape:
-                attention, _ = self.model.encode_history(news, rows[None])
-                users = self.model.private_attention.reconstruct(attention)
-                loss = self._client_losses(news, users, sampled[None], weights[None])[0]
-            return [_dense(g, v) for g, v in zip(tape.gradient(loss, variables), variables)], loss
+        def losses(rows: Any, sampled: Any, weights: Any) -> tf.Tensor:
+            attention, _ = self.model.encode_history(news, rows)
+            return self._client_losses(news, self.model.private_attention.reconstruct(attention), sampled, weights)
 
-        return clipped_sum(one, (*places, counted), variables, self.user_gradient)[0]
+        variables = self.model.user_encoder.trainable_variables
+        return clipped_sum(losses, (*places, counted), variables, self.user_gradient)[0]
 
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; basis vectors, candidate side of the news encoder, and what `user_gradient` adds."""
@@ -284,14 +281,7 @@ class GradientUpdate(LocalUpdate):
         return tape.gradient(loss, [v.value for v in self.model.trainable_variables]), loss
 
     def _per_client(self, history: Any, samples: Any, counted: Any) -> tuple[list[Any], Any]:
-        variables = [v.value for v in self.model.trainable_variables]
-
-        def one(rows: Any, sampled: Any, weights: Any) -> tuple[list[Any], Any]:
-            with tf.GradientTape() as tape:
-                loss = self._loss(rows[None], sampled[None], weights[None])[0]
-            return [_dense(g, v) for g, v in zip(tape.gradient(loss, variables), variables)], loss
-
-        return clipped_sum(one, (history, samples, counted), variables, self.noise)
+        return clipped_sum(self._loss, (history, samples, counted), self.model.trainable_variables, self.noise)
 
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; the basis vectors are not used and get zeros (plus noise, as all do)."""
@@ -322,15 +312,15 @@ def finite_news(vectors: tf.Tensor) -> tf.Tensor:
 
 
 def clipped_sum(
-    gradients_of: Callable[..., tuple[list[Any], Any]],
-    clients: tuple[Any, ...],
-    shapes: list[Any],
-    noise: ClippedVector,
+    losses_of: Callable[..., tf.Tensor], clients: tuple[Any, ...], variables: list[Any], noise: ClippedVector
 ) -> tuple[list[Any], Any]:
     """Sum over clients of each one's gradient scaled to norm at most C; one that is not finite counts as zero."""
-    totals, loss = [tf.zeros_like(shape) for shape in shapes], 0.0
+    values = [variable.value for variable in variables]
+    totals, loss = [tf.zeros_like(value) for value in values], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
-        found, client_loss = gradients_of(*[value[index] for value in clients])
+        with tf.GradientTape() as tape:
+            client_loss = losses_of(*[value[index : index + 1] for value in clients])[0]
+        found = [_dense(g, v) for g, v in zip(tape.gradient(client_loss, values), values)]
         # In float64: in float32 the squares of the small gradients that a server's weights can make would vanish from
         # the norm, and the weights of large ones be rounded up.
         wide = [tf.cast(g, tf.float64) for g in found]

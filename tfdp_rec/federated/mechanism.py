@@ -76,9 +76,17 @@ class Calibration(abc.ABC):
     needs_delta = True
     """Whether a positive delta is part of the guarantee."""
 
-    @abc.abstractmethod
     def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
         """The noise scale for (`epsilon`, `delta`) after padding."""
+        return self.sensitivity(num_basis, clip_norm) * self.unit(deamplify(epsilon, padding), delta / (1.0 - padding))
+
+    @abc.abstractmethod
+    def sensitivity(self, num_basis: int, clip_norm: float) -> float:
+        """Largest distance that the noise is made for."""
+
+    @abc.abstractmethod
+    def unit(self, epsilon: float, delta: float) -> float:
+        """Noise scale for sensitivity 1, without padding."""
 
     @abc.abstractmethod
     def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -107,9 +115,11 @@ class AnalyticGaussian(Calibration):
     def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         return GaussianDpEvent(scale / l2_sensitivity(clip_norm))
 
-    def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
-        sensitivity = l2_sensitivity(clip_norm)
-        return sensitivity * unit_sigma(deamplify(epsilon, padding), delta / (1.0 - padding))
+    def sensitivity(self, num_basis: int, clip_norm: float) -> float:
+        return l2_sensitivity(clip_norm)
+
+    def unit(self, epsilon: float, delta: float) -> float:
+        return unit_sigma(epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +139,11 @@ class PureLaplace(Calibration):
     def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         return PureDpEvent(l1_sensitivity(num_basis, clip_norm) / scale)
 
-    def scale(self, epsilon: float, delta: float, padding: float, num_basis: int, clip_norm: float) -> float:
-        return l1_sensitivity(num_basis, clip_norm) / deamplify(epsilon, padding)
+    def sensitivity(self, num_basis: int, clip_norm: float) -> float:
+        return l1_sensitivity(num_basis, clip_norm)
+
+    def unit(self, epsilon: float, delta: float) -> float:
+        return 1.0 / epsilon
 
 
 def unit_sigma(epsilon: float, delta: float) -> float:
@@ -235,15 +248,9 @@ class AttentionMechanism:
         return self.calibration.scale(self.epsilon, self.delta, self.padding, self.num_basis, self.clip_norm)
 
     def padding_mask(
-        self, length: int | tuple[int, ...], source: words.WordSource = words.os_entropy
+        self, shape: tuple[int, ...], source: words.WordSource = words.os_entropy
     ) -> NDArray[np.bool_]:
-        """Which clicks to replace by the anonymous news. Every position is drawn, clicks or not.
-
-        Args:
-            length: Number of history positions, or a shape.
-            source: Source of the random words.
-        """
-        shape = (length,) if isinstance(length, int) else length
+        """Which clicks to replace by the anonymous news. Every position is drawn, clicks or not."""
         return words.bernoulli(source, self.padding, shape)
 
     def noise(self, shape: tuple[int, ...], source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:

@@ -128,18 +128,11 @@ class Simulation:
         self.losses.append(loss)
         return loss
 
-    def client_epsilon(self, index: int, delta: float, disjoint: bool = True) -> float:
-        """What one client has spent so far.
-
-        Args:
-            index: Position of the client.
-            delta: Failure probability of the whole.
-            disjoint: Whether no click is both in a history and a label, as here, where histories are fixed before the
-                training clicks.
-        """
+    def client_epsilon(self, index: int, delta: float) -> float:
+        """What the client at an index has spent so far, at `delta`."""
         accountant = accounting.ClientAccountant()
         self.update.charge(self.clients[index], accountant, int(self.answers[index]))
-        return accountant.epsilon(delta, disjoint)
+        return accountant.epsilon(delta, disjoint=True)  # histories are fixed before the training clicks
 
     def worst_epsilon(self, delta: float) -> float:
         """The most any client has spent: that of the clients that answered most often."""

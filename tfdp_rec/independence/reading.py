@@ -331,8 +331,8 @@ class At:
             found = None
         if found is None:
             return Shared() if shared else Sized()
-        several = [_numbers(one) for one in (found if isinstance(found, list) else [found])]
-        values = [Shared(one) if shared else numbered(one) for one in several]
+        outputs = [_numbers(one) for one in (found if isinstance(found, list) else [found])]
+        values = [Shared(one) if shared else numbered(one) for one in outputs]
         return values if isinstance(found, list) else values[0]
 
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:

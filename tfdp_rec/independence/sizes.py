@@ -32,11 +32,6 @@ class Size:
         return "batch" in self.letters
 
     @property
-    def is_linear(self) -> bool:
-        """Whether B is a factor exactly once."""
-        return self.letters.count("batch") == 1
-
-    @property
     def plain(self) -> int | None:
         """The length as an integer, None if it has letters."""
         return int(self.number) if not self.letters and self.number.denominator == 1 else None

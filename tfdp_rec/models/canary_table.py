@@ -29,6 +29,7 @@ from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.refused import refuse_below
 from tfdp_rec.training.model import PrivateTraining
 
 _GAIN = 4.0  # how far a canary's gradient is beyond the clipping norm
@@ -36,7 +37,7 @@ _GAIN = 4.0  # how far a canary's gradient is beyond the clipping norm
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What is fixed before an audit looks at anything: m canaries, r guesses, T steps, δ, confidence, width."""
+    """Settings that are fixed before an audit: m canaries, r guesses, T steps, δ, confidence, width."""
 
     # The defaults tell half the noise from the whole at T = 2, σ = 4 (claim ε = 1.54 at δ = 1e-6).
 
@@ -48,9 +49,9 @@ class AuditPlan:
     width: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("num_canaries", "num_guesses", "steps", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        refuse_below(
+            1, num_canaries=self.num_canaries, num_guesses=self.num_guesses, steps=self.steps, width=self.width
+        )
         for name in ("delta", "confidence"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
@@ -68,7 +69,7 @@ class CanaryTable(SavedByArguments, PrivateTraining, keras.Model):
 
     def __init__(self, num_canaries: int, width: int = 2, gradient_norm: float = 4.0, **kwargs: Any):
         super().__init__(**kwargs)
-        self.num_canaries, self.width, self.gradient_norm = num_canaries, width, gradient_norm
+        self.width, self.gradient_norm = width, gradient_norm
         self.rows = keras.layers.Embedding(num_canaries, width, embeddings_initializer="zeros", name="rows")
         self.rows.build((None,))
         self.built = True
@@ -78,7 +79,7 @@ class CanaryTable(SavedByArguments, PrivateTraining, keras.Model):
         return -self.gradient_norm * self.width**-0.5 * tf.reduce_sum(self.rows(data), axis=-1)
 
     def moved(self) -> np.ndarray:
-        """How far each row has moved along u, from the weights as released."""
+        """Distance that each row has moved along u, in the weights as released."""
         (table,) = self.get_weights()
         return np.sum(table.astype(np.float64), axis=1) * self.width**-0.5
 

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
 
@@ -38,7 +39,7 @@ class DotInteraction(keras.layers.Layer):
         return tf.gather(tf.reshape(products, [-1, count * count]), row * count + column, axis=1)
 
 
-class DLRMLayers:
+class DLRMLayers(SavedByArguments):
     """The layers and the forward pass of DLRM; `DLRM` adds a Keras model that can train privately."""
 
     embedding_layer: type[keras.layers.Embedding] = keras.layers.Embedding
@@ -54,13 +55,12 @@ class DLRMLayers:
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.table_sizes, self.width, self.dense_features = tuple(table_sizes), width, dense_features
-        self.bottom_units, self.top_units, self.pooling = tuple(bottom), tuple(top), pooling
-        _refuse_bad_sizes(self)
-        self.tables = [_table(self.embedding_layer, i, size, width) for i, size in enumerate(self.table_sizes)]
+        sizes = {"dense_features": [dense_features], "bottom": bottom, "top": top, "pooling": [pooling]}
+        _refuse_bad_sizes({"table_sizes": table_sizes, "width": [width], **sizes})
+        self.tables = [_table(self.embedding_layer, i, size, width) for i, size in enumerate(table_sizes)]
         self.bottom = _tower("bottom", dense_features, (*bottom, width), "relu")
         self.interaction = DotInteraction(name="interaction")
-        vectors = len(self.table_sizes) + 1
+        vectors = len(table_sizes) + 1
         self.top = _tower("top", width + vectors * (vectors - 1) // 2, top, "relu")
         self.logit = _dense("logit", top[-1], 1, "sigmoid")
         self.built = True
@@ -81,17 +81,6 @@ class DLRMLayers:
     def _pooled(table: keras.layers.Embedding, ids: tf.Tensor) -> tf.Tensor:
         rows = table(ids)
         return rows if ids.shape.rank == 1 else tf.reduce_sum(rows, axis=1)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),  # type: ignore[misc]
-            "table_sizes": self.table_sizes,
-            "width": self.width,
-            "dense_features": self.dense_features,
-            "bottom": self.bottom_units,
-            "top": self.top_units,
-            "pooling": self.pooling,
-        }
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -141,13 +130,9 @@ def _table(kind: type[keras.layers.Embedding], number: int, rows: int, width: in
     return layer
 
 
-def _refuse_bad_sizes(model: DLRMLayers) -> None:
-    if not model.table_sizes or not model.top_units:
+def _refuse_bad_sizes(sizes: Mapping[str, Sequence[int]]) -> None:
+    if not sizes["table_sizes"] or not sizes["top"]:
         raise ValueError("table_sizes and top must not be empty.")
-    sizes = {
-        "table_sizes": model.table_sizes, "width": [model.width], "dense_features": [model.dense_features],
-        "bottom": model.bottom_units, "top": model.top_units, "pooling": [model.pooling],
-    }  # fmt: skip
     for name, values in sizes.items():
         if any(int(value) != value or value < 1 for value in values):
             raise ValueError(f"{name} must be positive, got {values}.")

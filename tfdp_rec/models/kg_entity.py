@@ -36,7 +36,7 @@ class EncoderBlock(SavedByArguments, keras.layers.Layer):
 
     def __init__(self, width: int, num_heads: int, hidden: int, **kwargs: Any):
         super().__init__(**kwargs)
-        self.width, self.num_heads, self.hidden = width, num_heads, hidden
+        self.hidden = hidden
         self.before_attention = keras.layers.LayerNormalization(name="before_attention")
         self.attention = keras.layers.MultiHeadAttention(num_heads, width // num_heads, name="attention")
         self.before_hidden = keras.layers.LayerNormalization(name="before_hidden")
@@ -102,9 +102,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
             raise ValueError(f"vocabulary_sizes lacks {sorted(missing)}.")
         if width % num_heads:
             raise ValueError(f"num_heads must divide width, got {num_heads} heads and width {width}.")
-        self.vocabulary_sizes, self.num_labels, self.width = dict(vocabulary_sizes), num_labels, width
-        self.context_length, self.num_blocks, self.num_heads = context_length, num_blocks, num_heads
-        self.hidden = hidden
+        self.num_labels, self.width, self.context_length = num_labels, width, context_length
         small = keras.initializers.RandomNormal(stddev=1 / math.sqrt(width))
         self.tables = {
             f: keras.layers.Embedding(vocabulary_sizes[f], width, embeddings_initializer=small, name=f)
@@ -148,10 +146,6 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         query = self.call(data, training=training)
         logits = self.labels(query, data["label"], data["negatives"])
         return cross_entropy(logits, log_expected(tf.size(data["negatives"]), self.num_labels - 1))
-
-    def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
-        """The mean loss, for training without privacy (as TFRS models define it)."""
-        return tf.reduce_mean(self.per_example_loss(inputs, training))
 
     def top_k(self, batch: Mapping[str, Any], k: int, chunk: int = 262_144) -> tuple[tf.Tensor, tf.Tensor]:
         """The k labels with the best scores for each context, settled weights first.

@@ -26,7 +26,6 @@ from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import cross_entropy, log_expected
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.keras_internals import loss_tracker
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.serving import own_ids
@@ -130,18 +129,6 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         losses = cross_entropy(logits, log_expected(tf.size(negatives), len(self.vocabulary)))
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
-    def compute_loss(self, inputs: Any, training: bool = False) -> tf.Tensor:
-        """The mean loss of the batch, as TFRS models define it."""
-        losses = self.per_example_loss(inputs, training)
-        return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """One step; reports the mean loss alone, since recall is for held-out examples."""
-        loss = super().train_step(data)["loss"]
-        if not self.is_private:
-            loss_tracker(self).update_state(loss)
-        return {"loss": loss_tracker(self).result()}
-
     def recall(self, dataset: tf.data.Dataset) -> dict[str, float]:
         """recall@k and precision@k of every k on batches of held-out examples, over the whole catalogue.
 
@@ -184,7 +171,7 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         return self.vocabulary
 
     def answers(self) -> TwoTowerAnswers:
-        """What it answers, with all its noise, for `tfdp_rec.serving.export`."""
+        """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""
         with self.release.leaving():
             return TwoTowerAnswers(self)
 

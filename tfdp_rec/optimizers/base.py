@@ -1,4 +1,4 @@
-"""What the mechanisms share: settings, the refusal of raw gradients, dense variables, what is saved.
+"""The base of the mechanisms: settings, the refusal of raw gradients, dense variables, saving.
 
 A private step hands its optimizer a `ClippedSum`; nothing else is accepted. With B the expected batch size (a constant:
 the realised size is private), C the sum's sensitivity and σ the noise multiplier,
@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.data_flow import ours
-from tfdp_rec.demands import demand, given
+from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.rules import Recursion, TableRule
@@ -39,7 +39,7 @@ from tfdp_rec.spending.meter import Meter, StepLimit
 
 
 class MechanismType(abc.ABCMeta):
-    """How a mechanism is made: settings by name, and those that are not given by the plan, which then sees it."""
+    """Construction of a mechanism: settings by name; a plan completes them, and checks the result."""
 
     # The constructors of a mechanism and of those that it stands on pass `**settings` on to one another. A plan must
     # complete the settings ahead of the first, and can price the optimizer only after the last: hence here.
@@ -96,7 +96,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a mechanism may know of a step when it updates its tables."""
+    """A step, as a mechanism sees it when it updates its tables."""
 
     # `batch_size` is B and `stddev` s = σ C / B, both float64; moves are multiples of `pace`: η, or 1 where a rule
     # takes gradients themselves.
@@ -216,11 +216,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         own = (getattr(type(self), name) for name in self.constructed_with)
         return [setting.variable(self) for setting in own if setting.priced]
 
-    @property
-    def clip(self) -> tf.Tensor:
-        """C as a tensor, for the step that clips."""
-        return self.current("l2_norm_clip")
-
     def current(self, setting: str) -> tf.Tensor:
         """A setting as a step reads it, float64."""
         return tf.identity(resource(getattr(self, f"_{setting}")))
@@ -313,7 +308,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             )
         checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        admitted = self.admission(clipped, source)
+        admitted = demand_all(*self.admission(clipped, source))
         with ours(), tf.control_dependencies([clipped.norms]), after(admitted):
             with after(self.privacy_history.count(self, source) if self.counts_steps else []):
                 for observe in self.observers:
@@ -321,17 +316,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 self._step(clipped, source, admitted, **kwargs)
 
     def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
-        """What a clipped sum is taken for: this optimizer, at this step."""
+        """The optimizer and the step that a clipped sum is taken for: these alone accept it."""
         return self, tf.identity(self.step_number)
 
-    def admission(self, clipped: ClippedSum, source: Source) -> list[Any]:
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Check]:
         """Checks of a clipped sum, and of where its batch came from, ahead even of counting the step."""
         if clipped.ticket is None:
             return []
         optimizer, step = clipped.ticket
         if optimizer is not self:
             raise NotPrivate(f"The clipped sum was taken for another optimizer than this {type(self).__name__}.")
-        return demand(step == self.step_number, _STALE)
+        return [(step == self.step_number, _STALE)]
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
         """Refused: see `apply`."""
@@ -354,7 +349,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         pace = tf.ones_like(learning_rate) if self.table_rule else learning_rate
         step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
-        with after([check for check in self.refusals(step) if check is not None]):
+        with after(demand_all(*self.refusals(step))):
             self.write(step, regularization or {})
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
@@ -412,16 +407,16 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     @property
     def step_number(self) -> tf.Tensor:
-        """How many steps were made, int64."""
+        """Number of steps made, int64."""
         return tf.cast(resource(self.iterations), tf.int64)
 
-    def refusals(self, step: Step) -> Iterable[Any]:
+    def refusals(self, step: Step) -> Iterable[Check]:
         """Checks that the step may be made, ahead of all it writes."""
         return ()
 
     @abc.abstractmethod
     def step_tables(self, step: Step) -> None:
-        """What the mechanism does with the tables."""
+        """Updates the tables."""
 
     # Pending noise: none, unless a mechanism says otherwise.
 
@@ -432,21 +427,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
 
     def settle_all(self) -> None:
-        """What `settle` does, as operations, for code that is in a graph already."""
+        """As `settle`, as operations of the present graph."""
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
-        """What a training checkpoint keeps beside `variables`, by name; no release does."""
+        """Variables that a training checkpoint holds beside `variables`, by name; no release holds them."""
         return {}
 
     @contextlib.contextmanager
     def restoring_pending(self) -> Iterator[None]:
         """A block in which `pending_variables` become those of a training checkpoint, ahead of any weight."""
         yield
-
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """Keras' hook at the end of fit."""
-        self.settle()
 
     # Saving.
 
@@ -459,10 +450,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     def load_own_variables(self, store: Any) -> None:
         """As every Keras optimizer. The history is saved with the model; before version 0.3 it was saved here."""
-        with self.privacy_history.repricing(self):
-            super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
         if SAVED_AS in store.keys():
             self.privacy_history.merge_saved(Entries.from_array(store[SAVED_AS]))
+        with self.privacy_history.repricing(self):
+            super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
         self.privacy_history.restored()
 
     @property

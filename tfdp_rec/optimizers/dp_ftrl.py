@@ -38,10 +38,10 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import Check, demand_all
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.dp_sgd import DPSGD
-from tfdp_rec.optimizers.tables import Operations, Table, after, scatter
+from tfdp_rec.optimizers.tables import Operations, Table, after, assigned, scatter
 from tfdp_rec.pricing.correlated_noise import BufferedToeplitz, Correlation
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.orders import Order
@@ -66,7 +66,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     @property
     def position(self) -> int:
-        """How many steps of the plan were made: where `FixedOrder.batches(fetch, position=...)` goes on."""
+        """Number of steps of the plan that are made: `position` of `FixedOrder.batches(fetch, position=...)`."""
         return int(self.course.made.numpy())
 
     def dp_event(self) -> dp_accounting.DpEvent:
@@ -80,7 +80,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
         shapes |= {path: (table.rows, table.width) for path, table in self.tables.items()}
         self.buffers = Buffers(self.correlation.strategy, shapes)
 
-    def admission(self, clipped: ClippedSum, source: Source) -> list[Any]:
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Check]:
         return [*super().admission(clipped, source), *self.course.checks(source)]
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
@@ -95,7 +95,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
-        """What the mechanism keeps, the buffers, and how far the plan is."""
+        """The variables of the mechanism, the buffers, and the state of the plan."""
         return {**super().pending_variables, **self.buffers.variables, **self.course.variables}
 
     def load_own_variables(self, store: Any) -> None:
@@ -190,7 +190,7 @@ class Course:
         self.restart()
 
     def restart(self) -> None:
-        """Another plan, none of whose steps is made."""
+        """Begins a new plan, at its first step."""
         new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
@@ -203,7 +203,7 @@ class Course:
 
     @property
     def name(self) -> str:
-        """Tells plans apart, also in files."""
+        """Random name of the plan, the same in files."""
         return self.whereabouts[0]
 
     @property
@@ -214,41 +214,37 @@ class Course:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """What a training checkpoint keeps."""
+        """Variables that a training checkpoint holds."""
         parts = {"part": self._part, "after": self._after, "start": self._start}
         return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished, **parts}
 
-    def checks(self, source: Source) -> list[Any]:
+    def checks(self, source: Source) -> list[Check]:
         """Conditions for a step on a batch of this source."""
         known = (self._order == _NO_ORDER_YET) | (self._order == _number_of(source))
-        left = demand(self.made < self._steps, _PLAN_IS_OVER)
-        return [*self._nothing_unfinished(), *left, *demand(known, _OTHER_ORDER), *self._turn(source)]
+        left = self.made < self._steps, _PLAN_IS_OVER
+        return [self._nothing_unfinished(), left, (known, _OTHER_ORDER), *self._turn(source)]
 
-    def _turn(self, source: Source) -> list[Any]:
+    def _turn(self, source: Source) -> list[Check]:
         """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
         if not isinstance(source.sampling, Order):
             return []
         due, came = (source.sampling.batch_at(place) for place in (self.made, source.place))
-        return demand(due == came, _NOT_ITS_TURN, due, " of its order and was given batch ", came, _POSITION)
+        return [(due == came, _NOT_ITS_TURN, due, " of its order and was given batch ", came, _POSITION)]
 
     def count(self, source: Source) -> Operations:
         """A step begins, on a batch from there."""
-        more, order = tf.constant(1, tf.int64), tf.constant(_number_of(source), tf.int64)
-        done = [
-            tf.raw_ops.AssignAddVariableOp(resource=self.made.handle, value=more),
-            tf.raw_ops.AssignVariableOp(resource=self._order.handle, value=order),
-        ]
-        return [operation for operation in done if operation is not None]
+        order = tf.constant(_number_of(source), tf.int64)
+        return assigned(self.made, self.made + 1) + assigned(self._order, order)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """What is written inside is written wholly, or it is known for ever that it was not."""
+        """A block of writes; if it is cut short, the mark `unfinished` stays, and further steps are refused."""
         if self._within:
             yield
             return
         self._within = True
         try:
-            with after(self._nothing_unfinished()):
+            with after(demand_all(self._nothing_unfinished())):
                 begun = self.mark_unfinished(1)
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
             before = 0 if graph is None else len(graph.get_operations())
@@ -261,20 +257,19 @@ class Course:
         finally:
             self._within = False
 
-    def _nothing_unfinished(self) -> list[Any]:
-        return demand(self._unfinished == 0, _CUT_SHORT)
+    def _nothing_unfinished(self) -> Check:
+        return self._unfinished == 0, _CUT_SHORT
 
     def mark_unfinished(self, value: int) -> Operations:
         """Notes that weights and buffers belong together (0), or may not (1)."""
-        done = tf.raw_ops.AssignVariableOp(resource=self._unfinished.handle, value=tf.constant(value, tf.int64))
-        return [] if done is None else [done]
+        return assigned(self._unfinished, tf.constant(value, tf.int64))
 
 
 _NO_ORDER_YET, _NO_ORDER = 0, 1
 
 
 def _number_of(source: Source) -> int:
-    """Tells orders apart."""
+    """Number of the order of a batch; `_NO_ORDER` for other batches."""
     return source.sampling.fingerprint if isinstance(source.sampling, Order) else _NO_ORDER
 
 

@@ -29,7 +29,7 @@ Operations = list[tf.Operation]
 
 
 def after(writes: Operations) -> contextlib.AbstractContextManager[Any]:
-    """What is made inside runs when `writes` are done, also in a graph that is cut short by an error elsewhere."""
+    """A block whose operations run after `writes`, also in a graph that is cut short by an error elsewhere."""
     return tf.control_dependencies(writes)
 
 
@@ -37,6 +37,12 @@ def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor)
     """Writes rows in place: `kind` is "Add" or "Update"."""
     write = getattr(tf.raw_ops, f"ResourceScatter{kind}")
     done = write(resource=variable.handle, indices=ids, updates=tf.cast(values, variable.dtype))
+    return [] if done is None else [done]
+
+
+def assigned(variable: tf.Variable, value: tf.Tensor) -> Operations:
+    """Writes a whole variable."""
+    done = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
     return [] if done is None else [done]
 
 

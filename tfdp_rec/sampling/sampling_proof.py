@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves
-from tfdp_rec.demands import demand, given
+from tfdp_rec.demands import demand, demand_all, given
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.fetch import Shared, joined, spec_of
 from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
@@ -156,7 +156,7 @@ def source_of(spec: Any, shared: Sequence[str] | None = None, expected_batch_siz
 
 
 def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float | None = None) -> tuple[Any, Source]:
-    """The batch of a step and its source; the batch exists only once its draw was found good."""
+    """The batch of a step and its source; in the graph, the batch is computed only after the checks of its draw."""
     source = source_of(data, shared, expected_batch_size)
     if source.sampling is None:
         return without_draw(data), source
@@ -187,7 +187,7 @@ def draw_numbers(data: Any) -> tf.Tensor:
 
 
 class SeenDraws:
-    """The draws of workers, checked after their steps: each is good for one. A worker that dies may leave some out."""
+    """Check of the draws that workers have trained on: none twice. Those of a worker that died may be missing."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
@@ -232,27 +232,27 @@ def _keys(batch: Any) -> set[str]:
 
 
 def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
-    checks: list[Any] = []
     for leaf in leaves:
         if leaf.shape.rank == 0:
             raise NotPrivate(
                 "A tensor of the sampled batch has no axis for its rows: every tensor must have one row for each unit "
                 "drawn. Inputs that a batch shares come from sampling.batches(fetch, shared=...)."
             )
-        rows = tf.shape(leaf, tf.int64)[0]
-        given_rows = ["the sampling drew ", size, " units and gives a tensor of ", rows, _ROWS]
-        checks += demand(rows == size, _REFUSED, *given_rows)
-    return checks
+    rows = tf.stack([tf.shape(leaf, tf.int64)[0] for leaf in leaves])
+    found = tf.strings.reduce_join(tf.strings.as_string(rows), separator=", ")
+    return demand(rows == size, _REFUSED, "the sampling drew ", size, " units and gives tensors of ", found, _ROWS)
 
 
 def _mark_used(draw: Draw) -> list[Any]:
-    """Marks a draw as used, once it was found to be the next of its iteration."""
-    last = _last_numbers().lookup(draw.iteration)
+    """Checks that a draw is the next of its iteration, and marks it as used."""
+    last = tf.ensure_shape(_last_numbers().lookup(draw.iteration), [])
     here = process_of(draw.iteration) == PROCESS
-    checks = demand(draw.number > last, _REFUSED, "draw ", draw.number, _USED)
-    checks += demand(here, _REFUSED, "draw ", draw.number, _KEPT)
-    gap = [_REFUSED, "after draw ", last, " of an iteration comes draw ", draw.number, _LEFT_OUT]
-    checks += demand(draw.number <= last + 1, *gap)
+    number = tf.strings.as_string(draw.number)
+    checks = demand_all(
+        (draw.number > last, _REFUSED, "draw ", number, _USED),
+        (here, _REFUSED, "draw ", number, _KEPT),
+        (draw.number <= last + 1, _REFUSED, "after draw ", last, " of an iteration comes draw ", number, _LEFT_OUT),
+    )
     with tf.control_dependencies(checks):
         return [_last_numbers().insert(draw.iteration, given(draw.number, checks))]
 

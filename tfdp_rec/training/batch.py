@@ -78,25 +78,6 @@ def first_example(values: Any) -> tf.Tensor:
     return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
 
 
-def loose_spec(value: Any) -> tf.TensorSpec:
-    """The spec of a tensor whose first axis may have any length."""
-    if isinstance(value, tf.TypeSpec):
-        return value
-    tensor = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
-    return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
-
-
-def hidden_specs(spec: Any, shared: Sequence[str]) -> list[Any]:
-    """The tensor specs of a batch, with a batch axis of unknown length in those that are not shared by the batch."""
-    examples = {id(leaf) for leaf in batches.example_leaves(spec, shared)}
-
-    def hidden(leaf: Any) -> Any:
-        by_example = isinstance(leaf, tf.TensorSpec) and id(leaf) in examples and leaf.shape.rank
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if by_example else leaf
-
-    return [hidden(leaf) for leaf in tf.nest.flatten(spec) if leaf is not None]
-
-
 def predictions_of(examples: Any, outputs: list[Any]) -> Any:
     """(x, y, y_pred, sample_weight) if `outputs` is of a single call of the model; None otherwise."""
     if len(outputs) != 1:

@@ -1,4 +1,4 @@
-"""What a private fit says of its callbacks: refusals of those that act on training figures, and warnings.
+"""Checks of the callbacks of a private fit: refusals of those that act on training figures, and warnings.
 
 Exact figures of the training data are protected by no noise. A choice made by them is in the released weights.
 """
@@ -57,40 +57,54 @@ def _is_budget(callback: Any) -> bool:
     return hasattr(callback, "target_epsilon")
 
 
-class _Warning(keras.callbacks.Callback):
+class FitWarnings(keras.callbacks.Callback):
+    """Warnings of a private fit; stands after all other callbacks, any of which may begin to count or end the fit."""
+
     keeps_off_weights = True
 
-
-class WarnIfNoBudget(_Warning):
-    """Warns, once per model, that no accountant follows it; stands after all callbacks that may begin to count."""
+    def __init__(self, callbacks: Sequence[Any]):
+        super().__init__()
+        self._others = callbacks
 
     def on_train_begin(self, logs: Any = None) -> None:
         optimizer, history = self.model.optimizer, self.model.privacy_history
-        if history.followed or isinstance(optimizer.dp_event(), NonPrivateDpEvent):
-            return  # without a guarantee there is no ε to count
-        history.followed = True
-        warnings.warn(
-            f"No epsilon is being counted: no accountant follows this model under {type(optimizer).__name__}. With "
-            "accountant = tfdp_rec.privacy.Accountant(model.optimizer.dp_event(), sampling, delta=...), whose sampling "
-            "draws the batches, give fit callbacks=[tfdp_rec.callbacks.PrivacyBudget(accountant, target_epsilon=...)]; "
-            "accountant.follow(model) also counts steps that were made already.",
-            stacklevel=2,
-        )
+        if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
+            history.followed = True  # once per model
+            _warn(_NOT_COUNTED.format(type(optimizer).__name__))
+        self._warn_of_drowning((self.params.get("steps") or 0) * (self.params.get("epochs") or 0))
 
-
-class WarnIfNoiseDrowns(_Warning):
-    """Warns, once per optimizer and before its first step, that noise alone will drown its tables."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        # Public settings alone: rate, noise, clip, batch size, steps of this fit, widths of tables.
-        optimizer, steps = self.model.optimizer, (self.params.get("steps") or 0) * (self.params.get("epochs") or 0)
+    def _warn_of_drowning(self, steps: int) -> None:
+        # Once per optimizer and before its first step. Public settings alone: rate, noise, clip, batch size, steps of
+        # this fit, widths of tables.
+        optimizer = self.model.optimizer
         if not steps or not optimizer.built or not optimizer.moves_every_row or getattr(optimizer, _WARNED, False):
             return
         lengths = noise_in_rows(optimizer, steps) if optimizer.table_rule is None else {}
         path = max(lengths, key=lengths.__getitem__, default="")
         if lengths and lengths[path] > SPOILS:
             setattr(optimizer, _WARNED, True)
-            warnings.warn(_drowning(optimizer, path, lengths[path], steps), stacklevel=2)
+            _warn(_drowning(optimizer, path, lengths[path], steps))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # The loss that Keras shows is computed from private data without noise, and so is this warning. To stop here
+        # would let the data decide the number of steps, which no ε covers.
+        loss = (logs or {}).get("loss")
+        if loss is not None and not math.isfinite(float(loss)):
+            _warn(_DIVERGED)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        own = [type(each).__name__ for each in self._others if _is_users(each)]
+        # A budget's own end and an early stop by public validation data are known to be no choice by training figures.
+        known = any(getattr(each, "ended_fit", False) or getattr(each, "stopped_epoch", 0) for each in self._others)
+        if self.model.stop_training and own and not known and any(map(_is_budget, self._others)):
+            _warn(
+                f"{', '.join(own)} ended this fit. If that was decided by the loss or metrics of the training data, or "
+                "by private validation data, no epsilon covers the choice: release nothing of this model."
+            )
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=3)
 
 
 def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int) -> str:
@@ -102,49 +116,18 @@ def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int)
     )
 
 
-class WarnOnDivergence(_Warning):
-    """Warns that the loss is no number, and lets training go on."""
-
-    # To stop here would let the data decide the number of steps, which no ε covers.
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # The loss that Keras shows is computed from private data without noise, and so is this warning.
-        loss = (logs or {}).get("loss")
-        if loss is None or math.isfinite(float(loss)):
-            return
-        warnings.warn(
-            "The loss is not a number any more: begin anew with a smaller learning_rate (a tenth, say), a smaller "
-            "l2_norm_clip or larger batches. Training goes on, on noise alone; its steps are spent. If you stop it "
-            "because of this warning, release nothing of it: its number of steps depends on the data, and no epsilon "
-            "covers that.",
-            stacklevel=2,
-        )
-
-
-class WarnIfStopped(_Warning):
-    """Warns that a callback of the user's own ended a fit under a budget: the stop may depend on the data."""
-
-    def __init__(self, callbacks: Sequence[Any]):
-        super().__init__()
-        self._several = callbacks
-
-    def on_train_end(self, logs: Any = None) -> None:
-        own = [type(each).__name__ for each in self._several if _is_users(each)]
-        # A budget's own end and an early stop by public validation data are known to be no choice by training figures.
-        known = any(getattr(each, "ended_fit", False) or getattr(each, "stopped_epoch", 0) for each in self._several)
-        if self.model.stop_training and own and not known and any(map(_is_budget, self._several)):
-            warnings.warn(
-                f"{', '.join(own)} ended this fit. If that was decided by the loss or metrics of the training data, or "
-                "by private validation data, no epsilon covers the choice: release nothing of this model.",
-                stacklevel=2,
-            )
-
-
 def _is_users(callback: Any) -> bool:
     kind = type(callback)
     return kind is keras.callbacks.LambdaCallback or not kind.__module__.startswith(("keras.", "tfdp_rec."))
 
-
-def warnings_for(callbacks: Sequence[Any]) -> list[keras.callbacks.Callback]:
-    """The callbacks of a private fit that warn; they stand after all others."""
-    return [WarnIfNoBudget(), WarnIfNoiseDrowns(), WarnOnDivergence(), WarnIfStopped(callbacks)]
+_NOT_COUNTED = (
+    "No epsilon is being counted: no accountant follows this model under {}. With accountant = "
+    "tfdp_rec.privacy.Accountant(model.optimizer.dp_event(), sampling, delta=...), whose sampling draws the batches, "
+    "give fit callbacks=[tfdp_rec.callbacks.PrivacyBudget(accountant, target_epsilon=...)]; accountant.follow(model) "
+    "also counts steps that were made already."
+)
+_DIVERGED = (
+    "The loss is not a number any more: begin anew with a smaller learning_rate (a tenth, say), a smaller l2_norm_clip "
+    "or larger batches. Training goes on, on noise alone; its steps are spent. If you stop it because of this warning, "
+    "release nothing of it: its number of steps depends on the data, and no epsilon covers that."
+)

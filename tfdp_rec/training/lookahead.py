@@ -15,10 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.clipping.batches import open_specs
 from tfdp_rec.clipping.recorder import recording, refuse_added_losses
 from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, without_draw
-from tfdp_rec.training.batch import LookAhead, examples_of, hidden_specs
+from tfdp_rec.training.batch import LookAhead, examples_of
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
 
@@ -124,7 +125,7 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
     build_layers(model, spec)
     refuse_added_losses(model)
-    given = hidden_specs(spec, model.shared_inputs)
+    given = _signature(model, spec)
     wrapped = tf.compat.v1.wrap_function(trace, given)
     pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs) if ids else None
     return TableReader(list(ids), pruned)
@@ -140,4 +141,8 @@ def build_layers(model: Any, spec: Any) -> None:
         return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
 
     with model.release.in_step():  # traced, not run
-        tf.function(loss, autograph=False).get_concrete_function(*hidden_specs(spec, model.shared_inputs))
+        tf.function(loss, autograph=False).get_concrete_function(*_signature(model, spec))
+
+
+def _signature(model: Any, spec: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(open_specs(spec, model.shared_inputs)) if leaf is not None]

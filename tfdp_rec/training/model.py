@@ -19,14 +19,15 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
+from tfdp_rec.clipping.batches import open_specs
 from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import refuse_replicas
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
-from tfdp_rec.training.batch import Batch, examples_of, first_example, loose_spec
-from tfdp_rec.training.callback_checks import refuse_data_dependent, several, warnings_for
+from tfdp_rec.training.batch import Batch, examples_of, first_example
+from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several
 from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of
 from tfdp_rec.training.overridden_steps import predictions_read, read_step
@@ -42,7 +43,7 @@ from tfdp_rec.training.own_loss import (
     refuse_unsaid_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
-from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_losses
+from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_loss
 from tfdp_rec.training.release import settling_ahead
 from tfdp_rec.training.release_methods import ReleaseMethods
 
@@ -150,8 +151,7 @@ class PrivateTraining(ReleaseMethods):
             refuse_options(self, kwargs)
             refuse_unsaid_loss(self)
             ask_for_float32_products()
-            if microbatch_size is not None and microbatch_size < 1:
-                raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
+            refuse_below(1, microbatch_size=1 if microbatch_size is None else microbatch_size)
             kwargs["jit_compile"] = False
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
         for step in ("train_step", "test_step", "predict_step"):  # the most derived method, a user's included, is read
@@ -262,11 +262,12 @@ class PrivateTraining(ReleaseMethods):
         # A dataset without a known length ends with a step without a batch, of which TensorFlow may run the operations
         # that need none, such as the count and the noise. So everything waits for the batch.
         with tf.control_dependencies(batch.tensors):
-            clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.clip, tf.float32))
+            clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.current("l2_norm_clip"), tf.float32))
             regularization = self.private_step.regularization()
             self.optimizer.apply(clipped, source=batch.source, upcoming=batch.upcoming, regularization=regularization)
             step = self.private_step
-            logs = logs_of(self, shown_losses(clipped), step.take_predictions(), at_once=step.microbatch_size is None)
+            found, at_once = step.take_predictions(), step.microbatch_size is None
+            logs = logs_of(self, *shown_loss(clipped), found, at_once)
             return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     def _source_of(self, x: Any, class_weight: Any) -> Source:
@@ -313,8 +314,7 @@ class PrivateTraining(ReleaseMethods):
         if not self.is_private or (self.optimizer.built and self._table_paths is not None):
             return None
         with tf.init_scope():
-            spec = tf.nest.map_structure(lambda t: None if t is None else loose_spec(t), examples_of(data))
-            reader = self.table_reader(spec)
+            reader = self.table_reader(open_specs(examples_of(data), self.shared_inputs))
             self._build_optimizer()
             return reader
 
@@ -363,9 +363,10 @@ class PrivateTraining(ReleaseMethods):
             self._refuse_thawed_or_frozen()
             callbacks = settling_ahead(_with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
-            callbacks = [*callbacks, *warnings_for(callbacks)]
+            callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
+                self.optimizer.privacy_history.begin_fit()
                 x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:

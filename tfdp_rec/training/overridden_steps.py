@@ -14,8 +14,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
 from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker, resource_key
 from tfdp_rec.refused import NotPrivate
-
-_LIBRARIES = ("tfdp_rec.", "keras.", "tensorflow_recommenders.")
+from tfdp_rec.training.own_loss import is_own
 
 
 def read_step(model: Any, name: str, data: Any) -> Any:
@@ -37,7 +36,7 @@ def read_step(model: Any, name: str, data: Any) -> Any:
 def _refuse_unread(model: Any, name: str) -> None:
     # A library's own step is known. A user's that runs eagerly has no graph to read.
     for method in (name, "compute_metrics"):
-        if not getattr(type(model), method).__module__.startswith(_LIBRARIES):
+        if is_own(model, method):
             raise NotPrivate(
                 f"{type(model).__name__} overrides {method}, whose writes can be read in a graph alone: leave "
                 "run_eagerly=True out."

@@ -27,7 +27,7 @@ from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, parts_of
 
 _LIBRARIES = ("keras", "tensorflow_recommenders")
-_DEFAULT = "tfdp_rec.training.model"  # module of the `per_example_loss` of compiled losses
+_DEFAULT = "tfdp_rec.training.model"  # module of `PrivateTraining`
 
 
 def has_own_loss_alone(model: Any) -> bool:
@@ -81,7 +81,7 @@ def refuse_no_loss(model: Any) -> None:
 
 
 def is_own(model: Any, method: str) -> bool:
-    """Whether a model's class has a method that is neither a library's nor the default."""
+    """Whether a model's class has a method that is neither a library's nor that of `PrivateTraining`."""
     module = getattr(getattr(type(model), method), "__module__", None) or ""
     return module != _DEFAULT and module.split(".")[0] not in _LIBRARIES
 
@@ -96,7 +96,7 @@ def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
     if found is None and compiled_metrics(model) is not None and _has_call(model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts_of(examples))
         found = x, y, None if y is None else model(x, training=False), sample_weight
-    return logs_of(model, losses, found)
+    return logs_of(model, *mean_of(losses), found)
 
 
 def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
@@ -105,24 +105,25 @@ def ordinary_step(model: Any, examples: Any) -> dict[str, Any]:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     with tf.GradientTape() as tape:
         losses = model.private_step.losses(Batch(examples))
-        total = (mean_of(losses) + sum(tf.cast(one, losses.dtype) for one in model.losses)) / replicas
+        total = (mean_of(losses)[0] + sum(tf.cast(one, losses.dtype) for one in model.losses)) / replicas
         total = model.optimizer.scale_loss(total)
     weights = model.trainable_weights
     model.optimizer.apply_gradients(zip(tape.gradient(total, weights), weights))
-    return logs_of(model, losses, model.private_step.take_predictions())
+    return logs_of(model, *mean_of(losses), model.private_step.take_predictions())
 
 
-def mean_of(losses: tf.Tensor) -> tf.Tensor:
-    """The mean loss, 0 for no examples."""
-    return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
+def mean_of(losses: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean loss, 0 for no examples, and the number of examples."""
+    number = tf.cast(tf.size(losses), losses.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), number), number
 
 
 # Logs.
 
 
-def logs_of(model: Any, losses: tf.Tensor, found: Any, at_once: bool = True) -> dict[str, Any]:
-    """Loss and metrics of the epoch so far, from this step's losses and (x, y, y_pred, sample_weight)."""
-    loss_tracker(model).update_state(mean_of(losses), sample_weight=tf.cast(tf.size(losses), tf.float32))
+def logs_of(model: Any, loss: tf.Tensor, number: tf.Tensor, found: Any, at_once: bool = True) -> dict[str, Any]:
+    """Loss and metrics of the epoch so far, with this step's mean loss and (x, y, y_pred, sample_weight)."""
+    loss_tracker(model).update_state(loss, sample_weight=tf.cast(number, tf.float32))
     if at_once and compiled_metrics(model) is not None:
         _refuse_nothing_to_compare(model, found)
     if found is None:  # the loss called no model, or part by part: compiled metrics have nothing to compare

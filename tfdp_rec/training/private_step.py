@@ -113,17 +113,19 @@ def finite(clipped: ClippedSum) -> tf.Tensor:
     return tf.math.is_finite(clipped.norms) & tf.math.is_finite(tf.cast(clipped.losses, clipped.norms.dtype))
 
 
-def finite_losses(clipped: ClippedSum) -> tf.Tensor:
-    """The losses of the examples that count."""
-    return tf.boolean_mask(clipped.losses, finite(clipped))
+def finite_loss(clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
+    """The sum of the losses of the examples that count, and their number, float32."""
+    counts = finite(clipped)
+    losses = tf.where(counts, tf.cast(clipped.losses, tf.float32), 0.0)
+    return tf.reduce_sum(losses), tf.reduce_sum(tf.cast(counts, tf.float32))
 
 
-def shown_losses(clipped: ClippedSum) -> tf.Tensor:
-    """The losses whose mean logs show: those of the examples that count; NaN if all examples of a batch do not."""
+def shown_loss(clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean loss that logs show, of the examples that count, and their number; NaN if all of a batch do not."""
     # A model that has diverged drops all examples and trains on noise. The mean of earlier losses would hide that.
-    none = tf.reduce_any(~finite(clipped)) & ~tf.reduce_any(finite(clipped))
-    lost = tf.fill([tf.cast(none, tf.int32)], tf.constant(float("nan"), clipped.losses.dtype))
-    return tf.concat([finite_losses(clipped), lost], axis=0)
+    total, number = finite_loss(clipped)
+    lost = (number == 0) & (tf.size(clipped.losses) > 0)
+    return tf.where(lost, float("nan"), tf.math.divide_no_nan(total, number)), tf.where(lost, 1.0, number)
 
 
 def diagnostics(clipped: ClippedSum) -> dict[str, tf.Tensor]:

@@ -77,9 +77,11 @@ class ReleaseMethods:
     @settled
     def set_state_tree(self, state_tree: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
+        if SAVED_AS in state_tree:  # ahead of weights, which may not all fit
+            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
         super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in state_tree:
-            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
+            self.loaded_history().restored()
 
     @settled
     def save_own_variables(self, store: Any) -> None:

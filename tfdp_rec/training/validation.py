@@ -20,14 +20,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.batches import refuse_padding, tensors
+from tfdp_rec.clipping.batches import open_specs, refuse_padding, tensors
 from tfdp_rec.clipping.recorder import Unit, units_and_refusals
 from tfdp_rec.clipping.single_examples import SingleExamples
 from tfdp_rec.clipping.trial_step import TrialStep
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import recursion_of_table, refuse_on_table
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.training.batch import examples_of, loose_spec
+from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
@@ -138,7 +138,7 @@ def validate(model: keras.Model, batch: Any) -> Report:
         return _report(model, [*before, *refused], units, set(), set(refused.values()), _UNREAD)
     batch = tensors(batch)
     with contextlib.suppress(NotPrivate):  # the trial repeats the refusal
-        build_layers(model, tf.nest.map_structure(loose_spec, batch))
+        build_layers(model, open_specs(batch, model.shared_inputs))
     loss = functools.partial(model.per_example_loss, training=True)
     with model.release.in_step():
         trial = TrialStep(model, loss).read(batch)

@@ -70,7 +70,7 @@ class Training:
             gradients[table.path] = tf.IndexedSlices(tf.constant(values, tf.float32), ids)
         gradients[self.weights.dense.path] = tf.fill([3], tf.constant(np.tanh(total), tf.float32))
         size = tf.zeros([len(batch)])
-        clipped = ClippedSum(gradients, size, tf.cast(self.optimizer.clip, tf.float32), size)
+        clipped = ClippedSum(gradients, size, tf.cast(self.optimizer.current("l2_norm_clip"), tf.float32), size)
         upcoming = {self.weights.tables[name].path: tf.constant(ids, tf.int64) for name, ids in announced.items()}
         self.optimizer.apply(clipped, upcoming=upcoming)
 

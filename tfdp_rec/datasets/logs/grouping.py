@@ -23,6 +23,7 @@ import errno
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -43,7 +44,6 @@ ABOUT = "about.json"
 _ROWS_IN_A_PART = 10**6
 _MOST_PARTS = 256  # open files
 _ROWS_AT_ONCE = 2**22
-_PRIME = np.uint64(0x100000001B3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,9 +245,9 @@ class _Parts:
         """Takes the rows of a stretch."""
         if not table.num_rows:
             return
-        part = hashed(table["user"].combine_chunks()) % np.uint64(self.count)
+        part = _hashed(table["user"].combine_chunks()) % self.count
         order = np.argsort(part, kind="stable")
-        bounds = np.searchsorted(part[order], np.arange(self.count + 1, dtype=np.uint64))
+        bounds = np.searchsorted(part[order], np.arange(self.count + 1))
         table = table.take(order).combine_chunks()
         for number, (start, end) in enumerate(zip(bounds[:-1], bounds[1:])):
             if end > start:
@@ -263,28 +263,14 @@ class _Parts:
         return self.writers[key]
 
 
-def hashed(ids: pa.Array) -> NDArray[np.uint64]:
+def _hashed(ids: pa.Array) -> NDArray[np.uint32]:
     """A number for each id, the same wherever it stands: to spread rows, not to hide anything."""
+    if pa.types.is_integer(ids.type):
+        mixed = ids.to_numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        return (mixed >> np.uint64(32)).astype(np.uint32)
     coded = ids.dictionary_encode()
-    different = coded.dictionary
-    if pa.types.is_integer(different.type):
-        values = different.to_numpy(zero_copy_only=False).astype(np.uint64)
-    else:
-        values = _text_hashes(different)
-    mixed = values * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed ^ (mixed >> np.uint64(32)))[coded.indices.to_numpy()]
-
-
-def _text_hashes(texts: pa.Array) -> NDArray[np.uint64]:
-    """Σ_k letter_k p^k of each text, mod 2⁶⁴; none is empty."""
-    _, ends, letters = texts.buffers()
-    bounds = np.frombuffer(ends, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    if not len(texts):
-        return np.zeros(0, np.uint64)
-    values = np.frombuffer(letters, np.uint8)[bounds[0] : bounds[-1]].astype(np.uint64)
-    starts, lengths = bounds[:-1] - bounds[0], np.diff(bounds)
-    powers = np.cumprod(np.full(lengths.max(), _PRIME))
-    return np.add.reduceat(values * powers[np.arange(len(values)) - np.repeat(starts, lengths)], starts)
+    values = [zlib.crc32(each.encode()) for each in coded.dictionary.to_pylist()]
+    return np.array(values, np.uint32)[coded.indices.to_numpy()]
 
 
 def _read(places: Sequence[Path]) -> pa.Table:

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.refused import refuse_below
+
 _START = datetime.datetime(2024, 1, 1, 6)
 
 
@@ -59,11 +61,9 @@ class SyntheticNews:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_users", "num_days", "history_length", "candidates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.num_topics < 2:
-            raise ValueError(f"num_topics must be at least 2, got {self.num_topics}.")
+        refuse_below(1, num_users=self.num_users, num_days=self.num_days)
+        refuse_below(1, history_length=self.history_length, candidates=self.candidates)
+        refuse_below(2, num_topics=self.num_topics)
         if self.num_news < max(self.candidates, self.num_topics):
             raise ValueError(f"num_news must be at least candidates and num_topics, got {self.num_news}.")
         if not 0 <= self.drift <= 1:

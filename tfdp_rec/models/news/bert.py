@@ -50,7 +50,7 @@ class BertEmbeddings(SavedByArguments, keras.layers.Layer):
 
     def __init__(self, vocabulary_size: int, length: int, width: int, epsilon: float = 1e-12, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.vocabulary_size, self.length, self.width, self.epsilon = vocabulary_size, length, width, epsilon
+        self.length, self.width = length, width
         self.words = keras.layers.Embedding(vocabulary_size, width, name="words")
         self.norm = keras.layers.LayerNormalization(epsilon=epsilon, name="norm")
 
@@ -75,7 +75,7 @@ class BertLayer(SavedByArguments, keras.layers.Layer):
         super().__init__(**kwargs)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
-        self.num_heads, self.inner, self.activation, self.epsilon = num_heads, inner, activation, epsilon
+        self.num_heads, self.inner = num_heads, inner
         self.wide = keras.layers.Dense(inner, activation=ACTIVATIONS[activation], name="wide")
         self.mixed_norm = keras.layers.LayerNormalization(epsilon=epsilon, name="mixed_norm")
         self.norm = keras.layers.LayerNormalization(epsilon=epsilon, name="norm")
@@ -126,7 +126,7 @@ def pretrained_bert(folder: str | Path, length: int = 30, trainable_layers: int 
     config = Config.read(Path(folder) / "config.json")
     _refuse_beyond("length", length, 1, config.max_position_embeddings)
     _refuse_beyond("trainable_layers", trainable_layers, 0, config.num_hidden_layers)
-    checkpoint = Checkpoint(Tensors(Path(folder) / "model.safetensors"), config)
+    checkpoint = Checkpoint(Path(folder) / "model.safetensors", config)
     tokens = keras.Input((length,), dtype="int32", name="token_ids")
     mask = keras.Input((length,), dtype="bool", name="padding_mask")
     embeddings = BertEmbeddings(
@@ -153,7 +153,7 @@ def _refuse_beyond(name: str, value: int, least: int, most: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What `config.json` says, under its own names."""
+    """The fields of `config.json`, under their own names."""
 
     vocab_size: int
     hidden_size: int
@@ -196,57 +196,32 @@ class Config:
             raise ValueError(f"{path} does not say all sizes, or says one that is no number ({problem}).") from problem
 
 
-class Tensors:
-    """The tensors of a safetensors file, as float32 of the shape that is expected."""
+class Checkpoint:
+    """The tensors of a safetensors file, as float32 of the shape that is expected, put where Keras' layers have them."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, config: Config):
         library = optional("safetensors", "bert")
-        self.path = path
+        self.path, self.config = path, config
         try:
             self._file = library.safe_open(path, framework="numpy")
         except library.SafetensorError as problem:
             raise ValueError(f"{path} is damaged or cut short, or of another format ({str(problem)[:200]}).") from problem
         self._names = frozenset(self._file.keys())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Array:
-        """One tensor; what is missing, of another shape or type, or not finite is refused."""
-        if name not in self:
-            raise ValueError(f"{self.path} lacks the tensor {name}: it is a checkpoint of another model.")
-        about = self._file.get_slice(name)
-        kind, stored = about.get_dtype(), tuple(about.get_shape())
-        if kind not in _TYPES:
-            raise ValueError(f"{name} in {self.path} is of type {kind}: publish it as one of {', '.join(_TYPES)}.")
-        if stored != shape:
-            raise ValueError(f"{name} in {self.path} has shape {list(stored)} where {list(shape)} belongs.")
-        values = self._file.get_tensor(name).astype(np.float32)
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name} in {self.path} has numbers that are not finite: the file is damaged.")
-        return values
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A file's tensors, put where Keras' layers have them."""
-
-    tensors: Tensors
-    config: Config
+        self._prefix = "bert." if "bert.embeddings.word_embeddings.weight" in self._names else ""
 
     def fill_embeddings(self, layer: BertEmbeddings) -> None:
-        """Give the embeddings their weights."""
+        """Sets the weights of the embeddings."""
         c = self.config
         rows = {"word": c.vocab_size, "position": c.max_position_embeddings, "token_type": c.type_vocab_size}
         words, places, kinds = (
-            self._read(f"embeddings.{name}_embeddings.weight", count, c.hidden_size) for name, count in rows.items()
+            self.read(f"embeddings.{name}_embeddings.weight", count, c.hidden_size) for name, count in rows.items()
         )
         layer.words.set_weights([words])
         layer.places.assign(places[: layer.length] + kinds[0])
         layer.norm.set_weights(self._norm("embeddings.LayerNorm"))
 
     def fill_layer(self, layer: BertLayer, name: str) -> None:
-        """Give one layer its weights."""
+        """Sets the weights of one layer."""
         width, inner = self.config.hidden_size, self.config.intermediate_size
         layer.heads.set_weights(self._heads(f"{name}.attention"))
         layer.mixed_norm.set_weights(self._norm(f"{name}.attention.output.LayerNorm"))
@@ -266,18 +241,27 @@ class Checkpoint:
 
     def _linear(self, name: str, inputs: int, outputs: int) -> list[Array]:
         """Kernel and bias; the file has the kernel the other way round."""
-        return [self._read(f"{name}.weight", outputs, inputs).T, self._read(f"{name}.bias", outputs)]
+        return [self.read(f"{name}.weight", outputs, inputs).T, self.read(f"{name}.bias", outputs)]
 
     def _norm(self, name: str) -> list[Array]:
-        old = f"{self._prefix}{name}.gamma" in self.tensors
-        return [self._read(f"{name}.{part}", self.config.hidden_size) for part in _NORM[old]]
+        old = f"{self._prefix}{name}.gamma" in self._names
+        return [self.read(f"{name}.{part}", self.config.hidden_size) for part in _NORM[old]]
 
-    def _read(self, name: str, *shape: int) -> Array:
-        return self.tensors.read(self._prefix + name, shape)
-
-    @property
-    def _prefix(self) -> str:
-        return "bert." if "bert.embeddings.word_embeddings.weight" in self.tensors else ""
+    def read(self, name: str, *shape: int) -> Array:
+        """One tensor; what is missing, of another shape or type, or not finite is refused."""
+        name = self._prefix + name
+        if name not in self._names:
+            raise ValueError(f"{self.path} lacks the tensor {name}: it is a checkpoint of another model.")
+        about = self._file.get_slice(name)
+        kind, stored = about.get_dtype(), tuple(about.get_shape())
+        if kind not in _TYPES:
+            raise ValueError(f"{name} in {self.path} is of type {kind}: publish it as one of {', '.join(_TYPES)}.")
+        if stored != shape:
+            raise ValueError(f"{name} in {self.path} has shape {list(stored)} where {list(shape)} belongs.")
+        values = self._file.get_tensor(name).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} in {self.path} has numbers that are not finite: the file is damaged.")
+        return values
 
 
 _TYPES = ("F64", "F32", "F16", "BF16")

@@ -51,8 +51,7 @@ class NRMSEncoder(SavedByArguments, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.vocabulary_size, self.embedding_dim, self.dim = vocabulary_size, embedding_dim, dim
-        self.num_heads, self.attention_units, self.dropout = num_heads, attention_units, dropout
+        self.embedding_dim, self.dim = embedding_dim, dim
         self.words = unit_table(vocabulary_size, embedding_dim, "words")
         self.text = SelfAttentionPooling(
             num_heads, max(1, dim // num_heads), attention_units, dim, dropout, name="text"
@@ -107,10 +106,7 @@ class NAMLEncoder(SavedByArguments, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.vocabulary_size, self.embedding_dim, self.dim = vocabulary_size, embedding_dim, dim
-        self.num_categories, self.num_subcategories = num_categories, num_subcategories
-        self.category_dim, self.kernel_size = category_dim, kernel_size
-        self.attention_units, self.dropout = attention_units, dropout
+        self.embedding_dim, self.dim, self.category_dim = embedding_dim, dim, category_dim
         self.words = unit_table(vocabulary_size, embedding_dim, "words")
         self.convolutions = {
             view: keras.layers.Conv1D(dim, kernel_size, padding="same", activation="relu", name=f"{view}_cnn")
@@ -170,7 +166,7 @@ class PLMEncoder(SavedByArguments, keras.layers.Layer):
         super().__init__(**kwargs)
         if not isinstance(backbone, keras.layers.Layer):
             raise TypeError(f"backbone must be a Keras model or layer, got {type(backbone).__name__}.")
-        self.backbone, self.dim, self.attention_units = backbone, dim, attention_units
+        self.backbone, self.dim = backbone, dim
         self.pool = AdditiveAttention(attention_units, name="pool")
         self.project = keras.layers.Dense(dim, name="project")
 

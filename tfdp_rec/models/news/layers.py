@@ -20,6 +20,7 @@ import keras
 from keras import ops
 
 from tfdp_rec.models.arguments import SavedByArguments
+from tfdp_rec.refused import refuse_below
 
 
 def token_mask(tokens: Any) -> Any:
@@ -47,8 +48,7 @@ class AdditiveAttention(SavedByArguments, keras.layers.Layer):
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if units < 1:
-            raise ValueError(f"units must be at least 1, got {units}.")
+        refuse_below(1, units=units)
         self.units = units
         self.supports_masking = True
         self.hidden = keras.layers.Dense(units, activation="tanh", name="hidden")
@@ -77,8 +77,7 @@ class SelfAttentionPooling(SavedByArguments, keras.layers.Layer):
         self, num_heads: int, head_dim: int, units: int, dim: int, dropout: float = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads, self.head_dim, self.units, self.dim = num_heads, head_dim, units, dim
-        self.dropout = dropout
+        self.dim = dim
         self.supports_masking = True
         self.heads = keras.layers.MultiHeadAttention(num_heads, head_dim, output_shape=dim, name="heads")
         self.pool = AdditiveAttention(units, name="pool")
@@ -112,8 +111,7 @@ class PrivateAttention(SavedByArguments, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if num_basis < 2:
-            raise ValueError(f"num_basis must be at least 2, got {num_basis}.")
+        refuse_below(2, num_basis=num_basis)
         if not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, got {clip_norm}.")
         if not temperature > 0:

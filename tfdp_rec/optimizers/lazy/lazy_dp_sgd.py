@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import Check
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending
@@ -43,7 +43,7 @@ from tfdp_rec.refused import NotPrivate
 
 
 class Account(NamedTuple):
-    """How the tables that decay alike are settled, and the totals for it."""
+    """The way to settle tables of one decay, and its totals."""
 
     pending: Pending
     history: History
@@ -93,7 +93,7 @@ class LazyDPSGD(PrivateOptimizer):
             )
 
     def pending_of(self, recursion: Recursion) -> Pending:
-        """How rows that make these steps owe noise and are settled."""
+        """The way to settle rows whose steps follow a recursion."""
         return pending(recursion, self.aggregate_noise)
 
     def build_tables(self) -> None:
@@ -184,20 +184,20 @@ class LazyDPSGD(PrivateOptimizer):
         return table.step(move.indices, move.values + drawn, step.learning_rate)
 
     def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
-        """The distinct rows among announced ids; an id outside the table is for the read to refuse."""
+        """The distinct rows among announced ids; row 0 for an id outside the table, which the read refuses."""
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
-        return tf.unique(tf.boolean_mask(ids, (ids >= 0) & (ids < self.tables[path].rows)))[0]
+        return tf.unique(tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0))[0]
 
-    def refusals(self, step: Step) -> Iterable[Any]:
+    def refusals(self, step: Step) -> Iterable[Check]:
         rate, now = tf.cast(step.learning_rate, tf.float64), self.row_marks.now()
         for recursion in self.accounts:
             if recursion.weight_decay:
-                yield from demand(recursion.keep(rate) > 0, _TOO_MUCH_DECAY)
+                yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
         if self.arrives_late:
             return
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
             since = self.row_marks.since(path, step.move(table).indices)
-            yield from demand(since == now, _STALE.format(path))
+            yield since == now, _STALE.format(path)
 
     # Release.
 
@@ -261,7 +261,7 @@ class LazyDPSGD(PrivateOptimizer):
 
 
 def _steps_of(table: Table) -> Recursion:
-    """What tables have in common that have one account."""
+    """The recursion of a table; tables of one recursion have one account."""
     assert isinstance(table.rule, Recursion), "no lazy mechanism takes another rule"
     return table.rule
 
