@@ -190,7 +190,7 @@ class Course:
         self.restart()
 
     def restart(self) -> None:
-        """Another plan, none of whose steps is made."""
+        """Begins a new plan, at its first step."""
         new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
