@@ -76,6 +76,14 @@ def test_places_times_a_factor_of_more_axes():
     assert not isinstance(values[0], (ByExample, Shared))
 
 
+def test_a_vector_of_conditions_in_the_older_form():
+    """It lines up from the left, which no model needs."""
+    older = lambda x: tf.raw_ops.Select(condition=x[:, 0] > 0, x=x, y=-x)  # noqa: E731
+    values, _, _ = claims(older, TURNS)
+    assert not isinstance(values[0], (ByExample, Shared))
+    holds(lambda x: tf.raw_ops.Select(condition=x > 0, x=x, y=-x), TURNS[:4], expect=[ByExample(0)])
+
+
 def test_own_places_with_batch_dims():
     square = np.ones([4, 4], "float32")
     values, _, _ = claims(lambda x: tf.gather(x, tf.range(tf.shape(x)[0]), batch_dims=1), square)

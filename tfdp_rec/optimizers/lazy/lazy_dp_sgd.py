@@ -225,6 +225,7 @@ class LazyDPSGD(PrivateOptimizer):
             by_mark = owed[_steps_of(table)]
             table.withhold()
             table.sweep(lambda ids, path=path, by_mark=by_mark: self.settle_rows({path: ids}, now, by_mark))  # type: ignore[misc]
+        self.row_marks.begin_totals(now)
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:

@@ -299,6 +299,15 @@ class RowMarks:
         with after(first):
             return assigned(self.clock, now)
 
+    def begin_totals(self, now: tf.Tensor) -> None:
+        """Has the totals begin anew at `now`, if all rows are settled there."""
+        # What a row owes is a difference of totals. After a fall of the learning rate the noise of a few steps would be
+        # lost in the rounding of the totals of all, and rows that no step touched would be released unchanged.
+        settled = tf.reduce_all([tf.reduce_min(marks) >= tf.cast(now, tf.int32) for marks in self.marks.values()])
+        for history in self.histories:
+            totals = history.at(now)
+            history.append(now, tf.where(settled, tf.zeros_like(totals), totals))
+
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""
         return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), now))
