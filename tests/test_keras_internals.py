@@ -343,3 +343,18 @@ def test_a_check_runs_once_before_every_file_and_copy(tmp_path, monkeypatch):
     copy.deepcopy(model.layers[0])
     model.save(tmp_path / "m.h5")
     assert seen == [(model, False), (model, False), (model.layers[0], False), (model, True)]
+
+
+def test_the_lengths_of_a_variable_are_known_where_the_graph_alone_has_them():
+    """As for a variable on a parameter server: else a step on a cluster was refused for a length that may be 1."""
+    table, found = tf.Variable(tf.zeros([7, 4])), []
+
+    @tf.function
+    def read():
+        handle = tf.compat.v1.get_default_graph().capture(table.handle)
+        handle._handle_data = None
+        found.append(keras_internals.lengths_of_handle(handle))
+        return tf.constant(0)
+
+    read()
+    assert found == [[7, 4]]

@@ -238,7 +238,12 @@ def _is_eager(tensor: Any) -> bool:
 
 def lengths_of_handle(handle: Any) -> list[int] | None:
     """The shape of a variable by its handle, -1 for lengths that may change; None for an unknown rank."""
+    from tensorflow.python.ops import handle_data_util
+
     data = getattr(handle, "_handle_data", None)
+    if data is None and isinstance(handle, tf.Tensor) and not _is_eager(handle):
+        # A handle on a parameter server has them in the graph alone, where TensorFlow's own shapes come from.
+        data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1 or data.shape_and_type[0].shape.unknown_rank:
         return None
     return [dimension.size for dimension in data.shape_and_type[0].shape.dim]

@@ -1,6 +1,6 @@
-"""Settings said once: a dataclass is what a program needs to know, its command-line options, and their checks.
+"""Settings of a command: one dataclass gives their names, defaults, command-line options and checks.
 
-A field made by `option` is asked for as `--its-name`; other fields are the program's own business.
+A field made by `option` is the command-line option `--its-name`; other fields have none.
 
 Example:
     >>> @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ AnySettings = TypeVar("AnySettings")
 
 
 class Check(NamedTuple):
-    """What a value must be: words ("must be …"), and whether it holds of a value."""
+    """A condition on a value: its words ("must be …"), and a function that tells whether a value meets it."""
 
     words: str
     holds: Callable[[Any], bool]

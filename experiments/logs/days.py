@@ -169,9 +169,9 @@ class _Added:
 
     def spent(self) -> float:
         """ε by the ledger."""
-        from tfdp_rec.spending.ledger import read, total
+        from tfdp_rec.spending.ledger import read
 
-        return total(read(self.path), 1e-6)
+        return read(self.path).epsilon(1e-6)
 
 
 def _items(day: _Day, budget: Any, before: Any = None) -> Any:

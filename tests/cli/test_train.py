@@ -13,7 +13,7 @@ from tfdp_rec.job import report
 from tfdp_rec.job.budget import prior_noise
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import epsilon_of
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 from tfdp_rec.spending.statement import rounded_up
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
@@ -70,7 +70,7 @@ def test_each_private_one_has_a_ledger_of_all_that_it_cost_and_that_of_the_relea
     ledgers = {"spectral": run / "release" / "ledger.jsonl", "lazydpsgd": peer}
     assert [path.name for path in (run / "private" / "ledgers").iterdir()] == ["lazydpsgd.jsonl"]
     for name, path in ledgers.items():
-        assert total(read(path), 1e-6) == pytest.approx(results[name]["epsilon"], rel=1e-6)
+        assert read(path).epsilon(1e-6) == pytest.approx(results[name]["epsilon"], rel=1e-6)
     assert [paid.label for paid in read(ledgers["spectral"]).paid] == ["private sums"]
     assert [paid.label for paid in read(ledgers["lazydpsgd"]).paid] == ["popularity counts", "training"]
     assert read(ledgers["lazydpsgd"]).steps == 8

@@ -12,7 +12,7 @@ from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.files import hold
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Snapshot, read, total
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Snapshot, read
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
 SAMPLING = PoissonSampling(1000, 10, unit="user")
@@ -95,14 +95,14 @@ def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
         attempts_in(tmp_path, large)
     grown = attempts_in(tmp_path, large, data_changed=True)
     assert [entry.sampling for entry in grown.paid()] == [small.get_state()]
-    assert spent > 10 and total(read(tmp_path / LEDGER), 1e-6, "rdp") == pytest.approx(spent)
+    assert spent > 10 and read(tmp_path / LEDGER).epsilon(1e-6, "rdp") == pytest.approx(spent)
 
 
 def test_what_has_no_guarantee_costs_infinity_ever_after(tmp_path):
     attempts = attempts_in(tmp_path)
     attempts.take(attempts.reserve(NonPrivateDpEvent(), 1))
     attempts.close()
-    assert total(read(tmp_path / LEDGER), 1e-6) == float("inf")
+    assert read(tmp_path / LEDGER).epsilon(1e-6) == float("inf")
     assert runs(attempts_in(tmp_path)) == [(NonPrivateDpEvent(), 1)]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.logs.__main__ import main
 from experiments.logs.stream import Stream
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_days_are_added_up_and_compared(tmp_path, capsys):
     for line in ("added up, keep 0.9", "today alone", "from scratch", "frozen", "no privacy", "mean of 1 days"):
         assert line in said, said
     ledger = read(tmp_path / "days" / "ledger-1.jsonl")
-    assert len(ledger.paid) == 6 and 7.99 < total(ledger, 1e-6) <= 8.0
+    assert len(ledger.paid) == 6 and 7.99 < ledger.epsilon(1e-6) <= 8.0
 
 
 def test_a_stream_is_the_same_for_the_same_seed_and_drifts():

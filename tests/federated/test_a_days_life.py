@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.federated import AttentionMechanism
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot
-from tfdp_rec.spending.ledger import REPLACE, read, total
+from tfdp_rec.spending.ledger import REPLACE, read
 
 pytestmark = pytest.mark.slow  # three searches by PLD, a hundred answers
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "ledger-a-day.md"
@@ -35,7 +35,7 @@ def test_the_users_ledger_is_the_accountants_and_the_checkers(day, tmp_path):
     folder, names = day
     path = folder / "ledger.jsonl"
     assert names["epsilon"] == pytest.approx(checked(path, 1e-6, tmp_path), rel=1e-9)
-    assert names["epsilon"] == pytest.approx(total(read(path), 1e-6), rel=1e-9)
+    assert names["epsilon"] == pytest.approx(read(path).epsilon(1e-6), rel=1e-9)
     paid = [(payment.label, payment.steps) for payment in read(path).paid]
     assert paid == [("training", 20), ("training", 15), ("popularity counts", 0)]
 

@@ -21,7 +21,7 @@ from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import BrokenLedger, Ledger
-from tfdp_rec.spending.ledger import REPLACE, read, total
+from tfdp_rec.spending.ledger import REPLACE, read
 
 TWO = ((named(1, 2, 3, 4, 5, 6), 0), (named(7, 8, 9, 10, 11, 12), 1))
 
@@ -58,7 +58,7 @@ def test_every_round_keeps_its_own_price(update, world, tmp_path):
         true.spend_history(chosen.mechanism.event)
     true.spend_labels(PureDpEvent(0.5))
     assert true.epsilon(1e-5) <= 20 and granted >= 1
-    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == pytest.approx(true.epsilon(1e-5), rel=1e-3)
+    assert read(tmp_path / "ledger.jsonl").epsilon(1e-5) == pytest.approx(true.epsilon(1e-5), rel=1e-3)
 
 
 def test_raw_gradients_are_never_forgotten(update, world, tmp_path):
@@ -66,7 +66,7 @@ def test_raw_gradients_are_never_forgotten(update, world, tmp_path):
     terms = allows(tmp_path, methods=("private", "gradient"))
     Participant(raw, world.clients[0], terms, "gradient").pay_round()
     Participant(update(), world.clients[0], terms).pay_round()
-    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == math.inf
+    assert read(tmp_path / "ledger.jsonl").epsilon(1e-5) == math.inf
     with pytest.raises(BudgetSpent):
         Participant(update(), world.clients[0], allows(tmp_path, 1e6)).pay_round()
 
@@ -77,7 +77,7 @@ def test_a_click_that_is_a_label_and_history_pays_for_both(update, world, tmp_pa
     true = ClientAccountant()
     true.spend_history(chosen.mechanism.event)
     true.spend_labels(chosen.labels.event)
-    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == pytest.approx(true.epsilon(1e-5), rel=1e-3)
+    assert read(tmp_path / "ledger.jsonl").epsilon(1e-5) == pytest.approx(true.epsilon(1e-5), rel=1e-3)
     assert true.epsilon(1e-5) > 15 > true.epsilon(1e-5, disjoint=True)
 
 
@@ -117,7 +117,7 @@ def test_two_clicks_on_the_same_candidates_at_two_times_pay_twice(update, tmp_pa
     chosen = update(2.0, label=1.0, kind=local.PrivateUpdate)
     for clicks in (TWO[:1], TWO[:1] * 2, TWO[:1] * 2):
         Participant(chosen, Client((), clicks), allows(tmp_path)).pay_round()
-    assert total(read(tmp_path / "ledger.jsonl"), 0.0) == pytest.approx(2.0)
+    assert read(tmp_path / "ledger.jsonl").epsilon(0.0) == pytest.approx(2.0)
 
 
 def test_what_was_granted_stands_in_the_ledger(update, world, tmp_path):
@@ -324,7 +324,7 @@ def test_draws_whose_candidates_overlap_pay_together(update, tmp_path):
     for left in (6, 5, 4, 3):
         click = (TWO[0][0][:left], 0)
         Participant(chosen, Client((), (click,)), allows(tmp_path)).pay_round()
-    assert total(read(tmp_path / "ledger.jsonl"), 0.0) == pytest.approx(4.0)
+    assert read(tmp_path / "ledger.jsonl").epsilon(0.0) == pytest.approx(4.0)
 
 
 def test_news_that_the_catalogue_lacks_are_noised_and_paid_for_as_the_anonymous_news(update, world, eagerly):
@@ -352,7 +352,7 @@ def test_what_is_declared_is_an_unbounded_entry_and_counts_once_it_is_withdrawn(
     Participant(chosen, declared, allows(tmp_path, 10.0)).pay_round()
     exact = [paid.about for paid in read(tmp_path / "ledger.jsonl").paid if paid.label == "declared"]
     assert exact == [("N1",)], "7 and 12 were shown, and 1 was clicked"
-    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == math.inf
+    assert read(tmp_path / "ledger.jsonl").epsilon(1e-5) == math.inf
     with pytest.raises(BudgetSpent, match="to inf"):
         Participant(chosen, dataclasses.replace(declared, declared=frozenset()), allows(tmp_path, 10.0)).pay_round()
 

@@ -19,7 +19,7 @@ from tfdp_rec.federated import AttentionMechanism, client
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon
 from tfdp_rec.privacy import BrokenLedger
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 
 MECHANISM = AttentionMechanism(3, 2.0, 1e-5, padding=0.2)
 
@@ -148,7 +148,7 @@ def test_a_click_is_in_as_many_answers_as_its_budget_holds_and_then_left_out(ser
         assert anonymous == [place < window - fits for place in range(window)]
     assert phone.spent() <= budget
     assert (
-        total(read(tmp_path / "ledger.jsonl"), 1e-5)
+        read(tmp_path / "ledger.jsonl").epsilon(1e-5)
         == phone.spent()
         == pytest.approx(composed_epsilon({MECHANISM.event: fits}, 1e-5))
     )
@@ -256,7 +256,7 @@ def test_declared_categories_are_sent_exact_and_booked_without_bound(served, wor
     phone.attention()
     assert phone.spent() == pytest.approx(2.0, rel=1e-3)
     phone.close()
-    assert total(read(tmp_path / "ledger.jsonl"), 1e-5) == np.inf
+    assert read(tmp_path / "ledger.jsonl").epsilon(1e-5) == np.inf
     booked = [(paid.label, paid.about) for paid in read(tmp_path / "ledger.jsonl").paid]
     first, second = places(tmp_path)
     assert booked == [("declared", (first,)), ("answer", (second,))], "exact is unbounded, and once is enough"

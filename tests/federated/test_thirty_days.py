@@ -18,7 +18,7 @@ from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.participant import DeviceTerms, Participant
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 
 DAYS, SHOWN = 30, 6
 DELTA = 1e-5
@@ -99,7 +99,7 @@ def test_thirty_days_of_training_are_in_the_ledger_as_they_were(overlap, world, 
                 by_news.setdefault(news, Counter())[permutation.event] += 1
     finally:
         tf.config.run_functions_eagerly(False)
-    found = total(read(tmp_path / "ledger.jsonl"), DELTA)
+    found = read(tmp_path / "ledger.jsonl").epsilon(DELTA)
     together = max(composed_epsilon(dict(oracle.rounds + own), DELTA) for own in by_news.values())
     assert found == pytest.approx(together, rel=1e-3), "what overlaps pays together"
     assert oracle.worst() <= found * (1 + 1e-3)
@@ -138,7 +138,7 @@ def test_thirty_days_of_serving_are_in_the_ledger_as_they_were(world, tmp_path):
         phone.close()
         assert first.std() > 0
     worst = composed_epsilon({mechanism.event: max(told.values())}, DELTA)
-    assert total(read(tmp_path / "ledger.jsonl"), DELTA) == pytest.approx(worst, rel=1e-6)
+    assert read(tmp_path / "ledger.jsonl").epsilon(DELTA) == pytest.approx(worst, rel=1e-6)
     counts = Counter(item for paid in read(tmp_path / "ledger.jsonl").paid for item in paid.about)
     ids = [click[2] for click in json.loads((tmp_path / "ledger.jsonl.clicks").read_text())["clicks"]]
     assert {ids[day]: count for (day, _), count in told.items()} == counts, "each click by itself"

@@ -76,6 +76,14 @@ def test_places_times_a_factor_of_more_axes():
     assert not isinstance(values[0], (ByExample, Shared))
 
 
+def test_a_vector_of_conditions_in_the_older_form():
+    """It lines up from the left, which no model needs."""
+    older = lambda x: tf.raw_ops.Select(condition=x[:, 0] > 0, x=x, y=-x)  # noqa: E731
+    values, _, _ = claims(older, TURNS)
+    assert not isinstance(values[0], (ByExample, Shared))
+    holds(lambda x: tf.raw_ops.Select(condition=x > 0, x=x, y=-x), TURNS[:4], expect=[ByExample(0)])
+
+
 def test_own_places_with_batch_dims():
     square = np.ones([4, 4], "float32")
     values, _, _ = claims(lambda x: tf.gather(x, tf.range(tf.shape(x)[0]), batch_dims=1), square)
@@ -332,25 +340,24 @@ class Moved(tfdp_rec.PrivateTraining, keras.Model):
 
     def per_example_loss(self, data, training=True):
         there = tf.cast(tf.reduce_sum(data["s"]) > 0, tf.int32)
-        part = tf.custom_gradient(lambda own: (own * 1.0, lambda g: self.way(g, there)))
+        part = tf.custom_gradient(lambda own: (tf.concat([own, own], 0), lambda g: self.way(g, there)))
         return tf.reduce_sum(data["x"] * part(tf.convert_to_tensor(self.own.value)), axis=1)
 
 
 def a_place_in_a_slice(g, there):
-    begin, half = tf.reshape(there, [1]), tf.reduce_sum(tf.reshape(g, [2, 4]), 0)
-    return tf.raw_ops.StridedSliceGrad(shape=[8], begin=begin, end=begin + 4, strides=[1], dy=half)
+    begin, part = tf.reshape(there, [1]), tf.reduce_sum(tf.reshape(g, [4, 4]), 0)
+    return tf.raw_ops.StridedSliceGrad(shape=[8], begin=begin, end=begin + 4, strides=[1], dy=part)
 
 
 def a_shape(g, there):
-    half = tf.reduce_sum(tf.reshape(g, tf.stack([2 + 2 * there, 2, 2 // (1 + there)])), 1)
-    return tf.raw_ops.StridedSliceGrad(shape=[8], begin=[0], end=[4], strides=[1], dy=tf.reshape(half, [4]))
+    return tf.reshape(tf.reduce_sum(tf.reshape(g, tf.stack([4 + 4 * there, 2, 2 // (1 + there)])), 1), [8])
 
 
 @pytest.mark.parametrize("way", [a_place_in_a_slice, a_shape], ids=lambda f: f.__name__)
 def test_data_does_not_say_where_shares_of_a_gradient_go(way):
-    """42 clips for the place, 8.4 for the shape."""
+    """41 clips for the place, 7.4 for the shape."""
     rng = np.random.default_rng(0)
-    x = np.abs(rng.normal(size=[64, 8])).astype("float32") * np.arange(8, dtype="float32")
+    x = np.abs(rng.normal(size=[64, 16])).astype("float32") * np.arange(16, dtype="float32")
     with pytest.raises(tfdp_rec.NotPrivate, match="each example's part in it is unknown"):
         clipped_sum(Moved(way), {"x": x, "s": np.where(np.arange(64) == 0, 1000, -1).astype("float32")}, 1.0)
 

@@ -19,7 +19,7 @@ from job.conftest import COLUMNS, table, train
 from tfdp_rec.cli import main
 from tfdp_rec.job.recommenders import two_towers
 from tfdp_rec.job.warm_start import WarmStart
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 
 LABELS = ["private vocabulary", "popularity counts", "training"]
 SMALL = ["--steps", "6", "--batch-size", "80", "--width", "4", "--hidden", "0", "--quiet"]
@@ -48,7 +48,7 @@ def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_
     assert train("--data", first, *options) == 0
     assert train("--continue", tmp_path / "run", "--data", second, "--quiet") == 0
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
-    assert [paid.label for paid in ledger.paid] == ["private sums"] * 2 and 7.99 < total(ledger, 1e-6) <= 8.0
+    assert [paid.label for paid in ledger.paid] == ["private sums"] * 2 and 7.99 < ledger.epsilon(1e-6) <= 8.0
     assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
     earlier = WarmStart.load(tmp_path / "run")
     assert earlier.items.ids.to_pylist() == [10 * i for i in range(1, 35)] and earlier.titles[340] == "Film, 34"
@@ -67,7 +67,7 @@ def test_what_claims_no_epsilon_says_so_in_its_statement_its_card_and_its_ledger
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
     before = ["popularity counts"] if name == "eana" else []
     assert [paid.label for paid in ledger.paid] == [*before, "training without a guarantee"]
-    assert math.isinf(total(ledger, 1e-6))
+    assert math.isinf(ledger.epsilon(1e-6))
     said = (tmp_path / "run" / "release" / "statement.txt").read_text()
     assert said.startswith("Guarantee:") and "none" in said.splitlines()[0]
     card = (tmp_path / "run" / "release" / "card.md").read_text()
@@ -108,7 +108,7 @@ def test_a_two_tower_on_ones_own_log_costs_its_items_its_prior_and_its_steps(tow
     ledger = towers / "release" / "ledger.jsonl"
     assert [paid.label for paid in read(ledger).paid] == [*LABELS, "training"]  # of what was left after Ctrl-C
     delta = json.loads((towers / "private" / "config.json").read_text())["delta"]
-    spent = total(read(ledger), delta)
+    spent = read(ledger).epsilon(delta)
     assert 4 < spent < 6.5 and checked(ledger, delta, tmp_path) == pytest.approx(spent, abs=1e-3)
     (result,) = [each for each in json.loads((towers / "private" / "results.json").read_text())
                  if each["recommender"] == "lazydpsgd"]  # fmt: skip
@@ -152,7 +152,7 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp
     assert len(began[0][0]) == len(earlier.items) + 1
     assert earlier.items.ids.to_pylist()[: len(known)] == known.ids.to_pylist()
     assert [paid.label for paid in ledger.paid] == [*LABELS, "training", *LABELS] and ledger.steps == 12
-    assert 7.9 < total(ledger, 1e-6) <= 8.0
+    assert 7.9 < ledger.epsilon(1e-6) <= 8.0
     assert "2 so far, of at most 2" in (run / "release" / "statement.txt").read_text()
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
 

@@ -22,7 +22,7 @@ from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read, total
+from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 DELTA = 1e-6
 LABELS = ["private vocabulary", "private sums"]
@@ -73,10 +73,10 @@ def answer(capsys, run, *arguments):
 
 def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(days, root, tmp_path, capsys):
     ledger, first = root / "run" / "release" / "ledger.jsonl", known(root / "run")
-    spent = [total(read(ledger), DELTA)]
+    spent = [read(ledger).epsilon(DELTA)]
     for number in (1, 2):
         assert further(root, days, number) == 0
-        spent.append(total(read(ledger), DELTA))
+        spent.append(read(ledger).epsilon(DELTA))
         said = (root / "run" / "release" / "statement.txt").read_text()
         assert f"(epsilon = {np.ceil(round(spent[-1] * 1000, 6)) / 1000:g}, delta" in said
         assert f"{number + 1} so far, of at most 3" in said
@@ -302,7 +302,7 @@ def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(da
     said = capsys.readouterr().err
     assert "has paid for the private sums of a run that ended" in said and "with --continue, in another" in said
     assert further(root, days, 2) == 0
-    assert 7.99 < total(read(root / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
+    assert 7.99 < read(root / "run" / "release" / "ledger.jsonl").epsilon(DELTA) <= 8.0
     assert WarmStart.load(root / "run").release.fits == 2
     assert further(root, days, 1) == 2
 
@@ -401,4 +401,4 @@ def test_public_items_join_by_a_longer_list(tmp_path, capsys):
     assert train("--continue", tmp_path / "run", "--data", tmp_path / "1.csv", *more) == 0
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
     assert WarmStart.load(tmp_path / "run").items.ids.to_pylist() == [str(i) for i in range(12)]
-    assert [paid.label for paid in ledger.paid] == 2 * LABELS[1:] and 7.99 < total(ledger, DELTA) <= 8.0
+    assert [paid.label for paid in ledger.paid] == 2 * LABELS[1:] and 7.99 < ledger.epsilon(DELTA) <= 8.0

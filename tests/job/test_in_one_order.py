@@ -14,7 +14,7 @@ from tfdp_rec.job.run import Users
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6
@@ -36,12 +36,12 @@ def cut_and_gone_on_with(root, dead, *more):
         cut(cutting, 7, dead)
         keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
         assert main(["train", *SMALL, *chosen, *keeping, "--out", str(root / "run")]) == 130
-    before = total(read(ledger), DELTA)
+    before = read(ledger).epsilon(DELTA)
     assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
     results = json.loads((root / "run" / "private" / "results.json").read_text())
     (result,) = [r for r in results if r["recommender"] == "lazydpftrl"]
     assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
-    assert total(read(ledger), DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
+    assert read(ledger).epsilon(DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
 
 
 def test_each_costs_what_the_run_may(run):

@@ -25,7 +25,7 @@ from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read, total
+from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 DELTA = 1e-6
 
@@ -60,7 +60,7 @@ def test_a_run_folder_holds_everything_and_no_row_of_the_log(run):
 def test_what_is_spent_is_what_is_stated_by_a_checker_that_knows_nothing_of_us(run, tmp_path):
     ledger = run / "release" / "ledger.jsonl"
     epsilon = checked(ledger, DELTA, tmp_path)
-    assert 7.99 < epsilon <= 8.0 and epsilon == pytest.approx(total(read(ledger), DELTA), abs=2e-4)
+    assert 7.99 < epsilon <= 8.0 and epsilon == pytest.approx(read(ledger).epsilon(DELTA), abs=2e-4)
     assert [paid.label for paid in read(ledger).paid] == ["private vocabulary", "private sums"]
     assert {paid.adjacency for paid in read(ledger).paid} == {"zero-out"}
     said = (run / "release" / "statement.txt").read_text()
@@ -208,7 +208,7 @@ def test_ctrl_c_anywhere_and_gone_on_with_costs_once(log, tmp_path, monkeypatch,
     assert all((tmp_path / "kept" / name).read_bytes() == content for name, content in before.items())
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
     assert [paid.label for paid in ledger.paid] == ["private vocabulary", "private sums"]
-    assert 7.99 < total(ledger, DELTA) <= 8.0
+    assert 7.99 < ledger.epsilon(DELTA) <= 8.0
 
 
 def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, capsys):
@@ -218,7 +218,7 @@ def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, 
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
     assert "has paid for the private sums of a run that ended before it kept it" in said and said.count("\n") == 1
-    assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
+    assert 7.99 < read(tmp_path / "run" / "release" / "ledger.jsonl").epsilon(DELTA) <= 8.0
 
 
 def test_payments_of_a_run_without_a_checkpoint_stay_in_its_folder(log, tmp_path, monkeypatch, capsys):
@@ -234,7 +234,7 @@ def test_payments_of_a_run_without_a_checkpoint_stay_in_its_folder(log, tmp_path
         ends((SpectralRecommender, "fit"), MemoryError)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl", "private", "release", "run"]
     assert "What it paid for was not kept" in capsys.readouterr().err
-    assert 7.99 < total(read(tmp_path / "run" / "release" / "ledger.jsonl"), DELTA) <= 8.0
+    assert 7.99 < read(tmp_path / "run" / "release" / "ledger.jsonl").epsilon(DELTA) <= 8.0
     capsys.readouterr()
     assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", "--quiet") == 2
     assert "cut off after it had paid" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, ShuffledEpochs, Snapshot, Unaccounted
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 from tfdp_rec.spending.meter import StepLimit
 from tfdp_rec.spending.payments import BLOCK
 
@@ -64,7 +64,7 @@ def test_every_step_is_paid_for_before_it_is_made_and_the_rest_given_back(tmp_pa
     run.fit(3)
     bare = Accountant(GaussianDpEvent(1.0), run.sampling, DELTA, "rdp")
     assert run.accountant.epsilon() == pytest.approx(bare.epsilon(10))
-    assert total(read(path), DELTA, "rdp") == pytest.approx(bare.epsilon(10))
+    assert read(path).epsilon(DELTA, "rdp") == pytest.approx(bare.epsilon(10))
     assert "paid for in ledger" in " ".join(run.accountant.statement().split())
 
 

@@ -167,7 +167,7 @@ def test_steps_recorded_by_hand_are_asserted():
 
 def test_restarts_of_shuffled_batches_recorded_by_hand():
     counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
-    counted.record(counted.event, 150, restarts=3)
+    counted.record(counted.event, 150, restarts=2)
     assert counted.ledger().events[-1].count == 2 + 2, "three iterations begun: two of them anew"
 
 

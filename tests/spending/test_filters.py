@@ -33,7 +33,7 @@ from tfdp_rec.privacy import (
     calibrate_noise,
     epsilon_of,
 )
-from tfdp_rec.spending.ledger import read, total, written
+from tfdp_rec.spending.ledger import read, written
 
 ROOT = Path(__file__).parents[2]
 EPSILON, DELTA = 1.0, 1e-6
@@ -403,7 +403,7 @@ def test_a_filter_is_one_from_its_first_line_on(tmp_path):
     assert first["format"] == "tfdp_rec ledger 3", "which earlier versions refuse to read"
     assert read(path).limit == limit
     with opened(path) as ledger:  # goes on as what it is
-        assert ledger.limit == limit and ledger.epsilon(1e-6) == total(read(path), 1e-6) == 8.0
+        assert ledger.limit == limit and ledger.epsilon(1e-6) == read(path).epsilon(1e-6) == 8.0
         assert ledger.used == pytest.approx(0.4, rel=1e-5)
         assert ledger.epsilon(1e-7) == math.inf, "the claim is of one δ"
         assert ledger.epsilon(1e-5) == 8.0
@@ -458,7 +458,7 @@ def test_entries_beyond_a_filter_claim_nothing(tmp_path):
     del loud["hash"]
     with open(path, "ab") as file:
         file.write(written(loud))
-    assert total(read(path), 1e-6) == math.inf
+    assert read(path).epsilon(1e-6) == math.inf
 
 
 def test_what_was_not_run_is_given_back_and_can_be_paid_again(tmp_path):

@@ -18,7 +18,7 @@ from dp_accounting import GaussianDpEvent
 from tfdp_rec.cli import main
 from tfdp_rec.pricing.events import FailingDpEvent, PaddedDpEvent, PureDpEvent
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot, epsilon_of
-from tfdp_rec.spending.ledger import REPLACE, mend, read, total
+from tfdp_rec.spending.ledger import REPLACE, mend, read
 
 ROOT = Path(__file__).parents[2]
 DATA = Snapshot(1000, "user, items, times")
@@ -43,7 +43,7 @@ def filled(tmp_path):
 
 def test_the_total_is_that_of_the_entries(filled):
     oracle = dp_accounting.pld.PLDAccountant().compose(GaussianDpEvent(20.0)).compose(STEP, 37).get_epsilon(1e-6)
-    assert total(read(filled), 1e-6) == pytest.approx(oracle, rel=1e-9)
+    assert read(filled).epsilon(1e-6) == pytest.approx(oracle, rel=1e-9)
     with opened(filled) as ledger:
         assert ledger.epsilon(1e-6) == pytest.approx(oracle, rel=1e-9) and ledger.steps == 37
     first = json.loads(filled.read_text().splitlines()[1])
@@ -237,7 +237,7 @@ def test_a_ledger_that_says_add_or_remove_one_goes_on_as_zero_out(tmp_path):
     version_1 = Path(__file__).parent / "version_1" / "ledger.jsonl"
     path = Path(shutil.copy(version_1, tmp_path))
     assert '"adjacency":"add-or-remove-one"' in path.read_text()
-    before = total(read(path), 1e-4)
+    before = read(path).epsilon(1e-4)
     with Ledger(path, "example", Snapshot(500, "example")) as ledger:
         assert {paid.adjacency for paid in ledger.paid} == {"zero-out"}
         assert ledger.epsilon(1e-4) == before
@@ -322,7 +322,7 @@ def test_what_has_no_guarantee_makes_the_total_infinite(tmp_path):
     with opened(tmp_path / "ledger.jsonl") as ledger:
         ledger.pay(dp_accounting.NonPrivateDpEvent())
         assert ledger.epsilon(1e-6) == math.inf
-    assert total(read(tmp_path / "ledger.jsonl"), 1e-6) == math.inf
+    assert read(tmp_path / "ledger.jsonl").epsilon(1e-6) == math.inf
 
 
 def test_the_total_is_that_of_the_item_most_was_told_of(tmp_path):
@@ -378,7 +378,7 @@ def test_the_checker_agrees_on_a_training(tmp_path):
     epsilon = accountant.epsilon()
     accountant.payments.ledger.close()
     assert checked(path, 1e-5, tmp_path) == pytest.approx(epsilon, rel=1e-6)  # ours adds up what may fail
-    assert total(read(path), 1e-5) == pytest.approx(epsilon, rel=1e-9)
+    assert read(path).epsilon(1e-5) == pytest.approx(epsilon, rel=1e-9)
     text = path.read_text()
     path.write_text(text.replace('"attempts":300', '"attempts":200'))
     with pytest.raises(AssertionError):

@@ -13,7 +13,7 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.data import FixedOrder
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
-from tfdp_rec.spending.ledger import read, total
+from tfdp_rec.spending.ledger import read
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
@@ -84,7 +84,7 @@ class Stop(keras.callbacks.Callback):
 
 def paid(process):
     """ε of the file, from its entries alone."""
-    return total(read(process.path), DELTA, "rdp")
+    return read(process.path).epsilon(DELTA, "rdp")
 
 
 def test_a_plan_is_paid_for_whole_before_its_first_step_and_once(tmp_path):
@@ -118,7 +118,7 @@ def test_a_killed_plan_goes_on_from_its_last_checkpoint_and_pays_nothing_more(tm
     assert second.model.optimizer.position == STEPS == second.accountant.steps
     assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
     second.accountant.close()
-    assert checked(second.path, DELTA, tmp_path) == pytest.approx(total(read(second.path), DELTA), rel=1e-3)
+    assert checked(second.path, DELTA, tmp_path) == pytest.approx(read(second.path).epsilon(DELTA), rel=1e-3)
 
 
 def test_who_goes_on_from_an_older_checkpoint_pays_again(tmp_path):

@@ -1,4 +1,4 @@
-"""How many rows and bytes of the tables get a gradient, beside what dense noise would update.
+"""Numbers of rows and bytes of the tables that get a gradient, beside those that dense noise would update.
 
 A step of a dense mechanism updates every row of every table; a sparse or lazy one those that its batch gave a gradient
 to (and, under LazyDPSGD, as many again that the next batch will read). The callback counts the first of these, in the

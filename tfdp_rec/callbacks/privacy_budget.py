@@ -78,8 +78,9 @@ class PrivacyBudget(keras.callbacks.Callback):
         for event, label in getattr(self.model.optimizer, "events_before_training", list)():
             if (event, label) not in self.accountant.spent_besides:
                 self.accountant.spend(event, label, id_of_use(event, label))
-        # The number of times that this fit may begin iterating its batches: shuffled ones cost more each time.
+        # Number of iterations of the batches that this fit may begin: under shuffling each costs as much as an epoch.
         self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
+        self._foreseen = self.accountant.begun + self.accountant.restarts_ahead
         self._basis: Any = None
         self._priced: Any = None
         self.ended_fit = False
@@ -129,14 +130,14 @@ class PrivacyBudget(keras.callbacks.Callback):
             )
 
     def _left(self) -> int:
-        # Steps that still fit: one read, unless something else than a step was done since everything was priced.
+        # Number of steps that still fit: one read of a counter, if nothing but steps happened since the last pricing.
         meter = self._optimizer.privacy_history
         if self._optimizer is not self.model.optimizer or self._priced != self._state(meter):
             self._price()
         return self._most - self._optimizer.privacy_history.made
 
     def _state(self, meter: Meter) -> Any:
-        # What a step of this fit does not change: the target, iterations begun anew, steps of other models.
+        # All that the price depends on and that steps of this fit leave as it is.
         return Changes.made, self.target_epsilon, meter.begun, [*map(_MADE, self._others)]
 
     def _price(self) -> None:
@@ -148,7 +149,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         if event != accountant.event:
             accountant.record(event, 0)
         before = runs[:-1] if runs and runs[-1][0] == event else runs
-        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
+        if accountant.begun > self._foreseen:  # by other models, which got draws that this one would have followed
+            accountant.restarts_ahead = max(2, accountant.restarts_ahead)
+            self._foreseen = accountant.begun + accountant.restarts_ahead
+        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon, self._foreseen)
         if basis != self._basis:  # otherwise more of the same was made
             most = accountant.max_steps(self.target_epsilon)
             self._basis, self._limit = basis, most if self.steps is None else min(most, self.steps)
@@ -161,9 +165,11 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._priced = self._state(meter)
 
     def _allow(self) -> None:
-        # Lets the step itself refuse to be one too many, one of another price, or one that is not paid for.
-        meter = self._optimizer.privacy_history
-        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
+        # The graph of the step refuses a step beyond the budget, of another price, or not paid for.
+        meter, accountant = self._optimizer.privacy_history, self.accountant
+        epochs = [accountant.sampling.compose_history([(accountant.event, 10**6)], restarts) for restarts in (0, 1)]
+        begun = None if epochs[0] == epochs[1] else max(0, self._foreseen - accountant.begun)
+        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin, begun)
 
     @property
     def _origin(self) -> str | None:

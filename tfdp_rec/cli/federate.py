@@ -107,7 +107,7 @@ def spent(nodes: Nodes) -> str:
     chains = [ledger.read(path) for path in sorted(Path(nodes.ledgers).glob("*.jsonl"))]
     if not chains:
         return f"no client has answered: there is no ledger in {nodes.ledgers}"
-    most = max(ledger.total(chain, nodes.budget_delta) for chain in chains)
+    most = max(chain.epsilon(nodes.budget_delta) for chain in chains)
     return (
         f"epsilon = {rounded_up(most):g} at delta = {nodes.budget_delta:g} for one click of the client that spent "
         f"most, in all the rounds that the {len(chains)} ledgers in {nodes.ledgers} hold"

@@ -60,7 +60,7 @@ def _total(args: argparse.Namespace) -> int:
     if args.delta is None or not 0 <= args.delta < 1:
         raise ValueError(f"--delta must be given, at least 0 and below 1, got {args.delta}.")
     chain = ledger.read(args.file)
-    epsilon = ledger.total(chain, args.delta, "rdp" if args.rdp else "pld")
+    epsilon = chain.epsilon(args.delta, "rdp" if args.rdp else "pld")
     last = chain.last_paid
     about = f" for one {last.unit}, {last.adjacency}" if last else ""
     print(f"epsilon = {rounded_up(epsilon):g} at delta = {args.delta:g}{about} ({_headline(chain)})")

@@ -348,7 +348,7 @@ class ParameterServerTrainer:
         if self._private:
             source, meter = NO_SAMPLING if repeated else self._source, self._optimizer.privacy_history
             if self._attempts.receipt and source.sampling is not None:
-                meter.use_receipt(self._optimizer, source.sampling.name, self._attempts.receipt)
+                meter.use_id(self._optimizer, source.sampling.name, self._attempts.receipt)
             meter.add(self._optimizer, source, made)
         self._optimizer.iterations.assign_add(made)
         if repeated:

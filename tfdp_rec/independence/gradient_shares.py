@@ -7,20 +7,18 @@ examples,
 
     gradient = L(σ(G)), L linear    =>    share of example b = L(G_b)
 
-L is made of sums, products of two values by example, reshapes, slices, casts and additions: no model counted in
+L is made of sums, products of two values by example, reshapes, casts and additions: no model counted in
 docs/privacy-independence.md needs others. A product is what scores by a table whose rows are looked up for all, as in a
 softmax over the whole catalogue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfdp_rec.independence.reading import At, Walk
 from tfdp_rec.independence.rules.products import letters
-from tfdp_rec.independence.values import ByExample, Mixed, Shared, Value
+from tfdp_rec.independence.values import ByExample, Mixed, Shared
 
 
 class GradientShares:
@@ -30,7 +28,7 @@ class GradientShares:
         self._walk, self._subject = walk, subject
         self._rules = {
             "Sum": self._of_a_sum, "Reshape": self._reshaped, "Cast": self._cast, "Identity": self._passed_on,
-            "AddN": self._added, "AddV2": self._added, "StridedSliceGrad": self._of_a_slice,
+            "AddN": self._added, "AddV2": self._added,
             "MatMul": self._of_a_product, "BatchMatMulV2": self._of_a_product, "Einsum": self._of_a_product,
         }  # fmt: skip
 
@@ -63,7 +61,8 @@ class GradientShares:
         return tf.einsum(f"{terms[0]},{terms[1]}->{names.pop()}{output}", *at.op.inputs)
 
     def _reshaped(self, at: At) -> tf.Tensor:
-        self._refuse_data(at, at.values[1:])
+        if not isinstance(at.values[1], Shared):  # examples would say where the others' shares go
+            raise self._refusal(at.op)
         found, like = self.of_tensor(at.op.inputs[0]), at.op.outputs[0]
         split = tf.reshape(found, tf.concat([tf.shape(found)[:1], tf.shape(like)], axis=0))
         return tf.ensure_shape(split, [None, *like.shape])
@@ -78,22 +77,6 @@ class GradientShares:
         if len({at.rank(n) for n in range(len(at.values))}) > 1:
             raise self._refusal(at.op)
         return tf.add_n([self.of_tensor(t) for t in at.op.inputs])
-
-    def _of_a_slice(self, at: At) -> tf.Tensor:
-        # The same slice of each example's gradient: one more item in front, which takes the whole axis.
-        self._refuse_data(at, at.values[:4])
-        found = self.of_tensor(at.op.inputs[4])
-        shape, begin, end, strides = (tf.cast(t, tf.int64) for t in at.op.inputs[:4])
-        masks = {f"{n}_mask": at.attr(f"{n}_mask") << 1 for n in ("ellipsis", "new_axis", "shrink_axis")}
-        masks |= {f"{n}_mask": at.attr(f"{n}_mask") << 1 | 1 for n in ("begin", "end")}
-        given = {"shape": (tf.shape(found, tf.int64)[:1], shape), "begin": ([0], begin), "end": ([0], end),
-                 "strides": ([1], strides)}  # fmt: skip
-        return tf.raw_ops.StridedSliceGrad(**{n: tf.concat(both, 0) for n, both in given.items()}, dy=found, **masks)
-
-    def _refuse_data(self, at: At, arguments: Sequence[Value]) -> None:
-        # Examples must not say where the others' shares go.
-        if not all(isinstance(value, Shared) for value in arguments):
-            raise self._refusal(at.op)
 
     def _refusal(self, operation: tf.Operation) -> Exception:
         return self._walk.reading.refuse(operation, "shares", subject=self._subject)

@@ -27,7 +27,7 @@ class SavedByArguments:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """What a config describes, layers among its arguments included."""
+        """The object of a config, layers among its arguments included."""
         return cls(**{name: _made(value, custom_objects) for name, value in config.items()})
 
 

@@ -37,7 +37,7 @@ _GAIN = 4.0  # how far a canary's gradient is beyond the clipping norm
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What is fixed before an audit looks at anything: m canaries, r guesses, T steps, δ, confidence, width."""
+    """Settings that are fixed before an audit: m canaries, r guesses, T steps, δ, confidence, width."""
 
     # The defaults tell half the noise from the whole at T = 2, σ = 4 (claim ε = 1.54 at δ = 1e-6).
 
@@ -79,7 +79,7 @@ class CanaryTable(SavedByArguments, PrivateTraining, keras.Model):
         return -self.gradient_norm * self.width**-0.5 * tf.reduce_sum(self.rows(data), axis=-1)
 
     def moved(self) -> np.ndarray:
-        """How far each row has moved along u, from the weights as released."""
+        """Distance that each row has moved along u, in the weights as released."""
         (table,) = self.get_weights()
         return np.sum(table.astype(np.float64), axis=1) * self.width**-0.5
 

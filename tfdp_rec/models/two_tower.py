@@ -171,7 +171,7 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         return self.vocabulary
 
     def answers(self) -> TwoTowerAnswers:
-        """What it answers, with all its noise, for `tfdp_rec.serving.export`."""
+        """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""
         with self.release.leaving():
             return TwoTowerAnswers(self)
 

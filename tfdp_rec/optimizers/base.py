@@ -1,4 +1,4 @@
-"""What the mechanisms share: settings, the refusal of raw gradients, dense variables, what is saved.
+"""The base of the mechanisms: settings, the refusal of raw gradients, dense variables, saving.
 
 A private step hands its optimizer a `ClippedSum`; nothing else is accepted. With B the expected batch size (a constant:
 the realised size is private), C the sum's sensitivity and σ the noise multiplier,
@@ -39,7 +39,7 @@ from tfdp_rec.spending.meter import Meter, StepLimit
 
 
 class MechanismType(abc.ABCMeta):
-    """How a mechanism is made: settings by name, and those that are not given by the plan, which then sees it."""
+    """Construction of a mechanism: settings by name; a plan completes them, and checks the result."""
 
     # The constructors of a mechanism and of those that it stands on pass `**settings` on to one another. A plan must
     # complete the settings ahead of the first, and can price the optimizer only after the last: hence here.
@@ -96,7 +96,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a mechanism may know of a step when it updates its tables."""
+    """A step, as a mechanism sees it when it updates its tables."""
 
     # `batch_size` is B and `stddev` s = σ C / B, both float64; moves are multiples of `pace`: η, or 1 where a rule
     # takes gradients themselves.
@@ -316,7 +316,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 self._step(clipped, source, admitted, **kwargs)
 
     def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
-        """What a clipped sum is taken for: this optimizer, at this step."""
+        """The optimizer and the step that a clipped sum is taken for: these alone accept it."""
         return self, tf.identity(self.step_number)
 
     def admission(self, clipped: ClippedSum, source: Source) -> list[Check]:
@@ -407,7 +407,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     @property
     def step_number(self) -> tf.Tensor:
-        """How many steps were made, int64."""
+        """Number of steps made, int64."""
         return tf.cast(resource(self.iterations), tf.int64)
 
     def refusals(self, step: Step) -> Iterable[Check]:
@@ -416,7 +416,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     @abc.abstractmethod
     def step_tables(self, step: Step) -> None:
-        """What the mechanism does with the tables."""
+        """Updates the tables."""
 
     # Pending noise: none, unless a mechanism says otherwise.
 
@@ -427,11 +427,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
 
     def settle_all(self) -> None:
-        """What `settle` does, as operations, for code that is in a graph already."""
+        """As `settle`, as operations of the present graph."""
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
-        """What a training checkpoint keeps beside `variables`, by name; no release does."""
+        """Variables that a training checkpoint holds beside `variables`, by name; no release holds them."""
         return {}
 
     @contextlib.contextmanager

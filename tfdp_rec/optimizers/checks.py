@@ -1,4 +1,4 @@
-"""What the mechanisms refuse of a model and of its other optimizer, and a rate as a config."""
+"""Refusals of options, tables, and optimizers for dense variables; parts of an optimizer as configs."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     @property
     def position(self) -> int:
-        """How many steps of the plan were made: where `FixedOrder.batches(fetch, position=...)` goes on."""
+        """Number of steps of the plan that are made: `position` of `FixedOrder.batches(fetch, position=...)`."""
         return int(self.course.made.numpy())
 
     def dp_event(self) -> dp_accounting.DpEvent:
@@ -95,7 +95,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
-        """What the mechanism keeps, the buffers, and how far the plan is."""
+        """The variables of the mechanism, the buffers, and the state of the plan."""
         return {**super().pending_variables, **self.buffers.variables, **self.course.variables}
 
     def load_own_variables(self, store: Any) -> None:
@@ -190,7 +190,7 @@ class Course:
         self.restart()
 
     def restart(self) -> None:
-        """Another plan, none of whose steps is made."""
+        """Begins a new plan, at its first step."""
         new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
@@ -203,7 +203,7 @@ class Course:
 
     @property
     def name(self) -> str:
-        """Tells plans apart, also in files."""
+        """Random name of the plan, the same in files."""
         return self.whereabouts[0]
 
     @property
@@ -214,7 +214,7 @@ class Course:
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """What a training checkpoint keeps."""
+        """Variables that a training checkpoint holds."""
         parts = {"part": self._part, "after": self._after, "start": self._start}
         return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished, **parts}
 
@@ -238,7 +238,7 @@ class Course:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """What is written inside is written wholly, or it is known for ever that it was not."""
+        """A block of writes; if it is cut short, the mark `unfinished` stays, and further steps are refused."""
         if self._within:
             yield
             return
@@ -269,7 +269,7 @@ _NO_ORDER_YET, _NO_ORDER = 0, 1
 
 
 def _number_of(source: Source) -> int:
-    """Tells orders apart."""
+    """Number of the order of a batch; `_NO_ORDER` for other batches."""
     return source.sampling.fingerprint if isinstance(source.sampling, Order) else _NO_ORDER
 
 

@@ -1,4 +1,4 @@
-"""How far noise alone takes a weight: known before training, from public settings, without any data.
+"""Distance that noise alone moves a weight, from public settings, before any training.
 
 A step of rate η adds η s n_t to a weight, s = σ C / B, n = C⁻¹ z (n = z where noise is independent). After T steps a
 weight that no gradient ever pulled has walked by a Gaussian of standard deviation
@@ -27,7 +27,7 @@ from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 SPOILS = 3.0
 """Rows with noise of that length had lost half of what a two-tower had learned, in the measurements."""
 FIRST = 0.5
-"""What a first rate aims at: between a tenth and 1 nothing was lost."""
+"""Length of the noise in a row that a first rate aims at: between a tenth and 1 nothing was lost."""
 
 
 def noise_walk(

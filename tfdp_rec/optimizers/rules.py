@@ -61,7 +61,7 @@ class Recursion:
         return self.momentum > 0
 
     def state_width(self, width: int) -> int:
-        """How many numbers a row of that width keeps beside its weights."""
+        """Number of values that a row of that width has beside its weights."""
         return width if self.has_velocity else 0
 
     def keep(self, learning_rate: Scalar) -> Scalar:
@@ -91,11 +91,11 @@ class TableRule(abc.ABC):
 
     @abc.abstractmethod
     def state_width(self, width: int) -> int:
-        """How many numbers a row of that width keeps."""
+        """Number of state values of a row of that width."""
 
     @abc.abstractmethod
     def direction(self, gradient: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """What η multiplies, and the state after, from u `[n, width]` and the state before."""
+        """The direction that η multiplies, and the new state, from u `[n, width]` and the old state."""
 
     def step(self, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
         """Weight and state after a step; `move` is −u, since η comes last."""

@@ -29,7 +29,7 @@ Operations = list[tf.Operation]
 
 
 def after(writes: Operations) -> contextlib.AbstractContextManager[Any]:
-    """What is made inside runs when `writes` are done, also in a graph that is cut short by an error elsewhere."""
+    """A block whose operations run after `writes`, also in a graph that is cut short by an error elsewhere."""
     return tf.control_dependencies(writes)
 
 

@@ -45,7 +45,7 @@ class FailingDpEvent(DpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedDpEvent(DpEvent):
-    """A step of a planned training, which costs as a whole, however few of its steps are made."""
+    """A step of a planned training, whose price is that of the whole training, even if few steps are made."""
 
     event: DpEvent  # cost of the whole training: a Gaussian, or none
     steps: int

@@ -161,7 +161,7 @@ class BoundedStream(Order):
             yield draw, tf.nest.map_structure(lambda column: column[seated], rows)  # noqa: B023
 
     def _check_events(self, part: list[int], place: int, users: list[Any], seats: Seats) -> None:
-        """Notes the units of a batch, or compares them with those of the batch that was handed out in this place."""
+        """Notes the units of a batch; if a batch was handed out in this place before, compares its units."""
         if part is not self._handed_out:  # its seats do not know the units of the new part
             raise NotPrivate(
                 "Refused batch: next_part or load was called after this iteration of the stream began: a unit could be "
@@ -199,7 +199,7 @@ class BoundedStream(Order):
             self._begin.save(file)
 
     def load(self, path: str) -> None:
-        """Takes over the seats of a stream that was saved to `path`, ahead of the first batch."""
+        """Reads the seats that another process saved to `path`; to be called before the first batch."""
         if self._handed_out or self._begin.batches:
             raise ValueError("load belongs before the first batch: this stream has handed out some already.")
         self._begin.load(path)
@@ -238,7 +238,7 @@ class Seats:
         self.batches = 0
 
     def seat(self, users: Sequence[Any]) -> NDArray[np.bool_]:
-        """Whether each event of the next batch has a seat; refuses ids by which a user could be seated as two."""
+        """Whether each event of the next batch has a seat; refuses ids that could name one user in two ways."""
         found = self._numbers
         self._check_kind([user for user in users if user not in found])
         numbers_of = np.fromiter((found.setdefault(user, len(found)) for user in users), np.int64, len(users))
@@ -289,7 +289,7 @@ class Seats:
         np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches)
 
     def load(self, path: str) -> None:
-        """Reads what `save` wrote; refuses a file that is not whole, or does not tell its users apart."""
+        """Reads a file that `save` wrote; refuses one that is incomplete, or in which two users are equal."""
         with np.load(path, allow_pickle=False) as held:
             users, last, count, batches = (held[name] for name in ("users", "last", "count", "batches"))
             marked = "marked" in held and bool(held["marked"])  # older files have no marks
@@ -303,7 +303,7 @@ class Seats:
 
 
 def _kind(user: Any) -> type | None:
-    """The type by which a user is named; None for what names no user, such as NaN."""
+    """Type of a user's id; None for a value that is no id, such as NaN."""
     for kind in (str, bytes):
         if isinstance(user, kind):
             return kind

@@ -42,7 +42,7 @@ class Order(Sampling):
 
     @abc.abstractmethod
     def batch_at(self, step: Any) -> Any:
-        """The batch that is due at a step, or stands at a place: an int or a tensor."""
+        """Number of the batch at a step, or at a place of the order: an int or a tensor."""
 
     @property
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class Order(Sampling):
         """The event of steps with independent noise; arguments as in `compose_history`."""
 
     def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
-        """One event for each plan, at the least noise that it had, and the event of steps with independent noise."""
+        """The events of all plans, each at the least noise of its runs, and of the steps with independent noise."""
         plans: dict[str, list[tuple[PlannedDpEvent, int]]] = {}
         for event, steps in runs:
             if isinstance(event, PlannedDpEvent):
@@ -126,10 +126,10 @@ class FixedOrder(Order, ShuffledEpochs):
 
 
 def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
-    """The event of all runs of one plan: the plan's own, once for each end of the plan."""
-    # A plan that was forked, at a training checkpoint, has several ends. With z the noise of the common steps, z' and
-    # z" those of each branch, its releases are C g + (z, z') and C g' + (z, z"): a unit moves both together by √2 S at
-    # most, in which the common steps are counted twice.
+    """The price of all runs of one plan: the plan's event, once for each branch of its training."""
+    # A training that was continued twice from one checkpoint has two branches. Let z be the noise of the common steps,
+    # z' and z" that of each branch: the releases are C g + (z, z') and C g' + (z, z"). A unit changes both together by
+    # √2 S at most, which counts the common steps twice.
     planned = {(event.steps, event.separation, event.participations) for event, _ in several}
     events: list[Any] = [event.event for event, _ in several]
     ends = _ends(several)
@@ -143,7 +143,7 @@ def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
 
 
 def _ends(several: Sequence[tuple[PlannedDpEvent, int]]) -> dict[str, int]:
-    """The step of the plan that each part has reached."""
+    """The last step of the plan that each part has made."""
     ends: dict[str, int] = {}
     for event, steps in several:
         ends[event.part] = ends.get(event.part, event.start) + steps

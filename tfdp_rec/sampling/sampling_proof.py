@@ -156,7 +156,7 @@ def source_of(spec: Any, shared: Sequence[str] | None = None, expected_batch_siz
 
 
 def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float | None = None) -> tuple[Any, Source]:
-    """The batch of a step and its source; the batch exists only once its draw was found good."""
+    """The batch of a step and its source; in the graph, the batch is computed only after the checks of its draw."""
     source = source_of(data, shared, expected_batch_size)
     if source.sampling is None:
         return without_draw(data), source
@@ -187,7 +187,7 @@ def draw_numbers(data: Any) -> tf.Tensor:
 
 
 class SeenDraws:
-    """The draws of workers, checked after their steps: each is good for one. A worker that dies may leave some out."""
+    """Check of the draws that workers have trained on: none twice. Those of a worker that died may be missing."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
@@ -244,7 +244,7 @@ def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
 
 
 def _mark_used(draw: Draw) -> list[Any]:
-    """Marks a draw as used, once it was found to be the next of its iteration."""
+    """Checks that a draw is the next of its iteration, and marks it as used."""
     last = tf.ensure_shape(_last_numbers().lookup(draw.iteration), [])
     here = process_of(draw.iteration) == PROCESS
     number = tf.strings.as_string(draw.number)

@@ -52,8 +52,9 @@ _SCHEMES: dict[str, type[Sampling]] = {}
 
 
 class Sampling(abc.ABC):
-    """A public number of units, how they are sampled, and how a step's event composes under that. One for each
-    training: a draw is good for one step.
+    """A public number of units, how they are drawn, and how a step's event composes under that.
+
+    Each training has an object of its own: a draw is used for one step only.
 
     Args:
         num_units: Number of units; treated as public.
@@ -376,7 +377,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def charged_at_least_noise(runs: Sequence[Run], left: int, each: Sequence[int]) -> DpEvent:
-    """The event of a unit that is in `left` steps of some runs, and in at most `each` of one: the dearest."""
+    """The largest cost of a unit that is in `left` steps of all runs together, and in at most `each` steps of one."""
     folded = [(fold_gaussians(event), most) for (event, _), most in zip(runs, each, strict=True)]
     if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
         folded.sort(key=lambda run: run[0].noise_multiplier)

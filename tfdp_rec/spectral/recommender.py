@@ -245,7 +245,7 @@ class SpectralRecommender:
         return self.catalogue.ids
 
     def answers(self) -> Any:
-        """What it answers, as a `tf.Module` for `tfdp_rec.serving.export`."""
+        """A `tf.Module` that gives its answers, for `tfdp_rec.serving.export`."""
         self._check_fitted()
         from tfdp_rec.spectral.servable import SpectralAnswers  # TensorFlow is needed here alone
 

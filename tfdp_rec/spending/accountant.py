@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -46,20 +47,6 @@ class Unaccounted(ValueError):
     """The data were used in a way that an accountant cannot account for, so that it gives no ε."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Block:
-    # Steps that are paid for ahead.
-
-    id: str  # of the payment, and of the model's entry
-    event: DpEvent  # of one step
-    optimizer: Any
-    sampling: str | None  # name of the sampling that draws the batches
-
-    def is_for(self, event: DpEvent, optimizer: Any, sampling: str | None) -> bool:
-        counted = optimizer.privacy_history.receipt == self.id
-        return counted and self.optimizer is optimizer and (self.event, self.sampling) == (event, sampling)
-
-
 class Accountant:
     """The cost of a private training: of the steps of the models that it follows, and of what is recorded by hand.
 
@@ -77,7 +64,7 @@ class Accountant:
         allow_large_delta: Whether to accept δ above 1 / num_units, which a mechanism that publishes one unit's data
             whole would still meet.
         asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
-            statement then says that this was asserted, not checked.
+            statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches.
         ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
             already counts, and the models' histories are checked against it.
 
@@ -119,7 +106,7 @@ class Accountant:
         self.asserted = asserted
         self.restarts_ahead = 0  # number of times that a forecast assumes the batches to be iterated anew
         self._recorded, self._followed = Entries(), list[Any]()
-        self._block: _Block | None = None
+        self._paid_ahead: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
         self._epsilons: dict[str, float] = {}
         self.payments: Payments | None = None
         self._check(event)
@@ -138,13 +125,9 @@ class Accountant:
     # What is counted.
 
     def follow(self, model: Any) -> None:
-        """Accounts for all steps of a model, those made and those to come.
+        """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
 
-        Args:
-            model: Model that trains privately, or its optimizer. `PrivacyBudget` and `PrivatePlan` call this.
-
-        Raises:
-            TypeError: The model has no privacy history.
+        `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused.
         """
         found = getattr(model, "privacy_history", None) or getattr(
             getattr(model, "optimizer", None), "privacy_history", None
@@ -187,12 +170,17 @@ class Accountant:
         paid = self.payments.entries() if self.payments else ()
         return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in (*self.carried, *paid))
 
+    @property
+    def begun(self) -> int:
+        """Number of stretches of successive draws under this sampling, as `Entry.begun` counts them."""
+        return sum(entry.begun for entry in self._own())
+
     def _own(self) -> list[Entry]:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
         mine = self.sampling.get_state()
         if self.payments is None:
             return [e for e in self.carried if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
-        ahead = {self._block.id: self.ahead} if self._block else {}
+        ahead = {self._paid_ahead[0]: self.ahead} if self._paid_ahead else {}
         own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
         return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
 
@@ -217,18 +205,13 @@ class Accountant:
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
             sampling = Sampling.from_state(json.loads(state))
-            restarts = max(0, sum(entry.begun for entry in entries) - 1)
-            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries], restarts)
+            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries], _restarts(entries))
             steps = sum(entry.steps for entry in entries)
             found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
         return found
 
     def refuse(self) -> None:
-        """Raises if the data were used in a way that cannot be accounted for.
-
-        Raises:
-            Unaccounted: Steps were made on unproven batches, without payment, or without a record.
-        """
+        """Raises `Unaccounted` if steps were made on unproven batches, without payment, or without a record."""
         carried = self.carried
         self._refuse_unproven(carried)
         unpaid = sum(self.payments.unpaid(carried).values()) if self.payments else 0
@@ -272,39 +255,26 @@ class Accountant:
         return runs
 
     def ledger(self, steps: int | None = None) -> DpEvent:
-        """All uses of the data, as one dp_accounting event.
-
-        Raises:
-            Unaccounted: The data were used in a way that cannot be accounted for.
-        """
+        """All uses of the data as one dp_accounting event, after a number of steps as in `epsilon`."""
         self.refuse()
         runs, own = self.runs(steps), self._own()
         ahead = steps is not None and steps > sum(entry.steps for entry in own)
-        begun = sum(entry.begun for entry in own) + ahead * self.restarts_ahead
-        trained = [self.sampling.compose_history(runs, max(0, begun - 1))] if runs else []
+        restarts = _restarts(own, ahead * self.restarts_ahead)
+        trained = [self.sampling.compose_history(runs, restarts)] if runs else []
         return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """ε at δ after some number of steps; under a filter the budget's, or infinite for more steps than fit.
+        """ε at δ after `steps` steps in all, by default those made.
 
-        Args:
-            steps: Number of steps in all, by default those made; fewer look back, more forecast with the present event.
-
-        Raises:
-            Unaccounted: The data were used in a way that cannot be accounted for.
+        Fewer steps look back, more are forecast with the present event. Under a filter ε is the budget's, or infinite
+        for more steps than fit. `Unaccounted` is raised as by `refuse`.
         """
         return self._epsilon(steps, self.accountant)
 
     def max_steps(self, target_epsilon: float) -> int:
-        """The largest number of steps in all, those made included, that keeps ε within a target; at most 10^9.
+        """The largest number of steps in all, those made included, that keeps ε at most `target_epsilon`.
 
-        If the steps made cost more already, the answer is their number: no further step fits.
-
-        Args:
-            target_epsilon: Largest ε.
-
-        Raises:
-            ValueError: target_epsilon is not positive and finite.
+        It is at most 10^9, and the number of steps made if these cost more already.
         """
         checked_epsilon(target_epsilon)
         if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
@@ -322,7 +292,7 @@ class Accountant:
         Args:
             event: Event of one step.
             steps: Number of steps.
-            restarts: Number of times that shuffled batches were iterated anew for these steps.
+            restarts: Number of times that shuffled batches were iterated anew within these steps.
         """
         checked_count("steps", steps)
         if event != self.event:
@@ -368,40 +338,41 @@ class Accountant:
         """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
         if self.payments is None:
             return most
-        planned, block = isinstance(self.event, PlannedDpEvent), self._block
-        ahead = self.ahead_for(optimizer, sampling)
+        planned, ahead = isinstance(self.event, PlannedDpEvent), self.ahead_for(optimizer, sampling)
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
         if ahead < steps:
-            if planned or (block and not block.is_for(self.event, optimizer, sampling)):
+            if planned or not self._pays_for(optimizer, sampling):
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
-            proof = "" if sampling else self.asserted
-            id = self.payments.pay_steps(self.event, wanted - ahead, self._block.id if self._block else "", proof)
-            self._block, ahead = _Block(id, self.event, optimizer, sampling), wanted
-            optimizer.privacy_history.use_receipt(optimizer, sampling, id)
+            id, proof = self._paid_ahead[0] if self._paid_ahead else "", "" if sampling else self.asserted
+            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof)
+            self._paid_ahead, ahead = (id, self.event), wanted
+            optimizer.privacy_history.use_id(optimizer, sampling, id)
         return min(most, ahead)
+
+    def _pays_for(self, optimizer: Any, sampling: str | None) -> bool:
+        # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
+        return self._paid_ahead == (optimizer.privacy_history.id_in_use(optimizer, sampling), self.event)
 
     @property
     def ahead(self) -> int:
         """Number of steps that are paid for and not made yet."""
-        if self.payments is None or self._block is None:
+        if self.payments is None or self._paid_ahead is None:
             return 0
-        return max(0, self.payments.steps_of(self._block.id) - self.carried.steps_of(self._block.id))
+        id, _ = self._paid_ahead
+        return max(0, self.payments.steps_of(id) - self.carried.steps_of(id))
 
     def ahead_for(self, optimizer: Any, sampling: str | None) -> int:
         """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
-        return self.ahead if self._block and self._block.is_for(self.event, optimizer, sampling) else 0
+        return self.ahead if self._pays_for(optimizer, sampling) else 0
 
     def give_back_unused(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""
-        block, left = self._block, self.ahead
-        if self.payments is None or block is None:
-            return
-        block.optimizer.privacy_history.use_receipt(block.optimizer, block.sampling, "")  # later steps have another id
-        if left:
-            self.payments.give_back(block.id, left)
-        self._block = None
+        if self.payments is not None and self._paid_ahead is not None:
+            if left := self.ahead:
+                self.payments.give_back(self._paid_ahead[0], left)
+            self._paid_ahead = None
 
     def note_checkpoint(self, event: DpEvent) -> None:
         """Notes that a checkpoint was written, whose next step has this `event`: its plan is paid for."""
@@ -410,13 +381,12 @@ class Accountant:
             self.payments.note_checkpoint(event, steps)
 
     def pay_for_history(self) -> None:
-        """Pays for all steps of the models that the ledger has not paid for, such as those before it was begun.
+        """Pays for all that the models have spent and the ledger lacks, such as steps before it was begun.
 
-        Raises:
-            Unaccounted: Steps were made on unproven batches, or have no guarantee.
+        Steps on unproven batches and steps without a guarantee are refused: `Unaccounted`.
         """
         if self.payments is not None:
-            # A ledger's total is claimed by accountants that do not follow these models.
+            # Other accountants will state this ledger's total without knowing these models, so the price must be right.
             self._refuse_unproven(self.carried)
             if self.void:
                 raise Unaccounted(
@@ -435,13 +405,9 @@ class Accountant:
     # Its statement and state.
 
     def statement(self, steps: int | None = None) -> Statement:
-        """The guarantee in words: unit, sampling, adjacency, δ, steps, accountant, and what it does not cover.
+        """The guarantee in words, after `steps` steps; by default those made.
 
-        Args:
-            steps: Number of steps that the statement is for; by default those made.
-
-        Raises:
-            BrokenLedger: The ledger was removed or replaced while it was open.
+        Raises `BrokenLedger` if the ledger was removed or replaced while it was open.
         """
         if self.payments is not None:
             self.payments.ledger.refuse_lost()
@@ -458,14 +424,11 @@ class Accountant:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Adds what an earlier run counted.
-
-        Args:
-            state: Result of `get_state`.
+        """Adds what an earlier run counted: `state` is the result of its `get_state`.
 
         Raises:
-            ValueError: The state is not an accountant's; it is of another δ or, without a ledger, of another sampling;
-                or the ledger lacks lines that it had when the state was made.
+            ValueError: The state is no accountant's, or is of another δ; without a ledger, it is of another sampling or
+                was counted in a ledger; or the ledger lacks lines that it had when the state was made.
         """
         missing = {"delta", "event", "history", "sampling"} - set(state)
         if missing:
@@ -473,23 +436,19 @@ class Accountant:
         if state["delta"] != self.delta:
             raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
         event, history = events.from_json(state["event"]), Entries.loads(state["history"])
-        if self.payments is None:  # a ledger prices each step by its own sampling: with one, the data may have grown
+        if self.payments is None:
             self.sampling.set_state(state["sampling"])
-        if self.payments is not None:
-            if state.get("mark"):
-                self.payments.ledger.refuse_without(Mark(**state["mark"]))
-        for use, label in self._uses_without_ids(state, history):
-            history.add(Entry(use, 1, DRAWN, label=label))
+            if state.get("mark"):  # the ledger may hold more than the state
+                raise ValueError(
+                    "This state was counted in a ledger, which may hold more than the state: give the accountant the "
+                    "same one, ledger=."
+                )
+        elif state.get("mark"):  # a ledger prices each step by its own sampling: with one, the data may have grown
+            self.payments.ledger.refuse_without(Mark(**state["mark"]))
+        history.merge(_uses_without_ids(state, history))
         self._recorded.merge(history)
         self.event = event
         Changes.made += 1
-
-    def _uses_without_ids(self, state: dict[str, Any], history: Entries) -> list[tuple[DpEvent, str]]:
-        # Of states of versions before 0.3. They may be others than those counted here, but for those that the history
-        # has under an id, and those that stand in the ledger, which the state's mark has seen.
-        found = [(events.from_json(event), label) for event, label in state.get("spent", ())]
-        found = [(event, label) for event, label in found if not history.steps_of(id_of_use(event, label))]
-        return self.payments.without_those_paid(found) if self.payments and state.get("mark") else found
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)
@@ -515,6 +474,26 @@ class Accountant:
                     f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
                     f"{self.limit.delta:g}."
                 )
+
+
+def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
+    # Uses in a state of a version before 0.3. Those that a ledger has paid for, which the state's mark has seen, are
+    # found there by event and label. Others may differ from those counted here, unless the history has their id.
+    found = Entries()
+    for fields, label in state.get("spent", ()):
+        use = Entry(events.from_json(fields), 1, DRAWN, label=label)
+        id = id_of_use(use.event, label)
+        if not history.steps_of(id):
+            found.extend(id if state.get("mark") else new_id(), use)
+    return found
+
+
+def _restarts(entries: Sequence[Entry], ahead: int = 0) -> int:
+    # Stretches of successive draws, less one: `Sampling.compose_history`. Steps recorded by hand begin one, and as many
+    # as their restarts.
+    by_hand = [entry for entry in entries if entry.origin == BY_HAND]
+    begun = sum(entry.begun for entry in entries) + bool(by_hand) + ahead
+    return max(0, begun - 1)
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

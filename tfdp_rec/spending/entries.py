@@ -111,19 +111,27 @@ class Entries:
     def add(self, entry: Entry, id: str | None = None) -> str:
         """Adds an entry unless one with this id has at least as many steps; returns the id."""
         id = id or new_id()
+        before = self._checked(id, entry)
         # An entry only grows, so the larger count is the later one.
-        if self.steps_of(id) < entry.steps or id not in self._by_id:
+        if before is None or self.steps_of(id) < entry.steps:
             self._by_id[id] = entry
         return id
 
+    def _checked(self, id: str, entry: Entry) -> Entry | None:
+        # The present entry of an id. One of another event would be lost in a merge.
+        before = self._by_id.get(id)
+        if before is not None and (before.event, before.label) != (entry.event, entry.label):
+            raise ValueError(
+                f"Two expenses have the id {id!r}, {events.in_words(before.event)} and {events.in_words(entry.event)}: "
+                "only one would be counted. Give each an id of its own, or leave id= out."
+            )
+        return before
+
     def extend(self, id: str, entry: Entry) -> None:
         """Adds steps to the entry with this id, or makes it."""
-        before = self._by_id.get(id)
-        if before is None:
-            self._by_id[id] = entry
-        else:
-            steps, begun = before.steps + entry.steps, before.begun + entry.begun
-            self._by_id[id] = dataclasses.replace(entry, steps=steps, begun=begun)
+        before = self._checked(id, entry)
+        steps, begun = (before.steps, before.begun) if before else (0, 0)
+        self._by_id[id] = dataclasses.replace(entry, steps=steps + entry.steps, begun=begun + entry.begun)
 
     def merge(self, other: Entries) -> None:
         """Adds every entry of `other`."""

@@ -2,21 +2,13 @@
 
     pay, fsync  ->  look at the data  ->  give back what was not used
 
-- An entry describes its expense in full, sampling included: the total is that of the entries, whatever the settings
-  are today.
-- A total is a bound for payments that were fixed in advance. A ledger with a filter (`filters.py`) admits payments that
-  depend on earlier releases, refuses those that would exceed its budget, and claims the budget.
-- A payment is on disk before the use of the data begins. A crash can leave a payment without a use, never a use without
-  a payment.
-- A file has one owner at a time, in and across processes: two owners would each compute their own total.
-- A file restored from an older backup lacks a mark, or is behind the steps of a checkpoint, and is refused.
-
 Each line is one JSON object in its one canonical form (keys sorted, no spaces), and holds the hash of the line before:
 
     hash = sha256(the line without "hash")          previous = hash of the line before, "" in the first
 
-so that a line that was changed, left out or moved breaks the chain at its place. docs/ledger.md has every field, and a
-checker that needs no part of this package.
+so that a line that was changed, left out or moved breaks the chain at its place. A file has one owner at a time, in and
+across processes, since two owners would each compute a total of their own. docs/ledger.md has what is guaranteed, every
+field, and a checker that needs no part of this package.
 
 A crash during a write may leave an incomplete last line; `pay` had not returned then. A line that lacks its newline
 alone counts as spent. A line that cannot be read makes the ledger refused until a person has looked at it: after a
@@ -182,8 +174,20 @@ class Chain:
         self.lines = list[dict[str, Any]]()
         self.limit: PrivacyFilter | None = None  # the filter that the ledger was begun with, if any
         self.payments = dict[int, Paid]()  # by number, less what was given back
-        for line in text.split(b"\n")[:-1]:
+        self._add_all(text)
+
+    def _add_all(self, text: bytes) -> bytes:
+        # Adds all lines of a file; returns the newline that the last one may lack.
+        end = text.rfind(b"\n") + 1
+        if text[end:] and parsed(text[end:]) is None:
+            raise BrokenLedger(
+                f"The last line of {self.path} is cut short. If a crash during its writing did that, it paid for "
+                "nothing: move it aside with  tfdp-rec ledger mend FILE. If the file was copied or restored since, use "
+                "the newest complete backup instead."
+            )
+        for line in text.removesuffix(b"\n").split(b"\n") if text else ():
             self.add(line)
+        return b"\n" if text[end:] else b""
 
     @property
     def id(self) -> str:
@@ -194,11 +198,6 @@ class Chain:
     def head(self) -> str:
         """Hash of the last line."""
         return str(self.lines[-1]["hash"]) if self.lines else ""
-
-    @property
-    def last_paid(self) -> Paid | None:
-        """The latest payment."""
-        return self.payments[max(self.payments)] if self.payments else None
 
     def add(self, line: bytes) -> None:
         """Checks and adds the next line."""
@@ -252,9 +251,29 @@ class Chain:
         return [payment for payment in self.payments.values() if payment.attempts]
 
     @property
+    def last_paid(self) -> Paid | None:
+        """The latest payment."""
+        return self.payments[max(self.payments)] if self.payments else None
+
+    @property
     def steps(self) -> int:
         """Number of training steps that were paid for."""
         return sum(payment.steps for payment in self.payments.values())
+
+    def epsilon(self, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
+        """ε at δ of all payments, and of `more` that are not made yet; under a filter, the budget's."""
+        if self.limit is not None:
+            return self.limit.claim(delta) if self._admits(more) else math.inf
+        found = {canonical(events.to_json(event)): event for event in _events([*self.paid, *more])}
+        return max(epsilon_of(event, delta, accountant) for event in found.values())
+
+    def _admits(self, more: Sequence[Payment]) -> bool:
+        return self.limit is None or all(map(self.limit.admits, _events([*self.paid, *more])))
+
+    @property
+    def used(self) -> float:
+        """Fraction of a filter's budget that its payments use, for the worst item; the claim is the whole budget."""
+        return max(map(self.limit.used, _events(self.paid))) if self.limit else 0.0
 
     def refuse_without(self, mark: Mark) -> None:
         """Raises unless the ledger continues from a mark."""
@@ -333,8 +352,7 @@ def by_item(payments: Sequence[Payment]) -> list[list[Payment]]:
 def read(path: Path) -> Chain:
     """A ledger's lines, checked, without owning the file or writing to it."""
     with open(path, "rb") as file:
-        text, torn = _split(os.fspath(path), file.read())
-    return _chain(os.fspath(path), text + torn)
+        return _chain(os.fspath(path), file.read())
 
 
 def _chain(path: str, text: bytes) -> Chain:
@@ -343,23 +361,9 @@ def _chain(path: str, text: bytes) -> Chain:
     return Chain(path, text)
 
 
-def total(chain: Chain, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
-    """ε at δ of a ledger's payments, and of `more`: that of the worst item; under a filter, the budget's."""
-    if chain.limit is not None:
-        admitted = all(map(chain.limit.admits, _events([*chain.paid, *more])))
-        return chain.limit.claim(delta) if admitted else math.inf
-    found = {canonical(events.to_json(event)): event for event in map(composed, by_item([*chain.paid, *more]))}
-    return max(epsilon_of(event, delta, accountant) for event in found.values())
-
-
 def _events(payments: Sequence[Payment]) -> list[DpEvent]:
     # One composed event for each item that payments are about.
     return [composed(own) for own in by_item(payments)]
-
-
-def used(chain: Chain) -> float:
-    """Fraction of a filter's budget that its payments use, for the worst item."""
-    return max(map(chain.limit.used, _events(chain.paid))) if chain.limit else 0.0
 
 
 def mend(path: Path) -> str:
@@ -422,7 +426,7 @@ class Ledger(Chain):
         self.unit = unit
         self.adjacency = adjacency_of(adjacency)
         self.data = data
-        self._session = secrets.token_hex(8)
+        self.session = secrets.token_hex(8)  # id of this object, which stands in every line that it writes
         self._process = os.getpid()
         self._thread = threading.RLock()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -437,16 +441,14 @@ class Ledger(Chain):
 
     def _begin(self, limit: PrivacyFilter | None) -> None:
         # Reads the file's lines; of an empty file, writes the first.
-        text, torn = _split(self.path, _contents(self._file))
-        self._size = len(text) + len(torn) - bool(torn)
-        if not text + torn:
+        self._size = os.fstat(self._file).st_size
+        missing = self._add_all(os.pread(self._file, self._size, 0))
+        if not self.lines:
             kind = {"format": FILTER, "limit": limit.to_json()} if limit else {"format": FORMAT}
             self._append({"kind": "begin", **kind, "ledger": secrets.token_hex(8)})
             sync_entry(os.path.dirname(self.path))
-        for line in (text + torn).split(b"\n")[:-1]:
-            self.add(line)
-        if torn:  # whole but for its newline: it counts
-            self._write(b"\n")
+        if missing:  # the last line is whole but for its newline: it counts
+            self._write(missing)
 
     def _refuse_foreign(self, data_changed: bool) -> None:
         last = self.last_paid
@@ -483,19 +485,9 @@ class Ledger(Chain):
         about: tuple[str, ...] | None = None,
         id: str = "",
     ) -> int:
-        """Writes an expense durably; use the data only after this has returned.
+        """Writes an expense durably, and returns the number of its line; use the data only after that.
 
-        Args:
-            event: Event of one attempt, with its sampling.
-            attempts: Number of attempts that are paid for.
-            label: Name of the expense.
-            settings: Settings of the mechanism and the sampling.
-            steps: Number of training steps that the payment covers.
-            about: Items that the expense may reveal something of; None for all.
-            id: Id of an expense that is extended; by default a new one.
-
-        Returns:
-            The entry's number.
+        Arguments as `Payment`; without `id` the expense has a new one.
 
         Raises:
             ValueError: The event cannot stand in a ledger, a number is out of range, or the filter's rest is exceeded.
@@ -513,19 +505,14 @@ class Ledger(Chain):
         if self.limit is None:
             return
         self.limit.refuse_unpriced(payment.event)
-        if not all(map(self.limit.admits, _events([*self.paid, payment]))):
+        if not self._admits([payment]):
             raise ValueError(
-                f"{self.path} is {self.limit}: {used(self):.2%} of it is used, and this payment would exceed it. "
+                f"{self.path} is {self.limit}: {self.used:.2%} of it is used, and this payment would exceed it. "
                 "Nothing was paid. Pay for less: calibrate_noise(..., ledger=ledger) finds the noise that fits."
             )
 
     def give_back(self, number: int, attempts: int, steps: int = 0) -> None:
-        """Takes back attempts, or steps alone, that this object paid for and that never will be made.
-
-        Args:
-            number: Number of the payment.
-            attempts: Number of attempts that were not made; 0 for a plan that was begun.
-            steps: Number of steps that were not made.
+        """Gives back `attempts` and `steps` of the payment in line `number` that will never be made.
 
         Raises:
             ValueError: The payment is not this object's, or is of fewer attempts or steps.
@@ -534,7 +521,7 @@ class Ledger(Chain):
         within = paid is not None and 0 <= attempts <= paid.attempts and 0 <= steps <= paid.steps
         if within and paid is not None:  # a step that stays paid keeps its price: its receipt stays valid
             within = (paid.attempts - attempts) * paid.steps >= (paid.steps - steps) * paid.attempts
-        if paid is None or not within or paid.session != self._session or not attempts + steps:
+        if paid is None or not within or paid.session != self.session or not attempts + steps:
             raise ValueError(
                 f"Entry {number} has no {attempts} attempts that this process paid for and did not make: attempts that "
                 "another process paid for may have been made, and stay spent."
@@ -548,7 +535,7 @@ class Ledger(Chain):
     def _append(self, fields: Mapping[str, Any]) -> int:
         with self._thread:
             number = len(self.lines)
-            line = written({**fields, "number": number, "previous": self.head, "session": self._session})
+            line = written({**fields, "number": number, "previous": self.head, "session": self.session})
             self._refuse_lost()
             self._write(line)
             self.add(line[:-1])
@@ -575,43 +562,13 @@ class Ledger(Chain):
         os.fsync(self._file)
         self._size += len(line)
 
-    # What was paid.
-
-    def epsilon(self, delta: float, accountant: str = "pld", more: Sequence[Payment] = ()) -> float:
-        """ε at δ of all payments, and of further ones.
-
-        Args:
-            delta: Probability δ.
-            accountant: "pld" or "rdp"; a filter has a price of its own.
-            more: Payments that are not made yet.
-        """
-        return total(self, delta, accountant, more)
-
-    @property
-    def used(self) -> float:
-        """Fraction of a filter's budget that is used; the claim is the whole budget all the same."""
-        return used(self)
-
-    @property
-    def session(self) -> str:
-        """Id of this object, which stands in every line that it writes."""
-        return self._session
-
     @property
     def mark(self) -> Mark:
         """Present end of the ledger, for a checkpoint to keep beside its steps."""
         return Mark(self.id, len(self.lines), self.head)
 
     def refuse_behind(self, steps: int, mark: Mark | None = None) -> None:
-        """Raises if a checkpoint has more steps than the ledger, which then was deleted or is an older one.
-
-        Args:
-            steps: Number of the checkpoint's steps.
-            mark: Mark of the ledger in the checkpoint.
-
-        Raises:
-            BrokenLedger: The ledger lacks steps, or lines that the mark has seen.
-        """
+        """Raises `BrokenLedger` if the ledger lacks `steps` of a checkpoint, or lines that its `mark` has seen."""
         if mark is not None:
             self.refuse_without(mark)
         if steps > self.steps:
@@ -636,23 +593,6 @@ class Ledger(Chain):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _split(path: str, text: bytes) -> tuple[bytes, bytes]:
-    """The complete lines, and a last line that lacks its newline alone, with one."""
-    end = text.rfind(b"\n") + 1
-    torn = text[end:]
-    if torn and parsed(torn) is None:
-        raise BrokenLedger(
-            f"The last line of {path} is cut short. If a crash during its writing did that, it paid for nothing: "
-            "move it aside with  tfdp-rec ledger mend FILE. If the file was copied or restored since, use the newest "
-            "complete backup instead."
-        )
-    return text[:end], torn + b"\n" if torn else b""
-
-
-def _contents(file: int) -> bytes:
-    return os.pread(file, os.fstat(file).st_size, 0)
 
 
 def _same(path: str, about: os.stat_result) -> bool:

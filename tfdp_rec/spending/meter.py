@@ -44,14 +44,18 @@ _NO_MORE = (
     "stand before PrivacyBudget in callbacks.\n"
 )
 _OTHER = (
-    "Refused batch: the model was compiled with another optimizer after this step was traced, or a PrivacyBudget "
-    "covers the batches of its fit alone, and this batch is of another origin or optimizer, whose steps may cost more. "
-    "Train with the model as it is compiled now, after that fit, under a budget of its own.\n"
+    "Refused batch: the price of this step is not known. Either the model was compiled with another optimizer after "
+    "this step was traced, or PrivacyBudget has priced the steps of one optimizer on the batches of one sampling, and "
+    "this is not one of them. Make it after that fit, with the model as it is compiled now, under its own budget.\n"
 )
 _REPRICED = (
     "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
     "counted for it. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
     "noise: optimizer.noise_multiplier = optimizer.noise_multiplier.\n"
+)
+_BEGUN = (
+    "Refused batch: it begins another iteration of the batches than PrivacyBudget planned for in this fit, and may "
+    "cost as much as an epoch. Train on it in a fit of its own; for batches that end, leave out steps_per_epoch.\n"
 )
 
 
@@ -66,12 +70,13 @@ class Meter:
         self._weights: list[keras.Variable] = []
         self._joined: Meter | None = None
         self._optimizer = optimizer  # the optimizer whose `iterations` are the check
-        self._present = optimizer  # the only optimizer whose steps are allowed
+        self._present = optimizer  # the optimizer of the last compile(): steps of earlier ones are refused
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
         self._half_restored = False  # whether `iterations` may have been restored after the entries
-        self._made, self._begun, self._limit = _number(0), _number(0), _number(_NO_LIMIT)
+        self._made, self._limit = _number(0), _number(_NO_LIMIT)
+        self._begun, self._begun_limit, self._fits = _number(0), _number(_NO_LIMIT), _number(0)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
-        self._receipt: tuple[Any, str | None, str] | None = None  # optimizer, sampling's name, id of the payment in use
+        self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
         self._spare = [_variables() for _ in range(_KINDS)]
 
     # In the graph of a step.
@@ -79,10 +84,17 @@ class Meter:
     def count(self, optimizer: Any, source: Source) -> list[Any]:
         """Operations that count a step, which must wait for them."""
         counter = self._counter(optimizer, source)
+        # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
+        # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
+        # Batches without a proof have no position: each fit begins an iteration of them.
+        position = tf.cast(self._fits if source.sampling is None else source.position, tf.int64)
+        follows = tf.cast(tf.equal(position, counter.next), tf.int64)
+        begins = (1 - follows) * (2 - tf.cast(1 if source.sampling is None else source.begins, tf.int64))
         checks: list[Check] = [
             (self._made < self._limit, _NO_MORE),
             (counter.allowed > 0, _OTHER),
             (counter.price_now() == counter.price, _REPRICED),
+            (self._begun + begins <= self._begun_limit, _BEGUN),
         ]
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
@@ -90,22 +102,18 @@ class Meter:
         gate = demand_all(*checks)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
-            # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
-            # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
-            position, one = tf.cast(source.position, tf.int64), given(tf.constant(1, tf.int64), gate)
-            follows = tf.cast(tf.equal(position, counter.next), tf.int64)
-            begins = (1 - follows) * (2 - tf.cast(source.begins, tf.int64)) * int(source.sampling is not None)
+            one = given(tf.constant(1, tf.int64), gate)
             return [
                 self._made.assign_add(one),
                 self._begun.assign_add(begins),
                 counter.steps.assign_add(one),
                 counter.begun.assign_add(begins),
-                counter.next.assign(position + 1),
+                counter.next.assign(position + int(source.sampling is not None)),
             ]
 
     def count_ordinary(self, optimizer: Any) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
-        key = (id(optimizer), ORDINARY)
+        key = (optimizer, ORDINARY)
         if key not in self._counters:
             counter = Counter(optimizer, None, "", self._variables(), ORDINARY, type(optimizer).__name__)
             counter.id = _ids_of_ordinary.setdefault(optimizer, counter.id)
@@ -116,14 +124,13 @@ class Meter:
     def _counter(self, optimizer: Any, source: Source) -> Counter:
         void = void_of(optimizer, source)
         name = source.sampling.name if source.sampling else None
-        key = (id(optimizer), name, void)
+        key = (optimizer, name, void)
         if key not in self._counters:
             state = source.sampling.get_state() if source.sampling else None
             origin = UNPROVEN if state is None else DRAWN
             counter = Counter(optimizer, state, void, self._variables(), origin, name=name)
             self._counters[key] = counter
-            if self._receipt is not None and self._receipt[:2] == (optimizer, name) and not void:
-                counter.id = self._receipt[2]
+            counter.id = self._paid_ids.pop(key, counter.id)
             self._allow_or_refuse(counter)
             Changes.made += 1
         return self._counters[key]
@@ -132,6 +139,10 @@ class Meter:
         return self._spare.pop() if self._spare else _variables()
 
     # Between steps.
+
+    def begin_fit(self) -> None:
+        """Notes that a fit begins, and with it an iteration of batches that carry no proof."""
+        self._fits.assign_add(1)
 
     def add(self, optimizer: Any, source: Source, steps: int) -> None:
         """Counts steps that were made elsewhere, such as on the workers of a cluster."""
@@ -156,7 +167,7 @@ class Meter:
         Changes.made += 1
 
     def restored(self) -> None:
-        """Adapts the check to `iterations` that were restored; call after every restore."""
+        """Notes that `iterations` may have been restored, to any number; call after every restore."""
         # Steps beyond them were made by other optimizers, or before `iterations` was reset.
         if self._optimizer is not None:
             self._earlier = max(0, self._own_steps - int(self._optimizer.iterations.numpy()))
@@ -164,12 +175,11 @@ class Meter:
 
     @contextlib.contextmanager
     def repricing(self, optimizer: Any) -> Iterator[None]:
-        """A block in which the cost of a step of `optimizer` changes; steps made before keep their event."""
+        """A context in which settings that decide the price change; steps made before keep their event."""
         own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
         for counter in own:
             counter.close(self._closed)
-        if own:
-            self._receipt = None  # later steps have another id, which is not paid for yet
+        self._paid_ids.clear()  # later steps have another id, which is not paid for yet
         if self._budget is not None:
             self._limit.assign(self._made)  # until the budget has priced the next step
         try:
@@ -182,20 +192,26 @@ class Meter:
             if plan is not None:
                 plan.reprice(optimizer.dp_event())
 
-    def use_receipt(self, optimizer: Any, sampling: str | None, id: str) -> None:
-        """Counts the next steps of one optimizer and sampling under the id of their payment; "" ends that."""
-        self._receipt = (optimizer, sampling, id) if id else None
-        for counter in self._counters.values():
-            if counter.is_of(optimizer, sampling) and not counter.void:
-                if counter.id != id:
-                    counter.close(self._closed)
-                    counter.id = id or new_id()
+    def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
+        """Counts the next steps of one optimizer and sampling under the id of their payment."""
+        key = (optimizer, sampling, "")
+        counter = self._counters.get(key)
+        if counter is None:
+            self._paid_ids[key] = id
+        elif counter.id != id:
+            counter.close(self._closed)
+            counter.id = id
         Changes.made += 1
+
+    def id_in_use(self, optimizer: Any, sampling: str | None) -> str:
+        """Id under which the next steps of one optimizer and sampling are counted."""
+        key = (optimizer, sampling, "")
+        return self._counters[key].id if key in self._counters else self._paid_ids.get(key, "")
 
     # Totals.
 
     def snapshot(self) -> Entries:
-        """All present entries of all meters whose steps are in the model's weights."""
+        """The entries of all steps that trained the model's weights, as they stand now."""
         found = Entries()
         for meter in self._related():
             meter._write(found)
@@ -237,17 +253,17 @@ class Meter:
     # Meters that belong together.
 
     def trains(self, variables: Iterable[keras.Variable]) -> None:
-        """Declares the variables that the steps write: every model with one of them has spent these steps too."""
+        """Notes the variables that the steps write: each model with one of them has spent these steps."""
         variables = list(variables)
         for variable in variables:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
         if any(meter._budget is not None for meter in self._related() if meter is not self):
-            self._limit.assign(self._made)  # a budget is kept for these weights already, so no step without it
+            self._limit.assign(self._made)  # a budget is kept for these weights: no step without it
 
     def add_weights(self, variables: Iterable[keras.Variable]) -> None:
-        """Adds weights of the model, frozen ones included, since other models may train them."""
+        """Adds weights of the model, also frozen ones: other models may train them."""
         known = {id(variable) for variable in self._weights}
         self._weights += [variable for variable in variables if id(variable) not in known]
         Changes.made += 1
@@ -265,7 +281,7 @@ class Meter:
         return list(found.values())
 
     def add_part(self, optimizer: Any, part: Meter) -> None:
-        """Continues with another optimizer, whose meter so far becomes a part of this one."""
+        """Includes the meter of another optimizer, with which the training continues."""
         self._earlier = self._own_steps
         self._parts.append(part)
         self._optimizer = optimizer
@@ -273,31 +289,29 @@ class Meter:
         Changes.made += 1
 
     def refuse_other_optimizers(self, optimizer: Any) -> None:
-        """Refuses steps of all optimizers but this one, with which the model was compiled."""
+        """Refuses the steps of all optimizers but this one, with which the model was just compiled."""
         self._present = optimizer
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
 
     @property
     def root(self) -> Meter:
-        """The meter that this one is, directly or not, a part of; itself if of none."""
+        """The meter that includes this one and is itself included by none."""
         return self if self._joined is None else self._joined.root
 
     # Limits.
 
-    def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
-        """Sets the number of further steps, of one optimizer and sampling; 0 for other models on shared weights."""
+    def allow(
+        self, steps: int | None, optimizer: Any = None, sampling: str | None = None, begun: int | None = None
+    ) -> None:
+        """Allows this many further steps to one optimizer and sampling, and none to other models on shared weights."""
+        self._begun_limit.assign(_NO_LIMIT if begun is None else self._begun + begun)
         for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
             meter._limit.assign(left)
         self._budget = None if steps is None else (optimizer, sampling)
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
-
-    @property
-    def receipt(self) -> str:
-        """Id of the payment that steps are counted under; empty if there is none."""
-        return "" if self._receipt is None else self._receipt[2]
 
     @property
     def made(self) -> int:
@@ -322,7 +336,7 @@ class Counter:
     optimizer: Any
     sampling: dict[str, Any] | None  # state of the sampling that draws the batches
     void: str  # reason why the steps have no guarantee
-    # Steps, number of times the batches were begun, whether a step is allowed, settings that the step was priced by.
+    # Number of steps, of stretches begun, whether a step is allowed, the next draw, settings at which it was priced.
     variables: dataclasses.InitVar[list[tf.Variable]]
     origin: str
     label: str = ""
@@ -370,7 +384,7 @@ class StepLimit:
         self.made, self.most = _number(0), _number(most)
 
     def takes_one(self) -> tf.Tensor:
-        """Takes one step of what is left; whether there was one."""
+        """Counts one step; whether it is within the limit."""
         # Taken before it is compared: of two threads at the last step at most one finds that it is within.
         with tf.control_dependencies([self.made.assign_add(1)]):
             return self.made.read_value() <= self.most

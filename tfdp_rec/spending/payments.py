@@ -1,23 +1,23 @@
 """Payments for training steps in a ledger: in blocks, before the steps are made.
 
-A block has the id of the entry that the model counts its steps under, so that the model's entries are receipts. The
-rest of a block is given back when no step of it will be made; a crash leaves the whole block spent.
+A block and the model's entry for its steps have the same id, so that the entry is a receipt. Steps of a block that will
+not be made are given back; after a crash the whole block stays spent.
 
 Planned noise is paid for as a whole, before its first step:
 
     price of a part  =  0 if it continues from the plan's last step or last checkpoint;  else the plan's event
 
 A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). A checkpoint writes a note in the
-ledger, which counts for the payment before it alone. A part that begins elsewhere is a fork and pays again: releases of
-the first part may hold other noise for the same steps. Forks are the copy of an older checkpoint, a checkpoint from
-which another part has continued already, and a part that continues after another part has continued from it.
+ledger, which is valid until the next payment. A part that begins elsewhere is a fork and pays the plan's price again,
+since earlier releases may hold other noise for the same steps. Three kinds of forks: a part that begins at an older
+checkpoint; a second part that begins at one checkpoint; a part that continues after another began at its checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -58,12 +58,12 @@ class Payments:
                 f"{sampling.unit} ({sampling.adjacency}): open a ledger for the sampling's unit."
             )
         self.ledger, self._sampling = ledger, sampling
-        self._read = 0, list[Line]()
+        self._read = 0, list[Line](), list[Line]()
 
     # Paying.
 
     def pay_once(self, event: DpEvent, label: str, id: str) -> None:
-        """Pays for one use of all data that is no step."""
+        """Pays for one use of the data that is no training step."""
         self.ledger.pay(event, label=label, settings={"sampling": None}, id=id)
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
@@ -90,10 +90,15 @@ class Payments:
             if left:
                 entry = _steps_of(paid)
                 planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
-                unbegun = left == self.ledger.lines[paid.number]["steps"]
+                unbegun = left == self.ledger.lines[paid.number]["steps"] and not self._continued(paid, entry)
                 attempts = int(unbegun) if planned else left  # a plan that was begun costs as a whole
                 self.ledger.give_back(paid.number, attempts, left)
                 steps -= left
+
+    def _continued(self, paid: Paid, entry: Entry | None) -> bool:
+        # Whether a later payment of the same plan may have cost nothing because of this one.
+        later = [each for each in self.ledger.paid if each.number > paid.number]
+        return any(_plan(steps) == _plan(entry) for steps in map(_steps_of, later) if steps and entry)
 
     def note_checkpoint(self, event: DpEvent, made: int) -> None:
         """Notes that a checkpoint holds a plan after `made` steps of the event's part."""
@@ -106,8 +111,8 @@ class Payments:
         """All steps that were paid for, under any sampling, without those that a plan's fork has replaced."""
         found = Entries()
         for paid, entry in self._lines():
-            if entry is not None and paid.steps:
-                found.extend(paid.id or f"line {paid.number}", dataclasses.replace(entry, steps=paid.steps))
+            if entry is not None:
+                found.extend(paid.id or f"line {paid.number}", entry)
         return found
 
     def others(self) -> list[tuple[DpEvent, str]]:
@@ -125,34 +130,24 @@ class Payments:
 
     def unpaid(self, carried: Entries) -> dict[str, int]:
         """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
-        paid = Counter[str]()
-        for each in self.ledger.payments.values():
-            paid[each.id] += each.steps
-        for id, steps in self._claims().items():
-            paid[id] += steps
-        uses = self._uses()
-        owed = {
-            id: entry.steps - (uses[id] if entry.label else paid[id])
-            for id, entry in carried.items()
-            if entry.origin != ORDINARY
-        }
+        paid, claims = self._paid_by_id(), self._claims()
+        owed = {}
+        for id, entry in carried.items():
+            if entry.origin != ORDINARY:
+                owed[id] = entry.steps - paid[id_of_use(entry.event, id)] - (0 if entry.label else claims[id])
         return {id: steps for id, steps in owed.items() if steps > 0}
 
-    def _uses(self) -> Counter[str]:
-        # Number of uses that were paid for, by their ids, and by that of their event and label.
+    def _paid_by_id(self) -> Counter[str]:
+        # Number of steps, or of other uses, that were paid for, by id and event: a payment is for its own event alone.
         found = Counter[str]()
-        for each in self.ledger.paid:
-            for id in {each.id, id_of_use(each.event, each.label)}:
-                found[id] += 0 if each.steps else each.attempts
+        for each, entry in self._read_lines()[0]:
+            if entry is not None:
+                found[id_of_use(entry.event, each.id)] += each.steps
+            elif not each.steps:
+                # A payment by hand has an id of its own: it is found by event and label.
+                for id in {each.id, id_of_use(each.event, each.label)}:
+                    found[id_of_use(each.event, id)] += each.attempts
         return found
-
-    def without_those_paid(self, uses: Iterable[tuple[DpEvent, str]]) -> list[tuple[DpEvent, str]]:
-        """Those of the uses that the ledger does not hold, by event and label."""
-        paid, left = self._uses(), []
-        for event, label in uses:
-            paid[id_of_use(event, label)] -= 1
-            left += [(event, label)] if paid[id_of_use(event, label)] < 0 else []
-        return left
 
     def pay_for(self, carried: Entries, asserted: str = "") -> None:
         """Pays for all entries of models that this ledger has not paid for; `asserted`: what drew unproven batches."""
@@ -202,10 +197,14 @@ class Payments:
         return [{**line["settings"], "number": line["number"]} for line in lines]
 
     def _lines(self) -> list[Line]:
-        lines = len(self.ledger.lines)
-        if self._read[0] != lines:
-            self._read = lines, self._cut([(paid, _steps_of(paid)) for paid in self.ledger.paid])
-        return self._read[1]
+        return self._read_lines()[1]
+
+    def _read_lines(self) -> tuple[list[Line], list[Line]]:
+        # Payments with their steps, as they were paid for and as they count.
+        if self._read[0] != len(self.ledger.lines):
+            lines = [(paid, _steps_of(paid)) for paid in self.ledger.paid]
+            self._read = len(self.ledger.lines), lines, self._cut(lines)
+        return self._read[1:]
 
     # Plans.
 
@@ -214,7 +213,7 @@ class Payments:
         lines = [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == event.plan]
         parts = [entry for _, entry in lines]
         first = event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)
-        # Only the last part to begin counts: one that began after another may have been released without a note.
+        # Only the part that began last may continue: its releases may exist, although no note names them.
         latest = _part(parts[-1]) if parts else None
         ends = _end(parts), self._kept(event.plan, since=lines[-1][0].number if lines else 0)
         left = latest == event.after and (event.after, event.start) in ends
@@ -222,8 +221,8 @@ class Payments:
         return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
 
     def _cut(self, lines: Sequence[Line]) -> list[Line]:
-        # Ends a part where another continued from it, and a part of an ended process at its last checkpoint: its later
-        # steps were paid for, and were not made or are lost.
+        # A part ends where another continued from it; one of an earlier process, at its last checkpoint. Later steps
+        # were paid for, but were not made or are lost.
         found = list(lines)
         last: dict[str, int] = {}  # place of a plan's last payment
         for place, (paid, entry) in enumerate(lines):
@@ -250,13 +249,14 @@ def _steps_of(paid: Paid) -> Entry | None:
     step, state = paid.settings.get("step"), paid.settings.get("sampling")
     if not step or not state:
         return None
-    event = events.from_json(step)
+    event, steps = events.from_json(step), paid.steps
     if isinstance(event, PlannedDpEvent):
         fits = paid.attempts == 1 and paid.event in (event.event, dp_accounting.NoOpDpEvent())
+        steps = max(steps, int(paid.event != dp_accounting.NoOpDpEvent()))  # a price counts, even without a step
     else:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
-    return Entry(event, paid.steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
+    return Entry(event, steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
 
 
 def _alike(paid: Entry | None, entry: Entry) -> bool:
@@ -265,7 +265,7 @@ def _alike(paid: Entry | None, entry: Entry) -> bool:
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:
     assert entry is not None
-    least = int(paid.event != dp_accounting.NoOpDpEvent())  # a payment with a price counts, even without a step
+    least = int(paid.event != dp_accounting.NoOpDpEvent())
     steps = max(least, min(entry.steps, step - int(paid.settings[_FROM])))
     return dataclasses.replace(paid, steps=steps), dataclasses.replace(entry, steps=steps)
 
@@ -280,7 +280,7 @@ def _part(entry: Entry | None) -> str:
 
 
 def _end(parts: Sequence[Entry]) -> tuple[str, int] | None:
-    """The part of a plan's last payment, and the step at which it ends."""
+    """The part of a plan's last payment, and the last step of this part."""
     if not parts:
         return None
     event = parts[-1].event

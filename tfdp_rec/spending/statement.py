@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing import events
-from tfdp_rec.spending.ledger import Chain, used
+from tfdp_rec.spending.ledger import Chain
 
 Accountant: TypeAlias = Any  # `spending.accountant.Accountant`, whose file imports this one
 
@@ -133,12 +133,12 @@ def kind_of(chain: Chain) -> str:
     """What a ledger's payments may depend on, as text."""
     if chain.limit is None:
         return "payments fixed in advance"
-    share = f"{used(chain):.2%} of it is used"
+    share = f"{chain.used:.2%} of it is used"
     return f"filter: payments may depend on earlier releases, and the claim is its budget; {share}"
 
 
 def rounded_up(epsilon: float) -> float:
-    """ε to four digits, never less than it is.
+    """ε to four digits, rounded up; less than 10^-12 of it is taken for an error of floating point.
 
     Example:
         >>> rounded_up(2.71412), rounded_up(12.0)
@@ -147,7 +147,7 @@ def rounded_up(epsilon: float) -> float:
     if epsilon == 0 or math.isinf(epsilon):
         return epsilon
     digits = 3 - math.floor(math.log10(epsilon))
-    return math.ceil(round(epsilon * 10.0**digits, 6)) / 10.0**digits
+    return math.ceil(round(epsilon * 10.0**digits, 9)) / 10.0**digits
 
 
 def tf_privacy_statement(accountant: Accountant, steps: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What a private fit says of its callbacks: refusals of those that act on training figures, and warnings.
+"""Checks of the callbacks of a private fit: refusals of those that act on training figures, and warnings.
 
 Exact figures of the training data are protected by no noise. A choice made by them is in the released weights.
 """

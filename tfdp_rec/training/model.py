@@ -366,6 +366,7 @@ class PrivateTraining(ReleaseMethods):
             callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
+                self.optimizer.privacy_history.begin_fit()
                 x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:

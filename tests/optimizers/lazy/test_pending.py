@@ -16,7 +16,15 @@ from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import LazyDPSGD
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Replayed, WithMomentum, WithoutMomentum, pending
+from tfdp_rec.optimizers.lazy.pending import (
+    Debt,
+    History,
+    Replayed,
+    RowMarks,
+    WithMomentum,
+    WithoutMomentum,
+    pending,
+)
 from tfdp_rec.optimizers.rules import Recursion
 
 DRAWS = 10**6
@@ -206,6 +214,42 @@ def test_a_learning_rate_that_falls_by_ten_thousand_is_still_paid_in_full():
         history.append(tf.constant(step + 1, tf.int64), totals)
     owed = kind.owed(tf.constant([200, 399], tf.int64), tf.constant(400, tf.int64), history).stddev[:, 0]
     np.testing.assert_allclose(owed, [1e-4 * np.sqrt(200), 1e-4], rtol=1e-4)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentum):
+    """At 10⁻⁹ of the earlier rate, rows that no step touched were released unchanged beside those that moved."""
+    table = keras.Variable(np.zeros([40, 100], "float32"), name="table")
+    optimizer = LazyDPSGD(
+        1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1.0, noise=Seeded(3), momentum=momentum
+    )
+    optimizer.build([table], {table.path: None})
+    for rate in (1.0, 1e-9):
+        optimizer.learning_rate = rate
+        table.assign(np.zeros([40, 100]))  # where float32 has room for what is small
+        if momentum:
+            optimizer.tables[table.path].state.assign(np.zeros([40, 100]))
+        for _ in range(3):
+            slices = tf.IndexedSlices(tf.zeros([1, 100]), tf.constant([0], tf.int64))
+            optimizer.before_read(table, slices.indices)
+            optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
+        optimizer.settle()
+    noise, _ = effects(Recursion(momentum=momentum), 0, 3, [1e-9] * 3, [1.0] * 3)
+    expected = np.sum(noise[:, 0] ** 2)
+    found = np.mean(np.asarray(table._value, np.float64)[1:] ** 2)
+    assert abs(found / expected - 1) < UNLIKELY * np.sqrt(2 / 3900)
+
+
+def test_totals_stay_while_a_row_owes():
+    history = History(2)
+    marks = RowMarks([history], {"table": 3}, start=0)
+    marks.tick(tf.constant(1, tf.int64), [tf.constant([0.5, 4.0], tf.float64)])
+    for row in range(3):
+        marks.begin_totals(marks.now())
+        assert history.at(1).numpy().tolist() == [0.5, 4.0]
+        marks.mark("table", tf.constant([row], tf.int64), tf.constant(1, tf.int64))
+    marks.begin_totals(marks.now())
+    assert history.at(1).numpy().tolist() == [0.0, 0.0]
 
 
 # The whole optimizer: every row of a table, whichever way it came to be settled.

@@ -121,15 +121,9 @@ def one_each(at: At) -> list[Value]:
 
 @rule("Select", "SelectV2")
 def select(at: At) -> Value:
-    """One or the other, entry by entry; in the older form a vector of conditions lines up from the left."""
-    if at.op.type == "Select" and at.rank(0) == 1 and at.rank(1) != 1:
-        condition, rest = at.values[0], lined_up(at, (1, 2))
-        if isinstance(condition, Shared) and isinstance(rest, Shared):
-            return Shared()
-        if isinstance(condition, ByExample) and isinstance(rest, ByExample) and rest.axis == 0:
-            return rest if condition.inner == rest.inner else at.mixed()
-        return at.mixed()
-    return lined_up(at, range(3))
+    """One or the other, entry by entry. In the older form, a vector of conditions lines up from the left: refused."""
+    older = at.op.type == "Select" and at.rank(0) != at.rank(1)
+    return at.mixed("unknown") if older and any(isinstance(v, ByExample) for v in at.values) else lined_up(at, range(3))
 
 
 @rule("AddN")

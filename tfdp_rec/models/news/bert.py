@@ -153,7 +153,7 @@ def _refuse_beyond(name: str, value: int, least: int, most: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What `config.json` says, under its own names."""
+    """The fields of `config.json`, under their own names."""
 
     vocab_size: int
     hidden_size: int

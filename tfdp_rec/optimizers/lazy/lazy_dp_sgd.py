@@ -43,7 +43,7 @@ from tfdp_rec.refused import NotPrivate
 
 
 class Account(NamedTuple):
-    """How the tables that decay alike are settled, and the totals for it."""
+    """The way to settle tables of one decay, and its totals."""
 
     pending: Pending
     history: History
@@ -93,7 +93,7 @@ class LazyDPSGD(PrivateOptimizer):
             )
 
     def pending_of(self, recursion: Recursion) -> Pending:
-        """How rows that make these steps owe noise and are settled."""
+        """The way to settle rows whose steps follow a recursion."""
         return pending(recursion, self.aggregate_noise)
 
     def build_tables(self) -> None:
@@ -225,6 +225,7 @@ class LazyDPSGD(PrivateOptimizer):
             by_mark = owed[_steps_of(table)]
             table.withhold()
             table.sweep(lambda ids, path=path, by_mark=by_mark: self.settle_rows({path: ids}, now, by_mark))  # type: ignore[misc]
+        self.row_marks.begin_totals(now)
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
@@ -260,7 +261,7 @@ class LazyDPSGD(PrivateOptimizer):
 
 
 def _steps_of(table: Table) -> Recursion:
-    """What tables have in common that have one account."""
+    """The recursion of a table; tables of one recursion have one account."""
     assert isinstance(table.rule, Recursion), "no lazy mechanism takes another rule"
     return table.rule
 

@@ -115,7 +115,7 @@ class Maps(History):
         return 2 * ((blocks + 1) * (self.block + 1) - 1) + step % 2
 
     def _blocks(self, step: tf.Tensor) -> tf.Tensor:
-        """How many blocks there are once `step` may be a mark."""
+        """Number of blocks once `step` may be a mark."""
         return step // self.block + 1
 
     @property

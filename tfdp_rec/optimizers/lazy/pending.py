@@ -78,7 +78,7 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Debt:
-    """What some distinct rows of one table owe for the steps from `since` to `now`."""
+    """Distinct rows of one table that owe noise for the steps from `since` to `now`."""
 
     # `ids` int64 `[n]`, their `rows` of weights and velocities, `since` the steps they were settled at; `table` is the
     # number that the noise source knows.
@@ -95,18 +95,18 @@ class Debt:
 
 
 class Owed(NamedTuple):
-    """What some rows owe: Gaussians of these standard deviations `[n, draws]`, and numbers `[n]` to enter them by."""
+    """Standard deviations `[n, draws]` of the Gaussians that rows owe, and coefficients `[n]` by which these enter."""
 
     stddev: tf.Tensor
     coefficients: tuple[tf.Tensor, ...] = ()
 
     def of(self, rows: tf.Tensor) -> Owed:
-        """What some of the rows owe."""
+        """The same of some of the rows."""
         return Owed(tf.gather(self.stddev, rows), tuple(tf.gather(c, rows) for c in self.coefficients))
 
 
 class Pending(abc.ABC):
-    """How owed noise is totalled, and settled."""
+    """A way to total owed noise, and to settle it."""
 
     columns: int
     history: Callable[[int], History] = History  # makes room for totals of so many columns
@@ -123,7 +123,7 @@ class Pending(abc.ABC):
         """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark` as `owed_by_mark`."""
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
-        """What a row owes by the step it is marked with; None if each is found by itself."""
+        """Debt of a row by its mark; None where it is computed row by row."""
         return None
 
 
@@ -132,7 +132,7 @@ class Aggregated(Pending):
 
     @abc.abstractmethod
     def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
-        """What rows marked `since` owe at step `now`. float32."""
+        """Debt at step `now` of rows marked `since`, float32."""
 
     @abc.abstractmethod
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
@@ -298,6 +298,15 @@ class RowMarks:
             first += history.append(now, those)
         with after(first):
             return assigned(self.clock, now)
+
+    def begin_totals(self, now: tf.Tensor) -> None:
+        """Has the totals begin anew at `now`, if all rows are settled there."""
+        # What a row owes is a difference of totals. After a fall of the learning rate the noise of a few steps would be
+        # lost in the rounding of the totals of all, and rows that no step touched would be released unchanged.
+        settled = tf.reduce_all([tf.reduce_min(marks) >= tf.cast(now, tf.int32) for marks in self.marks.values()])
+        for history in self.histories:
+            totals = history.at(now)
+            history.append(now, tf.where(settled, tf.zeros_like(totals), totals))
 
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""

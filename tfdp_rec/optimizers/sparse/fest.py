@@ -55,11 +55,11 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
 
     @property
     def updated_values(self) -> int:
-        """How many table values all steps so far have updated; as public as the choices are."""
+        """Number of table values that all steps so far have updated; as public as the choices are."""
         return int(self._updated_values.numpy())
 
     def events_before_training(self) -> list[tuple[dp_accounting.DpEvent, str]]:
-        """What looked at the data once, before the first step: (event, label) pairs for `Accountant.spend`."""
+        """Uses of the data before the first step: (event, label) pairs for `Accountant.spend`."""
         if self.preselection is None or self.preselection.noise_multiplier is None:
             return []
         return [(self.preselection.dp_event(), self.preselection.label)]

@@ -78,14 +78,14 @@ class Preselection:
         return cls(rows, noise_multiplier=noise_multiplier)
 
     def dp_event(self) -> dp_accounting.DpEvent:
-        """What the choice cost, once: for `Accountant.spend`."""
+        """Event of the choice, which is paid for once, for `Accountant.spend`."""
         if self.noise_multiplier is None:
             return dp_accounting.NoOpDpEvent()
         return dp_accounting.GaussianDpEvent(self.noise_multiplier)
 
     @property
     def label(self) -> str:
-        """What to call the choice where it is accounted for; two different choices have two labels."""
+        """Label of the choice in accounts; two different choices have two labels."""
         digest = hashlib.sha256()
         for path in sorted(self.rows):
             digest.update(path.encode() + b"\0" + np.sort(self.rows[path]).tobytes())
