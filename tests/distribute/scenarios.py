@@ -254,7 +254,7 @@ def states(name, steps):
 def reads(cluster, name, steps):
     """Every step takes both units. How many reads saw what no sequence of whole steps gives; the final state."""
     seen = []
-    worker_step._loss = lambda clipped: clipped.losses
+    worker_step.finite_loss = lambda clipped: (clipped.losses[0], clipped.losses[1])  # of the units, not their sum
     trainer = linear_trainer(cluster, name, 2)
     trainer._progress.add = lambda losses, draw: seen.append(losses)
     trainer._progress.seconds = lambda: 0.0
@@ -274,7 +274,7 @@ def sparse(cluster, steps):
 
     How far the released table is from gradients times a whole number, and one noise for each step.
     """
-    worker_step._loss = _loss
+    worker_step.finite_loss = _loss
     trainer = linear_trainer(cluster, "lazy", 1)
     trainer.fit(steps, steps_per_report=steps, verbose=0)
     clocks = [int(server.optimizer.step_number.numpy()) for server in trainer._served.servers]
@@ -296,7 +296,7 @@ def budget(cluster):
     return {"attempts": trainer.attempts, "most": most, "counted": accountant.steps, "epsilon": history["epsilon"][-1]}
 
 
-_loss, _land, _step, _read = worker_step._loss, ParameterServer._land, Table.step, ParameterServer._read
+_loss, _land, _step, _read = worker_step.finite_loss, ParameterServer._land, Table.step, ParameterServer._read
 
 
 def _without_lock(self, body):
@@ -583,12 +583,13 @@ DEAR = ("ends", "batched anew", "rows dropped")  # each takes a trainer of its o
 
 
 def one_worker(directory):
-    """All that a cluster of one worker shows."""
+    """All that a cluster of one worker shows, and what is refused at once."""
     noted = noted_sections()
     with LocalCluster(1, 2) as cluster:
         found = {"resumed": resumed(cluster, os.path.join(directory, "resumed"))}
         found["sections"], found["strays"] = len(noted), strays(noted)
-        return found | {"released twice": released_twice(cluster, os.path.join(directory, "released"))}
+        found["released twice"] = released_twice(cluster, os.path.join(directory, "released"))
+        return found | {"refusals": refusals(cluster)}
 
 
 def beyond_strangers(description, folder, steps):
@@ -605,12 +606,6 @@ def beyond_strangers(description, folder, steps):
     there = states("lazy", steps + 40)
     off, moved = distance(trainer.model().get_weights(), [there[-1]]), float(np.abs(there[-1]).max())
     return {"off": off, "moved": moved, "attempts": trainer.attempts, "rate": rate}
-
-
-def refused():
-    """All that is refused at once."""
-    with LocalCluster(1, 2) as cluster:
-        return {"refusals": refusals(cluster)}
 
 
 def refused_dearly():

@@ -48,11 +48,6 @@ def two_workers():
 
 
 @pytest.fixture(scope="module")
-def refused():
-    return scenario("refused")
-
-
-@pytest.fixture(scope="module")
 def refused_dearly():
     return scenario("refused_dearly")
 
@@ -192,8 +187,8 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(broken):
         ("no proof", "carry no proof that they were sampled"),
     ],
 )
-def test_refuses_with_words_that_help(refused, what, words):
-    assert words in refused["refusals"][what]
+def test_refuses_with_words_that_help(one_worker, what, words):
+    assert words in one_worker["refusals"][what]
 
 
 @pytest.mark.slow
