@@ -36,7 +36,8 @@ def batches(size=64):
     def batch(step):
         return {**fetch(np.random.default_rng(step).integers(0, total, size)), **NEGATIVES}
 
-    spec = {name: tf.TensorSpec([None, *v.shape[1:]], v.dtype) for name, v in batch(0).items()}
+    made = {name: tf.convert_to_tensor(value) for name, value in batch(0).items()}
+    spec = {n: tf.TensorSpec(v.shape if n in NEGATIVES else [None, *v.shape[1:]], v.dtype) for n, v in made.items()}
     return tf.data.Dataset.from_generator(lambda: map(batch, range(10_000)), output_signature=spec)
 
 

@@ -285,7 +285,7 @@ def test_positions_as_many_as_examples_are_no_accident():
 
         def per_example_loss(self, data, training=True):
             positions = self.table(tf.range(tf.shape(data)[1]))
-            return tf.reduce_sum(data * positions[:, 0], axis=1)
+            return tf.reduce_sum(data * tf.squeeze(positions, 1), axis=1)
 
     model = Positions()
     model.compile(mechanism())

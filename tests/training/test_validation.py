@@ -271,7 +271,7 @@ def test_what_all_examples_share_is_named():
     class Positions(Layered):
         def per_example_loss(self, data, training=True):
             table, top = self.parts
-            return tf.reduce_sum(tf.square(top(data + table(tf.range(3))[:, 0])), axis=-1)
+            return tf.reduce_sum(tf.square(top(data + tf.squeeze(table(tf.range(3)), 1))), axis=-1)
 
     report = tfdp_rec.validate(Positions([layers.Embedding(3, 1, name="places"), layers.Dense(2)]), X)
     assert report.ok and "Not compared: an input of layer 'places', an output gradient of layer 'places'" in (

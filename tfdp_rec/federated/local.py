@@ -319,7 +319,7 @@ def clipped_sum(
     totals, loss = [tf.zeros_like(value) for value in values], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
         with tf.GradientTape() as tape:
-            client_loss = losses_of(*[value[index : index + 1] for value in clients])[0]
+            client_loss = losses_of(*[tf.gather(value, [index]) for value in clients])[0]
         found = [_dense(g, v) for g, v in zip(tape.gradient(client_loss, values), values)]
         # In float64: in float32 the squares of the small gradients that a server's weights can make would vanish from
         # the norm, and the weights of large ones be rounded up.

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import batches
+from tfdp_rec.clipping.batches import map_examples
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, checked_batch, without_draw
 
 
@@ -72,10 +73,14 @@ def _without_nones(data: Any) -> Any:
     return data
 
 
-def first_example(values: Any) -> tf.Tensor:
-    """The first example, in the dtype of Keras' data adapters."""
-    one = tf.convert_to_tensor(values[:1])
-    return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
+def first_example(data: Any, shared: Sequence[str]) -> Any:
+    """The first example and what all examples share, in the dtypes of Keras' data adapters."""
+
+    def converted(values: Any) -> tf.Tensor:
+        one = tf.convert_to_tensor(values)
+        return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
+
+    return tf.nest.map_structure(converted, map_examples(lambda values: values[:1], data, shared))
 
 
 def predictions_of(examples: Any, outputs: list[Any]) -> Any:

@@ -391,7 +391,7 @@ class PrivateTraining(ReleaseMethods):
         # Builds before the step is traced: a step that makes variables is traced twice.
         data = x if y is None else (x, y)
         if all(len(getattr(leaf, "shape", ())) > 0 for leaf in tf.nest.flatten(data)):
-            self.prepare(tf.nest.map_structure(first_example, data))
+            self.prepare(first_example(data, self.shared_inputs))
 
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; errors from within the graph are raised with their sentence alone."""
