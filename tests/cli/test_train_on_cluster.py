@@ -71,7 +71,7 @@ def test_a_lost_server_is_one_sentence_and_no_server_listens_where_others_could_
     os.kill(started[-1], signal.SIGKILL)  # the last that was started: a parameter server
     said = process.communicate(timeout=200)[1]
     assert process.returncode == 2 and "A parameter server died" in said
-    assert said.count("\n") <= (1 if alone else 4), said[:3000]
+    assert said.count("\n") <= (2 if alone else 5), said[:3000]  # how to go on, and what happened
 
 
 def descendants(pid):
