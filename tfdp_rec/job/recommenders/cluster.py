@@ -55,9 +55,7 @@ class ClusterTraining:
                 return _made(trainer, name, run)
         except (ServerLost, TimeoutError) as problem:
             fact = getattr(problem, "fact", problem)
-            raise ConnectionError(
-                f"{fact} Go on from the last checkpoint, once all of them run: {checkpoint.how}."
-            ) from problem
+            raise ConnectionError(f"{fact} Go on from the last checkpoint, once all of them run.") from problem
         finally:
             remove(path)
 
