@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint, training_checkpoint
+from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.withheld_rows import held_rows
@@ -416,6 +417,30 @@ def test_an_interrupted_resumption_tells_its_steps_and_lets_no_row_out_without_i
     assert np.array_equal(before, held_rows(whole.model.layers[1].embeddings).numpy()) == (filled > 2)
     if filled > 2:  # clock, totals and marks came first
         np.testing.assert_array_equal(np.any(table.numpy() != before, axis=1), owing)
+
+
+@pytest.mark.parametrize("filled", [0, 1, 2])  # clock, totals, marks
+def test_a_resumption_over_a_model_that_owes_noise_forgets_none_of_it(killed_while_owing, filled, monkeypatch):
+    """The checkpoint's marks stood beside the later weights, whose rows kept what they owed."""
+    again = Setup(killed_while_owing, noise=None)
+    again.checkpoint.resume(again.model)
+    for _ in range(2):  # a training loop by hand
+        again.model.optimizer.apply(clipped_sum(again.model, (IDS[:6], LABELS[:6]), 1.0))
+    table, marks = again.model.layers[1].embeddings, again.model.optimizer.row_marks
+    owing, before = marks.marks[table.path].numpy() < 5, held_rows(table).numpy().copy()
+    assert marks.clock.numpy() == 5 and 0 < np.sum(owing) < ROWS
+    fill, seen = training_checkpoint._fill, []
+
+    def interrupted(*arguments):
+        seen.append(fill(*arguments))
+        if len(seen) > filled:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_checkpoint, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        again.checkpoint.resume(again.model)
+    changed = np.any(table.numpy() != before, axis=1)
+    assert np.all(changed[owing])
 
 
 @pytest.mark.parametrize("way", ["evaluate", "read", "settle"])

@@ -241,6 +241,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             # not told, or without its noise.
             optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
             model.release.withhold()  # before rows come in that may owe noise
+            optimizer.settle()  # the weights that stand here owe by marks that are now replaced
             variables, shapes = dict(_variables(model)), {name: shape for name, shape, _ in header["variables"]}
 
             def fill(names: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from scipy import linalg
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import DPFTRL, LazyDPFTRL
 from tfdp_rec.optimizers.lazy.maps import Correlated, Maps, factors
-from tfdp_rec.optimizers.lazy.pending import History, WithMomentum, WithoutMomentum
+from tfdp_rec.optimizers.lazy.pending import History, RowMarks, WithMomentum, WithoutMomentum
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 
@@ -104,6 +104,18 @@ def test_what_rows_owe_before_the_last_step_is_kept_too(block, monkeypatch):
     before, _ = kind.owed(tf.constant([2], tf.int64), tf.constant(NOW - 1, tf.int64), history)
     expected, _ = kind.owed(tf.constant([2], tf.int64), tf.constant(NOW - 1, tf.int64), history_of(kind, RATES[:-1]))
     np.testing.assert_array_equal(before, expected)
+
+
+def test_a_release_that_a_row_owes_after_leaves_the_maps():
+    """They were brought forward by a step that keeps nothing: what the row owed was 0."""
+    kind = Correlated(Recursion(), STRATEGIES[1])
+    history = history_of(kind)
+    before = history.table.numpy()
+    marks = RowMarks([], {"table": 2}, start=0)
+    marks.histories, now = [history], tf.constant(NOW, tf.int64)
+    marks.mark("table", tf.constant([0], tf.int64), now)
+    marks.begin_totals(now)
+    np.testing.assert_array_equal(history.table, before)
 
 
 @ALL

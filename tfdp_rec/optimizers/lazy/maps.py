@@ -103,6 +103,9 @@ class Maps(History):
         after = tf.where(begun[:, None, None, None], after, tf.constant(self._nothing))
         return scatter("Update", self.table, places(which, step), after)
 
+    def begin(self, step: tf.Tensor, settled: tf.Tensor) -> None:
+        """Leaves the maps as they are: nothing in them is a difference."""
+
     def restart(self, capacity: int) -> None:
         self.table.assign(self._room_for(capacity + capacity // self.block + _FIRST_CAPACITY))
 

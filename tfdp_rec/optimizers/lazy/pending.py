@@ -71,6 +71,13 @@ class History:
         with tf.control_dependencies([grown]):
             return scatter("Update", self.table, step[None], totals[None])
 
+    def begin(self, step: tf.Tensor, settled: tf.Tensor) -> None:
+        """Has the totals begin anew at `step`, if all rows are settled there."""
+        # What a row owes is a difference of totals. After a fall of the learning rate the noise of a few steps would be
+        # lost in the rounding of the totals of all, and rows that no step touched would be released unchanged.
+        totals = self.at(step)
+        self.append(step, tf.where(settled, tf.zeros_like(totals), totals))
+
     def restart(self, capacity: int) -> None:
         """Forgets everything, with room for `capacity` steps and more."""
         self.table.assign(tf.zeros([capacity + _FIRST_CAPACITY, self.columns], tf.float64))
@@ -301,12 +308,9 @@ class RowMarks:
 
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
-        # What a row owes is a difference of totals. After a fall of the learning rate the noise of a few steps would be
-        # lost in the rounding of the totals of all, and rows that no step touched would be released unchanged.
         settled = tf.reduce_all([tf.reduce_min(marks) >= tf.cast(now, tf.int32) for marks in self.marks.values()])
         for history in self.histories:
-            totals = history.at(now)
-            history.append(now, tf.where(settled, tf.zeros_like(totals), totals))
+            history.begin(now, settled)
 
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""
