@@ -135,26 +135,30 @@ def test_own_rows_have_the_gradient_that_tensorflow_has(shape, several):
     assert own.shape == rows.shape
 
 
-def test_positions_looked_up_once_for_the_batch():
+@pytest.mark.parametrize("way", ["as they are", "one more axis"])
+def test_positions_looked_up_once_for_the_batch(way):
     def forward(p, b):
-        return p[2](p[0](b["ids"]) + p[1](tf.range(3)))
+        positions = p[1](tf.range(3))
+        return p[2](p[0](b["ids"]) + (tf.expand_dims(positions, 0) if way == "one more axis" else positions))
 
     found = agrees([layers.Embedding(5, 2), layers.Embedding(3, 2), layers.Dense(2)], forward, ids=IDS)
     reads = [r for path, r in found.reads.items() if "embedding" in path]
     assert sorted(len(r.ids) for r in reads) == [12, 12]
 
 
-@pytest.mark.parametrize("way", ["through a dense layer", "scaled", "sliced"])
+@pytest.mark.parametrize("way", ["through a dense layer", "scaled", "sliced", "one more axis"])
 def test_positions_that_no_model_needs_are_refused(way):
     def forward(p, b):
         positions = p[0](tf.range(5))[1:4] if way == "sliced" else p[0](tf.range(3))
+        positions = positions[None] if way == "one more axis" else positions
         positions = p[1](positions) if way == "through a dense layer" else positions
         return b["x"] * (positions * tf.constant([1.0, 2.0, 0.5, 3.0], b["x"].dtype) if way == "scaled" else positions)
 
     model = Scored([layers.Embedding(5, 4), *([layers.Dense(4)] if way == "through a dense layer" else [])], forward)
     batch = {"x": S, "weight": np.ones([SIZE])}
     model.per_example_loss(batch)
-    with pytest.raises(NotPrivate, match="that all examples share"):
+    way_out = r"tf.expand_dims\(rows, 0\) for rows\[None\]" if way in ("sliced", "one more axis") else "one row an example"
+    with pytest.raises(NotPrivate, match=f"that all examples share.*{way_out}"):
         clipped_sum(model, batch, 1.0)
 
 

@@ -380,3 +380,23 @@ def test_a_cast_of_fractions_to_a_narrow_type_is_refused(kind):
         return total(model.dense(x) * tf.where(narrow > 0.5, 10.0, -10.0))
 
     assert "depends on its place in the batch" in refusal(Loss(signed), X)
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_shared_negatives_of_unknown_length_are_told_the_way_out(length):
+    def softmax(model, data):
+        negatives = tf.matmul(model.users(data["user"]), model.items(data["negatives"]), transpose_b=True)
+        own = tf.reduce_sum(model.users(data["user"]) * model.items(data["item"]), axis=1, keepdims=True)
+        return tf.reduce_logsumexp(tf.concat([own, negatives], axis=1), axis=1) - own[:, 0]
+
+    model = Loss(softmax, users=layers.Embedding(3, 2), items=layers.Embedding(4, 2))
+    model.dense.trainable, model.shared_inputs = False, ("negatives",)
+    model.compile(mechanism())
+    batch = {**IDS, "negatives": np.array([1, 3])}
+    signature = {name: tf.TensorSpec([length if name == "negatives" else None], tf.int64) for name in batch}
+    batches = tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=signature)
+    if length is None:
+        with pytest.raises(tfdp_rec.NotPrivate, match=r"static length, for example \[1000\] and not \[None\]"):
+            model.fit(batches, verbose=0)
+    else:
+        model.fit(batches, verbose=0)

@@ -79,4 +79,5 @@ class GradientShares:
         return tf.add_n([self.of_tensor(t) for t in at.op.inputs])
 
     def _refusal(self, operation: tf.Operation) -> Exception:
-        return self._walk.reading.refuse(operation, "shares", subject=self._subject)
+        reason = "slice" if operation.type == "StridedSliceGrad" else "shares"
+        return self._walk.reading.refuse(operation, reason, subject=self._subject)

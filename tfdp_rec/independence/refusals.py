@@ -74,6 +74,17 @@ REASONS = {
         "Give the layer one row an example (a position embedding: ids of shape [batch, T]), and put weights of the "
         "model's own into a layer; for a tower of shared candidates, use tfdp_rec.TowerScores",
     ),
+    "slice": (
+        "carries the gradient of a slice of something that all examples share, and each example's part in it is "
+        "unknown",
+        "Write tf.expand_dims(rows, 0) for rows[None], tf.squeeze(rows, 1) for rows[:, 0], and look up only the rows "
+        "that are used",
+    ),
+    "unknown length": (
+        "repeats a tensor along an axis whose length is not known while the step is traced, and may be 1",
+        "Give each of the shared_inputs (negatives, say) a static length, for example [1000] and not [None]: "
+        "Dataset.map with tf.ensure_shape",
+    ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",
         "Make it part of the batch",
