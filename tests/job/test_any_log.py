@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from dp_accounting import ComposedDpEvent
 from checker import checked
+from dp_accounting import ComposedDpEvent
 from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
