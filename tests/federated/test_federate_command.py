@@ -3,7 +3,9 @@
 import dataclasses
 import importlib.util
 import re
+import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from tfdp_rec.federated.participant import DATA
 from tfdp_rec.federated.settings import FederatedSettings, Nodes
 from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.privacy import Ledger
-from tfdp_rec.spending.ledger import REPLACE
+from tfdp_rec.spending.ledger import REPLACE, BrokenLedger, read
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,30 @@ def test_a_partition_stands_for_one_user_by_one_number(partition, readers, tmp_p
     node = Nodes(ledgers=str(tmp_path)).of_run(settings).config(settings, partition)
     with pytest.raises(ValueError, match="two budgets|one number"):
         build.participant(settings, node)
+
+
+def test_a_ledger_is_of_one_user_whatever_number_the_user_has_in_todays_data(readers, tmp_path, capsys):
+    """A new user before the others moved each to the next ledger: 19.6 was told of 29.2, under a budget of 20."""
+    shutil.copytree(readers, tmp_path / "grown")
+    behaviours = tmp_path / "grown" / "behaviors.tsv"
+    first = behaviours.read_text().splitlines()[0].split("\t")
+    behaviours.write_text(behaviours.read_text() + "\t".join([first[0], "A", *first[2:]]) + "\n")
+    settings = FederatedSettings(data=str(readers), output=str(tmp_path / "out.npz"), dim=8)
+    settings = dataclasses.replace(settings, epsilon=4.0, label_epsilon=4.0)
+    nodes = Nodes(budget_epsilon=20.0).of_run(settings)
+    Path(nodes.ledgers).mkdir()
+    for client in range(2):
+        build.participant(settings, nodes.config(settings, client)).pay_round()
+    told = federate.spent(nodes)
+    build.participant(settings, nodes.config(settings, 0)).pay_round()  # the same user again
+    grown = dataclasses.replace(settings, data=str(tmp_path / "grown"))
+    for client in range(2):
+        with pytest.raises(BrokenLedger, match="another user"):
+            build.participant(grown, nodes.config(grown, client)).pay_round()
+    assert federate.spent(nodes) != told and len(read(Path(nodes.ledgers) / "client-1.jsonl").paid) == 2
+    asked = ["--data", grown.data, "--output", grown.output, "--dim", "8", "--budget-epsilon", "20"]
+    assert main(["federate", "--simulate", "2", *asked]) == 2
+    assert "of another user" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Label permutation: exact output distributions, counted over every (label, negatives) pair."""
 
+import functools
 import itertools
 import math
 
@@ -72,14 +73,22 @@ def test_the_published_label_alone_misses_a_small_epsilon():
     assert keep / (4 / 19 * (1 - keep) / 4) == pytest.approx(math.exp(3.0))
 
 
-@pytest.mark.parametrize("epsilon", (31.0, 40.0, 750.0))
-def test_a_label_whose_alternatives_are_rarer_than_a_draw_can_be_has_no_bound(epsilon):
-    """At 40 the label told the click for certain, and was booked as 40."""
-    label = LabelPermutation(epsilon, 1)
-    assert label.event == NonPrivateDpEvent() and LabelPermutation(30.0).event == PureDpEvent(30.0)
-    largest, smallest = (lambda count, word=word: np.full(count, word, "uint64") for word in (2**64 - 1, 0))
-    if epsilon >= 40:
-        assert label.sample(5, 0, largest)[0] == 0 and label.sample(5, 4, smallest)[0] == 4
+@pytest.mark.parametrize("epsilon", (0.5, 10.0, 29.9, 30.0, 36.0, 40.0, 750.0))
+@pytest.mark.parametrize("candidates", (2, 7, 300))
+def test_a_draws_values_are_shared_out_within_the_stated_factor(epsilon, candidates):
+    """At 29.9 the draw was of 29.9016, since alternatives had a value less than their share; at 40 it had none."""
+    label, values = LabelPermutation(epsilon, 1), 2**52
+    tables = [[int(p * values) for p in label.probabilities(candidates, clicked)] for clicked in (0, 1, candidates - 1)]
+    for counts in tables:
+        assert sum(counts) == values and min(counts) >= 1
+        assert math.log(max(counts)) - math.log(min(counts)) <= epsilon
+    for clicked, counts in enumerate(tables[:2]):
+        ends = np.cumsum([0, *counts])
+        for place in {0, 1, candidates - 1}:
+            for value in (ends[place], ends[place + 1] - 1):  # the first and the last of its values
+                source = functools.partial(np.full, fill_value=int(value) << 12, dtype="uint64")
+                assert label.sample(candidates, clicked, source)[0] == place
+    assert label.event == PureDpEvent(epsilon)
 
 
 def test_infinite_epsilon_keeps_the_label():

@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from checker import checked
+from dp_accounting import ComposedDpEvent
 from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
 from tfdp_rec.job.recommenders import two_towers
 from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.spending.ledger import read
 
 LABELS = ["private vocabulary", "popularity counts", "training"]
@@ -153,6 +155,10 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp
     assert earlier.items.ids.to_pylist()[: len(known)] == known.ids.to_pylist()
     assert [paid.label for paid in ledger.paid] == [*LABELS, "training", *LABELS] and ledger.steps == 12
     assert 7.9 < ledger.epsilon(1e-6) <= 8.0
+    # The popularity of the second day is that of items that were found on both: one day's cost was told of it.
+    untrained = ComposedDpEvent([paid.event for paid in ledger.paid if paid.label != "training"])
+    results = {each["recommender"]: each for each in json.loads((run / "private" / "results.json").read_text())}
+    assert results["dp-popularity"]["epsilon"] >= epsilon_of(untrained, 1e-6)
     assert "2 so far, of at most 2" in (run / "release" / "statement.txt").read_text()
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
 

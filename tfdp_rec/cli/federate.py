@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdp_rec.datasets.mind import files as mind
+from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
 from tfdp_rec.settings import add_options, chosen
 from tfdp_rec.spending import ledger
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if count < 1:
         raise ValueError(f"--{flag} must be at least 1, got {count}.")
     settings, nodes = dataclasses.replace(settings, clients=count), _kept(settings, nodes.of_run(settings))
-    refuse_more_than(len(mind.read(settings.data, title_length=8, body_length=16).by_user()), count)
+    users = sorted(mind.read(settings.data, title_length=8, body_length=16).by_user())
+    refuse_more_than(len(users), count)
+    _refuse_others(settings, nodes, users[:count])
     _refuse_without_flower()
     code = simulate(settings, nodes) if flag == "simulate" else over_processes(settings, nodes)
     print(spent(nodes))
@@ -92,6 +95,14 @@ def _kept(settings: FederatedSettings, nodes: Nodes) -> Nodes:
             "put the ledgers back, or give another --output for a training of clients that have spent nothing."
         )
     return nodes
+
+
+def _refuse_others(settings: FederatedSettings, nodes: Nodes, users: list[str]) -> None:
+    """Refuses ledgers of other users, which their clients would not answer with."""
+    for partition, user in enumerate(users):
+        path = Path(nodes.config(settings, partition)["ledger"])
+        if path.exists() and path.stat().st_size:
+            accounting.refuse_another(ledger.read(path), user)
 
 
 def _refuse_terms(nodes: Nodes) -> None:

@@ -17,6 +17,7 @@ is refused: begun anew it would forget what was spent.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import os
 from collections import Counter
@@ -27,10 +28,11 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import REPLACE, BrokenLedger, Ledger, Mark, Payment, Snapshot, by_item, composed
+from tfdp_rec.spending.ledger import REPLACE, BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, by_item, composed
 
 UNIT = "click"
 EXACT = NonPrivateDpEvent()
+_OWNER = "owner"  # label of a note
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +111,28 @@ def open_ledger(path: str | Path, data: Snapshot, mark: Mark | None) -> Ledger:
         ledger.close()
         raise
     return ledger
+
+
+def keep_to(ledger: Ledger, person: str) -> None:
+    """Makes a ledger that of one person; another's is refused, and a person without a name has one of their own."""
+    if person and not refuse_another(ledger, person):
+        ledger.note(_OWNER, {"digest": _digest(ledger, person)})
+
+
+def refuse_another(chain: Chain, person: str) -> bool:
+    """Raises if a ledger is another person's; returns whether it says whose it is."""
+    owners = [line["settings"]["digest"] for line in chain.lines if line["kind"] == "note" and line["label"] == _OWNER]
+    if owners and owners[0] != _digest(chain, person):
+        raise BrokenLedger(
+            f"{chain.path} is the ledger of another user of these data than the one with this number now, and would "
+            "count for the wrong one. Give the data with the same users as before, or other ledgers; the costs of both "
+            "add up."
+        )
+    return bool(owners)
+
+
+def _digest(chain: Chain, person: str) -> str:
+    return hashlib.sha256(f"{chain.id} {person}".encode()).hexdigest()
 
 
 def exact_payments(ledger: Ledger, clicks: Collection[str]) -> list[Payment]:

@@ -100,13 +100,13 @@ def participant(settings: FederatedSettings, node: Mapping[str, Any]) -> partici
     here = dataclasses.replace(settings, data=str(node["data"]))
     users = _users(here)
     refuse_more_than(len(users), partition + 1)
-    return participants.Participant(update(here), users[partition], terms, settings.method)
+    person, client = users[partition]
+    return participants.Participant(update(here), client, terms, settings.method, person=person)
 
 
 @functools.lru_cache(maxsize=2)
-def _users(settings: FederatedSettings) -> list[Client]:
-    users = sorted(world(settings)[1].by_user().items())
-    return [client_of(impressions) for _, impressions in users]
+def _users(settings: FederatedSettings) -> list[tuple[str, Client]]:
+    return [(user, client_of(impressions)) for user, impressions in sorted(world(settings)[1].by_user().items())]
 
 
 def with_initial(settings: FederatedSettings) -> FederatedSettings:

@@ -6,6 +6,8 @@ The server showed C candidates, so it knows them; which one was clicked is priva
 
     Pr[l = j] = e^ε / (C - 1 + e^ε)  if j was clicked,   1 / (C - 1 + e^ε)  otherwise,
 
+the latter rounded up to a multiple of 2^-52, of which a draw has one value each, so that ε bounds what is drawn,
+
 and only then k negatives, uniformly from the other C - 1 (all of them, over and over, where C ≤ k). The negatives
 depend on l alone, so the training sample (l, negatives) is post-processing of an (ε, 0)-private draw: every
 probability changes by at most e^ε when the click moves.
@@ -31,7 +33,7 @@ from numpy.typing import NDArray
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
 
-_MOST_EPSILON = 30.0
+_UNIT = 2.0**-52  # probability of one value of `words.uniform`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +74,8 @@ class LabelPermutation:
 
     @property
     def event(self) -> DpEvent:
-        """What one label costs; above ε = 30 what an exact one does, as a draw has no finer steps than 2^-52."""
-        return PureDpEvent(self.epsilon) if self.holds and self.epsilon <= _MOST_EPSILON else NonPrivateDpEvent()
+        """What one label costs."""
+        return PureDpEvent(self.epsilon) if self.holds and math.isfinite(self.epsilon) else NonPrivateDpEvent()
 
     def probabilities(self, num_candidates: int, clicked: int) -> NDArray[np.float64]:
         """Pr[label = j] for each candidate j.
@@ -83,9 +85,12 @@ class LabelPermutation:
             [0.75, 0.25]
         """
         self.refuse_no_choice(num_candidates, clicked)
-        weights = np.full(num_candidates, math.exp(-self.epsilon))
-        weights[clicked] = 1.0
-        return weights / weights.sum()
+        rare = math.exp(-self.epsilon)
+        other = rare / (1.0 + (num_candidates - 1) * rare) / _UNIT * (1.0 + 2.0**-50)  # more than its rounding errors
+        # Whole numbers of units: these floats, and their sums in `categorical`, are exact.
+        found = np.full(num_candidates, max(math.ceil(other), math.isfinite(self.epsilon)) * _UNIT)
+        found[clicked] = 1.0 - (num_candidates - 1) * found[clicked]
+        return found
 
     def sample(
         self, num_candidates: int, clicked: int, source: words.WordSource = words.os_entropy

@@ -92,6 +92,7 @@ class Participant:
     terms: DeviceTerms
     method: str = "private"
     source: words.WordSource = words.os_entropy
+    person: str = ""  # whose data they are, of a folder that holds several people's
 
     def answer(self, weights: list[NDArray[Any]]) -> list[NDArray[Any]]:
         """One round, paid for first: the server's weights in, this client's out. What is no number is no change."""
@@ -116,6 +117,7 @@ class Participant:
         with accounting.open_ledger(self.terms.ledger, DATA, mark) as ledger:
             if mark is None:
                 self._remember(ledger)
+            accounting.keep_to(ledger, self.person)
             needed = self._labels_needed(_kept_labels(ledger))
             private = [*self._payment_for_labels(needed), *self._payment_for_round()]
             payments = [*accounting.exact_payments(ledger, self.data.exact), *private]

@@ -282,14 +282,20 @@ def _popularity(run: Run, sums: SpectralRecommender | None) -> list[dict[str, An
     exact = UserSubset(run.log, run.users.train).exact_counts(run.log.catalogue)
     shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
     if len(run.prior):
-        cost = epsilon_of(ComposedDpEvent([event for event, _ in run.budget.before_training]), run.delta)
-        shown.append((names.dp_popularity.name, run.prior, cost))
+        shown.append((names.dp_popularity.name, run.prior, _prior_epsilon(run)))
     elif sums is not None:
         shown.append((names.dp_popularity.name, sums.released.counts, private_sums.counts_epsilon(run, sums)))
     return [
         _record(run, name, MadeRecommender(None, same_for_all(counts))) | {"epsilon": epsilon}
         for name, counts, epsilon in shown
     ]
+
+
+def _prior_epsilon(run: Run) -> float:
+    """Cost of the popularity prior with finding items; on later days of all that was spent, as of private sums."""
+    if run.checkpoint.earlier:
+        return run.ledger(run.released).epsilon(run.delta)
+    return epsilon_of(ComposedDpEvent([event for event, _ in run.budget.before_training]), run.delta)
 
 
 def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | None) -> MadeRecommender:
