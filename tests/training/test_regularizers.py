@@ -205,3 +205,58 @@ def test_compiled_anew_it_goes_on():
     after = np.array(model.get_layer("some").embeddings)[unread]
     assert len(unread) and steps > 1
     np.testing.assert_allclose(after, before * ((1 - 0.1 * 0.4) * (1 - 0.2 * 0.4)) ** steps, rtol=1e-5)
+
+
+class Seeing(
+    keras.regularizers.Regularizer, keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule
+):
+    """A regularizer, a constraint and a schedule of something that a step has computed."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __call__(self, given):
+        return self.seen() * tf.cast(given, "float32")
+
+    def get_config(self):
+        return {}
+
+
+class Shows(tfdp_rec.PrivateTraining, keras.Model):
+    """Notes its batch in a metric, and in an attribute."""
+
+    def __init__(self, of, **options):
+        super().__init__()
+        self.total = keras.metrics.Sum(name="total")
+        sees = {"a metric": self.total.result, "the batch": lambda: tf.reduce_sum(self.x), "a constant": lambda: 1.0}
+        self.sees = sees[of]
+        options = {name: Seeing(self.sees) for name in options}
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros", **options)
+
+    def per_example_loss(self, data, training=True):
+        self.x = data
+        self.total.update_state(data)
+        return tf.square(self.dense(data)[:, 0])
+
+
+@pytest.mark.parametrize("of", ["a metric", "the batch", "a constant"])
+@pytest.mark.parametrize(
+    "by", ["kernel_regularizer", "kernel_constraint", "a schedule", "another schedule", "a function"]
+)
+def test_what_moves_weights_beside_the_clipped_sum_sees_no_data(by, of):
+    """One example in four moved the weights by 8e8 clips through a regularizer, without noise."""
+    model = Shows(of, **({by: None} if by.startswith("kernel") else {}))
+    settings = {**BASICS, "learning_rate": 0.1, "l2_norm_clip": 1e-6}
+    if by == "a schedule":
+        settings["learning_rate"] = Seeing(model.sees)
+    elif by.startswith("a"):
+        rate = Seeing(model.sees) if by == "another schedule" else model.sees
+        settings["dense_optimizer"] = keras.optimizers.SGD(rate)
+    model.compile(tfdp_rec.DPSGD(**settings))
+    rows = tf.data.Dataset.from_tensors(np.array([[1000.0, 1.0], [1.0, 1.0]], "float32"))
+    if of == "a constant":
+        model.fit(rows, verbose=0)
+        return
+    with pytest.raises(NotPrivate, match="depends on the batch or on a metric"):
+        model.fit(rows, verbose=0)
+    assert not np.any(model.dense.get_weights()[0])

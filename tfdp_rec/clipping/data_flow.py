@@ -8,7 +8,7 @@ written and read again. Writes of this package's own step are clipped and noised
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -156,3 +156,20 @@ def refuse_metrics_read(graph: Any, start: int, outputs: Iterable[Any], metrics:
             "without clipping or noise. Predict without it; store public or released statistics in a weight with "
             "trainable=False."
         )
+
+
+def refuse_data_read(subject: str, function: Callable[..., Any], given: Sequence[Any], metrics: Iterable[Any]) -> None:
+    """Raises `NotPrivate` if what a function makes of tensors of `given` specs depends on the batch or on metrics."""
+    graph: Any = tf.function(function, autograph=False).get_concrete_function(*given).graph
+    # Apart from variables and constants, what it captures is a tensor of the step around it.
+    step = [inner for tensor, inner in graph.captures if not _is_constant(_outermost(tensor))]
+    flow = DataFlow(graph, 0, step, metrics)
+    if any(flow.reaches(tensor) for tensor in graph.outputs):
+        raise NotPrivate(
+            f"{subject} depends on the batch or on a metric, and moves the weights without clipping or noise. Compute "
+            "it from the weights, the step's number and constants alone."
+        )
+
+
+def _is_constant(tensor: Any) -> bool:
+    return tensor.dtype == tf.resource or isinstance(tensor, tf.__internal__.EagerTensor)

@@ -8,14 +8,17 @@ The model, a parameter server's worker and the benchmarks all make this step.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
 from tfdp_rec.clipping.batches import example_leaves, map_examples
+from tfdp_rec.clipping.data_flow import refuse_data_read
 from tfdp_rec.clipping.engine import Graph
-from tfdp_rec.keras_internals import resource
+from tfdp_rec.keras_internals import handles_of, learning_rate_of, resource
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, predictions_of
 
@@ -92,20 +95,41 @@ class PrivateStep:
         """Gradients of the regularizers by path; they depend on no example, so they need neither clip nor noise."""
         # Tables would be read whole: a mechanism applies their regularizers as decay, or refuses them. The loss in logs
         # is that of the examples, without penalties.
+        self._refuse_data_beside_the_loss()
         found = {}
         for variable in self.model.trainable_variables:
             if variable.regularizer is not None and not self.model.is_table(variable):
-                weight = tf.convert_to_tensor(resource(variable))
-                with tf.GradientTape() as tape:
-                    tape.watch(weight)
-                    penalty = variable.regularizer(weight)
-                found[variable.path] = tape.gradient(penalty, weight)
+                found[variable.path] = _gradient_of(variable.regularizer, tf.convert_to_tensor(resource(variable)))
         return found
+
+    def _refuse_data_beside_the_loss(self) -> None:
+        # The user's own functions that move weights after the clip: the reading of the loss does not meet them.
+        metrics = handles_of(self.model.metrics_variables)
+        for variable in self.model.trainable_variables:
+            spec = tf.TensorSpec(variable.shape, variable.dtype)
+            if variable.regularizer is not None:
+                gradient = functools.partial(_gradient_of, variable.regularizer)
+                refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec], metrics)
+            if variable.constraint is not None:
+                refuse_data_read(f"The constraint of '{variable.path}'", variable.constraint, [spec], metrics)
+        for optimizer in (self.model.optimizer, getattr(self.model.optimizer, "dense_optimizer", None)):
+            rate = None if optimizer is None else learning_rate_of(optimizer)
+            if callable(rate):
+                by_step = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+                steps = [tf.TensorSpec([], optimizer.iterations.dtype)] if by_step else []
+                refuse_data_read(f"The learning rate of {type(optimizer).__name__}", rate, steps, metrics)
 
     def take_predictions(self) -> Any:
         """(x, y, y_pred, sample_weight) of the whole batch, once; None if there are none, or under microbatches."""
         found, self._predictions = self._predictions, None
         return found
+
+
+def _gradient_of(penalty: Any, weight: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+        total = penalty(weight)
+    return tape.gradient(total, weight)
 
 
 def finite(clipped: ClippedSum) -> tf.Tensor:
