@@ -56,6 +56,7 @@ def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_
     assert earlier.items.ids.to_pylist() == [10 * i for i in range(1, 35)] and earlier.titles[340] == "Film, 34"
     found = answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "33")
     assert len(found) == 33 and (340, "Film, 34") in found
+    assert answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "99999999999") == found  # took all memory
     capsys.readouterr()
     assert train("--continue", tmp_path / "run", "--quiet") == 2
     assert "--data is missing" in capsys.readouterr().err

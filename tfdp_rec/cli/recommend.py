@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     quiet.import_tensorflow()
     import tensorflow as tf
 
-    signatures = tf.saved_model.load(str(servable)).signatures
+    loaded = tf.saved_model.load(str(servable))
+    signatures = loaded.signatures
     if "top_k" not in signatures:
         raise ValueError(
             f"{folder} was written by an older version, or not by tfdp-rec: write its servable anew with tfdp-rec "
@@ -56,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     asked: dict[str, Any] = {"history": tf.constant([history], kind, [1, len(history)])}
     name = "serving_default"
     if args.top_k is not None or args.among:
-        name, asked["k"] = "top_k", tf.constant(args.top_k or usual(history=asked["history"])["ids"].shape[1], tf.int32)
+        k = args.top_k or usual(history=asked["history"])["ids"].shape[1]
+        # There are no more answers than items, and the memory of padded ones is that of as many as were asked for.
+        name, asked["k"] = "top_k", tf.constant(min(k, len(loaded.ids.numpy())), tf.int32)
     if args.among:
         name, asked["allowed"] = "among", tf.constant(ids_of(args.among, kind, "--among"), kind)
     answer = signatures[name](**asked)

@@ -15,7 +15,7 @@ import os
 
 import tensorflow as tf
 
-from tfdp_rec.demands import demand
+from tfdp_rec.demands import demand, given
 from tfdp_rec.keras_internals import compiles_with_xla
 from tfdp_rec.refused import NotPrivate
 
@@ -99,8 +99,7 @@ _NOT_EXACT = (
 )
 
 
-def silenced_unless_exact(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
-    """The examples' weights, or zeros where products are not exact, in case the check itself was dropped."""
+def where_exact(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
+    """The examples' weights, computed from a check that products are exact."""
     exact = tf.reduce_all(tf.stack(list(canaries(norms).values())))
-    with tf.control_dependencies(demand(exact, _NOT_EXACT)):
-        return tf.where(exact, weights, tf.zeros_like(weights))
+    return given(weights, demand(exact, _NOT_EXACT))

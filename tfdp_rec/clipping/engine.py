@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import cross_terms, factors, float_sums
-from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, silenced_unless_exact
+from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic, where_exact
 from tfdp_rec.clipping.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.clipping.factors import Reads, folded
 from tfdp_rec.clipping.own_rows import own_rows
@@ -308,7 +308,7 @@ def clip(
     share = share or Share(1, tf.size(norms))
     norms = given(norms, _not_too_many(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    weights = silenced_unless_exact(clip_weights(norms, bound), norms)
+    weights = where_exact(clip_weights(norms, bound), norms)
     if count is not None:
         # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search
         # the tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
