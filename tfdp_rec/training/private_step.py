@@ -112,8 +112,9 @@ class PrivateStep:
                 refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec], metrics)
             if variable.constraint is not None:
                 refuse_data_read(f"The constraint of '{variable.path}'", variable.constraint, [spec], metrics)
-        for optimizer in (self.model.optimizer, getattr(self.model.optimizer, "dense_optimizer", None)):
-            rate = None if optimizer is None else learning_rate_of(optimizer)
+        mechanism: Any = self.model.optimizer
+        for optimizer in filter(None, (mechanism, getattr(mechanism, "dense_optimizer", None))):
+            rate = learning_rate_of(optimizer)
             if callable(rate):
                 by_step = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
                 steps = [tf.TensorSpec([], optimizer.iterations.dtype)] if by_step else []
