@@ -142,7 +142,7 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
     trainer, sampling = trainer_of(cluster, str(folder / "training"))
     accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.1, "rdp")
     trainer.resume(accountant)
-    clocks = lambda: [int(s.optimizer.ledger.clock.numpy()) for s in trainer._served.servers]  # noqa: E731
+    clocks = lambda: [int(s.optimizer.step_number.numpy()) for s in trainer._served.servers]  # noqa: E731
     released, noise = folder / "released.json", NoiseSums()
     if released.exists() and any(now < then for now, then in zip(clocks(), json.loads(released.read_text()))):
         print("the checkpoint is behind a release", file=sys.stderr, flush=True)

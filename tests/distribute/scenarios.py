@@ -241,7 +241,7 @@ def states(name, steps):
     momentum, keep = options.get("momentum", 0.0), 1 - RATE * options.get("weight_decay", 0.0)
     gradient = np.zeros([2 * SIDE, WIDTH])
     gradient[[touched for touched, _ in IDS]] = DIRECTION / 2
-    noisy = np.any(gradient, axis=1, keepdims=True) if name == "eana" else 1.0
+    noisy = np.isin(np.arange(2 * SIDE), IDS)[:, None] if name == "eana" else 1.0
     weight, velocity = np.zeros_like(gradient), np.zeros_like(gradient)
     found = [weight]
     for noise in noises(steps):
@@ -432,9 +432,8 @@ def killed_within_sections(kills, name):
         table, found = trainer.model().get_weights()[0], []
         for clock, (touched, read) in zip(clocks, IDS):
             noise, gradients = steps_in(table[touched], touched, clock, name)
-            found.append({"clock": clock, "noise": noise, "gradients": gradients})
-            if name != "eana":  # which draws none for a row that is only read
-                found[-1]["untouched"] = steps_in(table[read], read, clock, name)
+            untouched = steps_in(table[read], read, clock, name)
+            found.append({"clock": clock, "noise": noise, "gradients": gradients, "untouched": untouched})
         return {"attempts": trainer.attempts, "servers": found}
 
 

@@ -129,10 +129,9 @@ def test_a_worker_killed_within_a_section_leaves_no_server_locked_and_no_gradien
             assert "momentum" in name or whole([gradients])
         else:  # gradient and noise come in one write
             assert abs(gradients - sum(noise)) < 1e-2
-        if name != "eana":
-            untouched, none = server["untouched"]
-            assert whole(untouched) and abs(none) < 1e-2
-            assert not name.startswith("lazy") or min(untouched) > 0.99
+        untouched, none = server["untouched"]
+        assert whole(untouched) and abs(none) < 1e-2
+        assert not name.startswith("lazy") or min(untouched) > 0.99
 
 
 @pytest.mark.slow

@@ -333,11 +333,9 @@ class ParameterServerTrainer:
                 self._progress.add(*Made.of(self._step(iterator, settings).numpy()))
 
         try:
-            for _ in range(number):
-                # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
-                schedule(self._coordinator, attempt, (self._iterator,))
+            # Scheduling an attempt raises what an earlier one has failed of.
             with refusals_in_words(), servers_alive():
-                self._wait()
+                self._attempt_all(attempt, number)
         finally:
             self._count(self._attempts.count - before)
         return self._progress.total
@@ -354,13 +352,16 @@ class ParameterServerTrainer:
         if repeated:
             self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
 
-    def _wait(self) -> None:
-        self._progress.restart()
-        while not self._coordinator.done():
-            if self._progress.seconds() > self._watch.patience:
-                raise self._watch.no_step()
-            time.sleep(0.002)
+    def _attempt_all(self, attempt: Callable[[Any], None], number: int) -> None:
         try:
+            for _ in range(number):
+                # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
+                schedule(self._coordinator, attempt, (self._iterator,))
+            self._progress.restart()
+            while not self._coordinator.done():
+                if self._progress.seconds() > self._watch.patience:
+                    raise self._watch.no_step()
+                time.sleep(0.002)
             self._coordinator.join()
         except tf.errors.OutOfRangeError as problem:
             raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
