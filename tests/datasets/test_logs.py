@@ -503,6 +503,16 @@ def test_a_number_that_is_no_time_is_named_with_file_and_row(tmp_path, values):
         Interactions.read(tmp_path / "log.parquet", user="u", item="i", time="t")
 
 
+@pytest.mark.parametrize("name", ["u", "i"])
+def test_text_that_is_not_utf_8_is_refused_by_file(tmp_path, name):
+    starts, text = np.array([0, 1, 2], np.int32), b"a\xff"
+    ids = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(starts), pa.py_buffer(text)])
+    columns = {"u": ["a", "b"], "i": ["x", "y"]} | {name: ids}
+    pa.parquet.write_table(pa.table(columns), tmp_path / "log.parquet")
+    with pytest.raises(ValueError, match=rf"log.parquet.*: {name} holds text that is not UTF-8"):
+        Interactions.read(tmp_path / "log.parquet", user="u", item="i")
+
+
 def test_nanoseconds_as_floats_are_times_and_beside_seconds_two_units():
     log = {"u": ["a", "a"], "i": ["x", "y"], "t": [1.7e18, 1.6e18]}
     assert Interactions.read(log, user="u", item="i", time="t").found()[0].numbers.tolist() == [2, 1]

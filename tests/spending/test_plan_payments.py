@@ -160,15 +160,21 @@ def test_twice_from_one_checkpoint_pays_twice_whatever_the_first_was_seen_to_do(
     third.accountant.close()
 
 
-def test_a_part_that_another_has_gone_on_from_pays_again_if_it_goes_on_itself(tmp_path):
-    first = Process(tmp_path)
+def superseded(folder):
+    """A process that trains on, though a second one has gone on from its checkpoint."""
+    first = Process(folder)
     first.fit(4)
     first.accountant.close()
-    second = Process(tmp_path)
+    second = Process(folder)
     second.fit(3)
     second.accountant.close()
     first.accountant = Accountant(first.event, first.order, DELTA, "rdp", ledger=first.path)
     first.accountant.follow(first.model)
+    return first
+
+
+def test_a_part_that_another_has_gone_on_from_pays_again_if_it_goes_on_itself(tmp_path):
+    first = superseded(tmp_path)
     first.checkpoint, first.target = keras.callbacks.Callback(), 1.5 * epsilon(1)
     with pytest.raises(ValueError, match="would exceed the budget"):
         first.fit(3)
@@ -180,14 +186,7 @@ def test_a_part_that_another_has_gone_on_from_pays_again_if_it_goes_on_itself(tm
 
 
 def test_a_checkpoint_that_is_saved_again_after_another_part_has_gone_on_from_it_is_a_fork(tmp_path):
-    first = Process(tmp_path)
-    first.fit(4)
-    first.accountant.close()
-    second = Process(tmp_path)
-    second.fit(3)
-    second.accountant.close()
-    first.accountant = Accountant(first.event, first.order, DELTA, "rdp", ledger=first.path)
-    first.accountant.follow(first.model)
+    first = superseded(tmp_path)
     first.checkpoint.accountant = first.accountant
     first.checkpoint.save()  # its note stands after the second part's payment
     first.accountant.close()

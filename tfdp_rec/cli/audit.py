@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise-multiplier", type=float, default=4.0, metavar="S", help="default: %(default)s")
     parser.add_argument("--claim", type=float, metavar="EPS", help="epsilon to test; default: the accountant's")
     parser.add_argument("--canaries", type=int, default=100_000, metavar="M", help="default: %(default)s")
-    parser.add_argument("--guesses", type=int, default=800, metavar="R", help="default: %(default)s")
+    parser.add_argument("--guesses", type=int, metavar="R", help="default: 800, or the canaries if these are fewer")
     parser.add_argument("--steps", type=int, default=2, metavar="T", help="steps of each run; default: %(default)s")
     parser.add_argument("--delta", type=float, default=1e-6, help="default: %(default)s")
     parser.add_argument("--confidence", type=float, default=0.99, help="of each run's bound; default: %(default)s")
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     quiet.import_tensorflow()
     from tfdp_rec.models.canary_table import AuditPlan, audit_runs
 
-    plan = AuditPlan(args.canaries, args.guesses, args.steps, args.delta, args.confidence)
+    guesses = min(800, args.canaries) if args.guesses is None else args.guesses
+    plan = AuditPlan(args.canaries, guesses, args.steps, args.delta, args.confidence)
     optimizer = MECHANISMS[args.mechanism].optimizer(
         1.0, l2_norm_clip=1.0, noise_multiplier=args.noise_multiplier, expected_batch_size=args.canaries / 2
     )

@@ -41,7 +41,7 @@ from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.files import Path, hold, let_go, remove, unheld, writing
 from tfdp_rec.job.budget import LABELS
 from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, RunFolder, find
-from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
 
@@ -155,7 +155,7 @@ class RunCheckpoint:
         if self._data not in ("", found):
             raise ValueError(
                 f"The run in {self.directory} was begun with other data: put those back to go on; for these, begin "
-                "another run in another --checkpoint."
+                f"another run {ELSEWHERE}."
             )
         self._data, data, goes_on = found, Snapshot(len(log), "user, item, time"), bool(self.continues or self._marks)
         beside = {name: f"{PRIVATE}/{LEDGERS}/{name}.jsonl" for name in adjacencies}
@@ -192,7 +192,7 @@ class RunCheckpoint:
         if gone_on:
             raise ValueError(
                 f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: "
-                f"add a day to it with --continue {self.out}, and another --checkpoint."
+                f"add a day to it with --continue {self.out}."
             )
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class RunCheckpoint:
         if unpaid:
             raise ValueError(
                 f"{self.directory / unpaid[0]} is of another run: {ledger.path} has not paid for it. Remove "
-                f"{self.directory}, or give another --checkpoint."
+                f"{self.directory}, or begin {ELSEWHERE}."
             )
         if len(there) < len(events):
             self._refuse_lost()
@@ -239,10 +239,10 @@ class RunCheckpoint:
         for name, ledger in self.ledgers.items():
             lost = _lost(ledger.paid, self._since[self._paths[name]], self.directory)
             if lost:
-                another = "begin the day again, with --continue," if self.continues else "begin another run"
+                another = "begin the day again with --continue" if self.continues else "begin another run"
                 raise ValueError(
                     f"{ledger.path} has paid for the {lost[0]} of a run that ended before it kept it, and to "
-                    f"make it again would cost as much again: {another} in another --checkpoint."
+                    f"make it again would cost as much again: {another}, {ELSEWHERE}."
                 )
 
     # Trainings.

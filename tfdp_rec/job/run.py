@@ -183,6 +183,12 @@ class Run:
             f"epsilon = {rounded_up(epsilon):g}, as the first day decided. What follows is of the last of them"
         }  # fmt: skip
 
+    @property
+    def public_numbers(self) -> str:
+        """What of the users is public, as text."""
+        users = "the number of users of each day" if self.budget.days > 1 else "the number of users"
+        return f"{users}, {len(self.log)}, and which of them were held out, by a hash of their ids"
+
 
 @dataclasses.dataclass(frozen=True)
 class MadeRecommender:

@@ -11,6 +11,7 @@ from tfdp_rec.job.recommenders.names import NAMES, USUAL
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 
 POISSON, SHUFFLED = "poisson", "shuffled"
+ELSEWHERE = "in other folders (--out, --checkpoint)"  # for messages
 _LOG, _GENERATED, _PRIVACY = "a log of your own (docs/logs.md)", "generated timelines", "privacy"
 _TRAINING, _DAYS, _CLUSTER = "recommenders", "day after day", "parameter servers"
 
@@ -121,7 +122,7 @@ class JobSettings:
             if now != value and not moved:
                 raise ValueError(
                     f"The run in {directory} has {flag(name)} {_words(value)}, and is asked to go on with "
-                    f"{_words(now)}: leave {flag(name)} out, or begin another run in another --checkpoint."
+                    f"{_words(now)}: leave {flag(name)} out, or begin another run {ELSEWHERE}."
                 )
 
     @classmethod

@@ -35,7 +35,13 @@ class Column:
     def _array(self, stretch: Stretch) -> pa.Array:
         column = stretch.table[self.name]
         plain = [_decoded(chunk) for chunk in column.chunks]
-        return pa.concat_arrays(plain) if plain else pa.array([], column.type)
+        array = pa.concat_arrays(plain) if plain else pa.array([], column.type)
+        if _is_text(array.type):
+            try:
+                array.validate(full=True)  # the reader of Parquet does not look
+            except pa.ArrowInvalid as problem:
+                raise ValueError(f"{stretch.where}: {self.name} holds text that is not UTF-8 ({problem}).") from None
+        return array
 
     def _note_kind(self, kind: str, stretch: Stretch, place: int, value: Any) -> None:
         """Records the column's kind; another kind than the first is refused."""

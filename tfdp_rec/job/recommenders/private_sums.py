@@ -86,8 +86,7 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         "Mechanism": f"{_items(budget, items)}; then counts of these with Gaussian noise of multiplier "
         f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
         f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users",
-        "Public": f"the number of users{' of each day' * several}, {len(run.log)}, and which of them were held out, by "
-        "a hash of their ids",
+        "Public": run.public_numbers,
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
         "ledger.jsonl, card.md and this statement",
         "Does not cover": "the folder private/: the report and results, whose tests look at users' data, and the names "

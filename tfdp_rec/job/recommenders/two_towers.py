@@ -168,7 +168,9 @@ def with_costs(made: MadeRecommender, name: str, accountant: Accountant | None, 
     leaves = name == run.released and names.named(name).claims_epsilon
     fields = dict(accountant.statement().fields)
     days = run.days_field(run.days(PRIOR)) if leaves else {}
-    said = {"Guarantee": fields.pop("Guarantee"), **days, **fields, **({"Covers": _COVERS} if leaves else {})}
+    said = {"Guarantee": fields.pop("Guarantee"), **days, **fields}
+    if leaves:
+        said |= {"Public": f"{run.public_numbers}; of those that train, {fields['Public']}", "Covers": _COVERS}
     return dataclasses.replace(
         made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=run.checkpoint.noises[name]
     )

@@ -93,7 +93,7 @@ class LazyDPSGD(PrivateOptimizer):
             )
 
     def pending_of(self, recursion: Recursion) -> Pending:
-        """The way to settle rows whose steps follow a recursion."""
+        """How the noise that rows owe is drawn, for rows whose steps follow a recursion."""
         return pending(recursion, self.aggregate_noise)
 
     def build_tables(self) -> None:
