@@ -61,6 +61,37 @@ def test_functional_models_and_their_nests():
     assert private.model.predict({"a": IDS[:4], "b": data[0]["b"][:4]}, verbose=0).shape == (4, 1)
 
 
+class Hinge(keras.losses.Loss):
+    def __init__(self, margin):
+        super().__init__()
+        self.margin = margin
+
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(keras.ops.maximum(0.0, self.margin - y_true * y_pred), axis=-1)
+
+
+class Sum(keras.metrics.Metric):
+    def __init__(self, scale):
+        super().__init__(name="sum")
+        self.scale, self.total = scale, self.add_weight(initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(self.scale * keras.ops.sum(y_true))
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("loss", [lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1), Hinge(0.5)])
+def test_losses_and_metrics_of_ones_own(loss):
+    def bias(y, p):
+        return keras.ops.mean(p - y, axis=-1)
+
+    private = tfdp_rec.make_private(sequential(loss=loss, metrics=[bias, Sum(2.0)]), (IDS, Y), **SETTINGS)
+    history = private.fit(verbose=0, epochs=1, validation_data=(IDS, Y)).history
+    assert {"bias", "val_bias"} <= set(history) and history["val_sum"][0] == pytest.approx(2 * Y.sum(), rel=1e-5)
+
+
 def test_ids_of_a_sequential_model_stay_whole_numbers():
     private = tfdp_rec.make_private(sequential(), (IDS + 0, Y), **SETTINGS)
     assert private.model.inputs[0].dtype == "int64"  # float32 has no 2^24 + 1

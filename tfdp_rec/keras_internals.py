@@ -117,6 +117,11 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """What a compiled model was given by `compile`: the objects themselves, of which Keras' config has copies."""
+    return dict(model._compile_config.config)
+
+
 def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
     """Sets the first epoch of the present `fit`, from `on_train_begin`; None for the argument of `fit`."""
     model._initial_epoch = epoch

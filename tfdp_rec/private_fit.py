@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec import optimizers
-from tfdp_rec.keras_internals import functional_class
+from tfdp_rec.keras_internals import compile_arguments, functional_class
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_rate
 from tfdp_rec.private_plan import PrivatePlan
@@ -235,7 +235,6 @@ def _warn_of_earlier_steps(model: keras.Model) -> None:
 
 
 def _compiled_with(model: keras.Model) -> dict[str, Any]:
-    # The loss and metrics that the model was compiled with; its optimizer is replaced.
-    config = model.get_compile_config() if model.compiled else None
-    found = keras.saving.deserialize_keras_object({name: (config or {}).get(name) for name in _LOSSES_OF_COMPILE})
-    return {name: value for name, value in found.items() if value is not None}
+    # The loss and metrics that the model was compiled with, themselves: functions have no form that is read back.
+    given = compile_arguments(model) if model.compiled else {}
+    return {name: given[name] for name in _LOSSES_OF_COMPILE if given.get(name) is not None}
