@@ -59,7 +59,17 @@ def test_items_that_are_no_ids_are_refused():
         Log(np.array([0.5]), [0, 1])
 
 
-@pytest.mark.parametrize("wrong", [[], [0, 1], [1, 1], [-2], [1.5], [[1]]])
+@pytest.mark.parametrize("wrong", [[], [1, 1], [0, 0], [1.5], [[1]]])
 def test_catalogues_that_are_none_are_refused(wrong):
     with pytest.raises(ValueError, match="item_ids must be"):
         Catalogue(wrong)
+
+
+@pytest.mark.parametrize(
+    "ids, padding", [([1, 2, 3], 0), ([0, 1, 2], -1), ([2, 0, 1], -1), ([0, -1, -3], -2), ([-1, 3], 0), ([0, 2, 3], -1)]
+)
+def test_every_whole_number_can_be_an_id_and_another_one_is_padding(ids, padding):
+    catalogue = Catalogue(ids)
+    assert catalogue.padding == padding and catalogue.places(ids).tolist() == list(range(len(ids)))
+    others = [number for number in range(-5, 6) if number not in ids]
+    assert set(catalogue.places(others).tolist()) == {-1}

@@ -135,6 +135,18 @@ def test_a_history_of_the_whole_catalogue_leaves_zeros(fitted):
     assert set(ids[0, :3]) == set(ITEMS[:3]) and ids[0, 3:].tolist() == [0, 0]
 
 
+def test_item_0_is_an_item_as_any_other(tmp_path):
+    import tensorflow as tf
+
+    histories = [[0, 1]] * 300 + [[1, 2]] * 50
+    recommender = SpectralRecommender([0, 1, 2], epsilon=8.0, delta=1e-4).fit(histories, verbose=0)
+    assert recommender.recommend([[1]], k=1)[0].tolist() == [[0]]
+    assert recommender.recommend([[0, 1, 2]], k=2)[0].tolist() == [[-1, -1]]
+    recommender.export(str(tmp_path / "servable"), k=3)
+    answers = tf.saved_model.load(str(tmp_path / "servable")).signatures["serving_default"]
+    assert answers(history=tf.constant([[1, -1]], tf.int64))["ids"].numpy().tolist() == [[0, 2, -1]]
+
+
 def test_each_task_is_printed(capsys):
     SpectralRecommender(ITEMS, epsilon=4.0).fit([[7, 14]] * 9)
     said = capsys.readouterr().out

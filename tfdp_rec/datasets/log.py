@@ -24,7 +24,11 @@ class Catalogue:
     """The public items: raw id to place 0..M-1.
 
     Args:
-        item_ids: Raw ids, positive (0 is padding) and different.
+        item_ids: Raw ids, whole numbers, all different.
+
+    Attributes:
+        ids: The raw ids.
+        padding: The first of 0, −1, −2, ... that is no item's id.
 
     Raises:
         ValueError: there are none, or they are not such.
@@ -41,10 +45,13 @@ class Catalogue:
         self.ids: NDArray[np.int64] = ids.astype(np.int64)
         self._order = np.argsort(self.ids, kind="stable")
         self._sorted = self.ids[self._order]
-        if self._sorted[0] <= 0 or (np.diff(self._sorted) == 0).any():
-            raise ValueError("item_ids must be positive and all different (0 is padding).")
+        if (self._sorted[1:] == self._sorted[:-1]).any():
+            raise ValueError("item_ids must be all different.")
+        taken = set(self._sorted[self._sorted <= 0].tolist())
+        self.padding = next(-number for number in range(len(taken) + 1) if -number not in taken)
         # Numbers of a log are 1, 2, ..., M: those need no search.
-        self._in_order = self._sorted[-1] == len(ids) and bool((np.diff(self._order) == 1).all())
+        first_to_last = self._sorted[0] == 1 and self._sorted[-1] == len(ids)
+        self._in_order = bool(first_to_last and (np.diff(self._order) == 1).all())
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -59,7 +59,7 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         ks: The cut-offs of recall@k and precision@k over the whole catalogue.
 
     Raises:
-        ValueError: for an empty catalogue, repeated or non-positive ids, or a prior that does not fit.
+        ValueError: for an empty catalogue, repeated ids, or a prior that does not fit.
 
     Example:
         >>> import numpy as np, tfdp_rec
@@ -149,8 +149,8 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
     def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
-        ids that are not in the catalogue are ignored; the last `history_length` items count. Outputs `ids` int64 and
+        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere
+        (−1 if 0 is an item); ids that are not in the catalogue are ignored; the last `history_length` items count. Outputs `ids` int64 and
         `scores` float32, `[batch, k]`, best first. An empty history is answered by popularity.
 
         Args:

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
 
@@ -142,14 +143,6 @@ def _in_a_line(title: str) -> str:
     return " ".join(title.split())
 
 
-def _padding(ids: Sequence[Any]) -> Any:
-    """An id that is no item's."""
-    if isinstance(ids[0], str):
-        return ""
-    taken = set(ids)
-    return next(-number for number in range(len(ids) + 1) if -number not in taken)
-
-
 class OwnIds(tf.Module):
     """The exported module: answers by slot, with the caller's own ids and titles."""
 
@@ -157,7 +150,7 @@ class OwnIds(tf.Module):
         super().__init__()
         self.kind = tf.string if isinstance(ids[0], str) else tf.int64
         self.slots = tf.lookup.StaticHashTable(_lines(vocabulary, self.kind), default_value=NOTHING)
-        self.padding = tf.constant(_padding(ids), self.kind)
+        self.padding = tf.constant("" if self.kind == tf.string else Catalogue(ids).padding, self.kind)
         self.ids = tf.Variable(ids, trainable=False, dtype=self.kind)
         self.titles = tf.Variable(titles, trainable=False, dtype=tf.string)
         self.answers, self.k = answers, k

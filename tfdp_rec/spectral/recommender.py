@@ -196,7 +196,8 @@ class SpectralRecommender:
             k: Number of items in an answer.
 
         Returns:
-            Raw ids and scores, `[histories, k]`. Where a history leaves fewer than k items, id 0 fills up.
+            Raw ids and scores, `[histories, k]`. Where a history leaves fewer than k items, id 0 fills up; if 0 is an
+            item, the first of −1, −2, ... that is none.
 
         Raises:
             ValueError: k is not between 1 and the size of the catalogue.
@@ -237,7 +238,7 @@ class SpectralRecommender:
             row[places] = -np.inf
         best = np.stack([_first(row, k) for row in scores])
         found = np.take_along_axis(scores, best, axis=1)
-        return np.where(np.isfinite(found), self.catalogue.ids[best], 0), found
+        return np.where(np.isfinite(found), self.catalogue.ids[best], self.catalogue.padding), found
 
     @property
     def item_ids(self) -> NDArray[np.int64]:
@@ -254,8 +255,9 @@ class SpectralRecommender:
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere;
-        ids that are not in the catalogue are ignored. Outputs `ids` int64 and `scores` float32, `[batch, k]`.
+        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere
+        (−1 if 0 is an item); ids that are not in the catalogue are ignored. Outputs `ids` int64 and `scores` float32,
+        `[batch, k]`.
 
         Args:
             filepath: Folder that is made.
