@@ -1,8 +1,11 @@
 """One call from a Keras model to a private training: the same as by hand, and refused where it would not be."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
@@ -135,7 +138,10 @@ def test_earlier_steps_are_spoken_of():
         ((IDS, 3.0), {}, "same number of rows"),
         ((IDS, Y), {"unit": IDS[:-1]}, "unit must give one id for each of the 400 rows"),
         ((IDS, Y), {"mechanism": "Adam"}, "mechanism must be one of DPSGD"),
-        ((IDS, Y), {"mechanism": "EANA"}, "EANA has no epsilon"),
+        ((IDS, Y), {"mechanism": "EANA"}, "EANA has no epsilon .* compile with tfdp_rec.EANA"),
+        (IDS, {}, r"with y: give make_private\(model, \(x, y\), ...\)"),
+        ({"x": IDS, "y": Y}, {}, "compares predictions with y"),
+        ((IDS.astype(str), Y), {}, "text, and the model has no layer that numbers it"),
         ((IDS, Y), {"epsilon": -1.0}, "epsilon"),
         ((IDS, Y), {"batch_size": 500}, "larger than num_units"),
     ],
@@ -144,6 +150,97 @@ def test_misuse_is_one_line(data, options, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         tfdp_rec.make_private(sequential(), data, **{**SETTINGS, **options})
     assert len(str(caught.value)) < 500
+
+
+class Frame:
+    """As far as it is asked, a table of pandas or Polars."""
+
+    columns = ("x", "y")
+
+    def __getitem__(self, name):
+        return IDS
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack([IDS, IDS], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ([IDS, Y], "x and y are one argument"),
+        ([tf.data.Dataset.from_tensor_slices((IDS, Y)).batch(10)], "draws its own batches; got a _BatchDataset"),
+        ([iter([(IDS, Y)])], "draws its own batches; got a list_iterator"),
+        ([Frame()], "is one Frame: give its columns as arrays"),
+    ],
+)
+def test_data_that_are_no_arrays_are_refused_with_the_way(data, reason):
+    with pytest.raises(TypeError, match=reason):
+        tfdp_rec.make_private(sequential(), *data, **SETTINGS)
+
+
+def test_text_is_numbered_by_a_layer():
+    lookup = layers.StringLookup(vocabulary=[str(number) for number in range(ITEMS)])
+    model = keras.Sequential([lookup, layers.Embedding(ITEMS + 1, 4), layers.Dense(1)])
+    model.compile(loss="mse")
+    private = tfdp_rec.make_private(model, (IDS.astype(str), Y), **SETTINGS)
+    private.fit(verbose=0, epochs=1)
+    assert private.model.inputs[0].dtype == "string" and int(private.model.optimizer.iterations) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"x": IDS}, "those of make_private"),
+        ({"batch_size": 10}, "those of make_private"),
+        ({"validation_split": 0.1}, "Hold rows out before make_private"),
+        ({"class_weight": {0: 1.0}}, r"give make_private \(x, y, sample_weight\)"),
+    ],
+)
+def test_what_fit_does_not_take_is_refused_with_the_way(options, reason):
+    with pytest.raises(TypeError, match=reason):
+        tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS).fit(**options)
+
+
+def test_a_planned_end_is_no_news_and_what_comes_after_it_says_what_to_do(capsys, tmp_path, recwarn):
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    with pytest.raises(ValueError, match=r"After make_private call private.fit\(\)"):
+        private.model.fit(IDS, Y, verbose=0)
+    private.fit(verbose=2)
+    assert "budget" not in capsys.readouterr().out and not [w for w in recwarn if "shuffle" in str(w.message)]
+    with pytest.raises(ValueError, match="Release what was trained; to train on, give a larger epsilon"):
+        private.fit(verbose=0)
+    private.model.export(str(tmp_path / "servable"))
+    assert f"Saved artifact at '{tmp_path}/servable'" in capsys.readouterr().out
+
+
+def test_models_that_share_weights_are_told_whose_steps_count():
+    table = layers.Embedding(ITEMS, 4)
+    models = [keras.Sequential([table, layers.Dense(1)]) for _ in range(2)]
+    for model in models:
+        model.compile(loss="mse")
+    tfdp_rec.make_private(models[0], (IDS, Y), **SETTINGS).fit(verbose=0)
+    with pytest.raises(ValueError, match="8 of them by another model or optimizer of the same weights"):
+        tfdp_rec.make_private(models[1], (IDS, Y), **SETTINGS).fit(verbose=0)
+
+
+def test_a_private_model_under_an_ordinary_optimizer_says_once_that_it_is_not_private():
+    inputs = keras.Input([], dtype="int32")
+    model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(layers.Embedding(ITEMS, 4)(inputs)))
+    model.compile("adam", "mse")
+    with pytest.warns(UserWarning, match="PrivateModel trains under Adam, which is not private"):
+        model.fit(IDS, Y, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(IDS, Y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("DPKerasAdamOptimizer", "LazyDPSGD"), ("DPKerasSGDOptimizer", "DPSGD"), ("PrivacyEngine", "make_private")],
+)
+def test_names_of_other_libraries_are_answered_with_those_of_this_one(name, here):
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; write tfdp_rec.{here}"):
+        getattr(tfdp_rec, name)
 
 
 def test_a_second_call_counts_what_the_first_has_spent():

@@ -45,8 +45,17 @@ _HOMES = {
     "spectral": "spectral",
 }
 
+# Names of TF Privacy and Opacus, and what does their work here.
+_ELSEWHERE = {
+    "DPKerasSGDOptimizer": "tfdp_rec.DPSGD, or tfdp_rec.LazyDPSGD, which is as private and faster on large tables",
+    "DPKerasAdamOptimizer": "tfdp_rec.LazyDPSGD(..., dense_optimizer=keras.optimizers.Adam(1e-3))",
+    "DPKerasAdagradOptimizer": "tfdp_rec.LazyDPSGD(..., dense_optimizer=keras.optimizers.Adagrad(0.1))",
+    "PrivacyEngine": "tfdp_rec.make_private(model, (x, y), epsilon=..., batch_size=..., epochs=...)",
+    "make_private_with_epsilon": "tfdp_rec.make_private",
+}
+
 __all__ = [*_HOMES, "__version__"]
-__getattr__ = imported_when_asked(__name__, _HOMES)
+__getattr__ = imported_when_asked(__name__, _HOMES, _ELSEWHERE)
 
 
 def _classes() -> Iterator[tuple[str, str]]:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def imported_when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__` (PEP 562), from each name's module; a name that is its own home is a module."""
+def imported_when_asked(
+    package: str, homes: Mapping[str, str], elsewhere: Mapping[str, str] = types.MappingProxyType({})
+) -> Callable[[str], Any]:
+    """A package's `__getattr__` (PEP 562), from each name's module; a name that is its own home is a module.
+
+    Args:
+        package: Name of the package.
+        homes: Module of each name.
+        elsewhere: Names of other libraries, and what to write here instead.
+    """
 
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = f"; write {elsewhere[name]}" if name in elsewhere else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         module = importlib.import_module(f"{package}.{homes[name]}")
         return module if homes[name] == name else getattr(module, name)
 

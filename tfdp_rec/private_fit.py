@@ -19,7 +19,7 @@ import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -27,18 +27,31 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec import optimizers
-from tfdp_rec.keras_internals import compile_arguments, functional_class
+from tfdp_rec.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.training import PrivateModel, PrivateTraining
 from tfdp_rec.training.ordinary_steps import watch
+from tfdp_rec.training.own_loss import is_own
 
 # A model that is made private again gives the same private model, with the history of the weights that they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
+_TAKE_TEXT = tuple(
+    getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
+)
 _LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
+
+
+_ITS_OWN = "the data and the size of batches are those of make_private, which the noise was computed for"
+_GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
+    "validation_split": "it would take rows of the training data. Hold rows out before make_private, and give them as "
+    "validation_data=(x, y)",
+    "class_weight": "give make_private (x, y, sample_weight), with each row's weight by its class",
+    "sample_weight": "give make_private (x, y, sample_weight)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +82,9 @@ class PrivateFit:
         Returns:
             Keras' history.
         """
-        options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, "shuffle": False, **options}
+        for name in _GIVEN_BEFORE.keys() & options.keys():
+            raise TypeError(f"fit({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
+        options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
         return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
 
     def statement(self) -> str:
@@ -80,7 +95,7 @@ class PrivateFit:
 def make_private(
     model: keras.Model,
     data: Any,
-    *,
+    *others: Any,
     epsilon: float,
     batch_size: int,
     epochs: int,
@@ -102,6 +117,7 @@ def make_private(
             `tfdp_rec.PrivateTraining` as first base. Its own weights are trained, not a copy.
         data: Arrays in a nest of tuples, lists and dicts, as for `fit` without validation: `(x, y)` or
             `(x, y, sample_weight)`, or the argument of the model's own `per_example_loss`.
+        *others: Refused, if any: x and y are one argument.
         epsilon: Largest ε of the whole training.
         batch_size: Expected number of units in a batch.
         epochs: Number of epochs, each of which draws every unit once on average.
@@ -118,8 +134,8 @@ def make_private(
         The private model with its plan and batches, ready for `fit`.
 
     Raises:
-        TypeError: The model is of a class without `tfdp_rec.PrivateTraining`.
-        ValueError: The arrays differ in their number of rows, or a value is out of range.
+        TypeError: The model is of a class without `tfdp_rec.PrivateTraining`, or the data are no arrays.
+        ValueError: The arrays differ in their number of rows or do not fit the model, or a value is out of range.
 
     Example:
         >>> import keras, numpy as np, tfdp_rec
@@ -132,6 +148,7 @@ def make_private(
         >>> private.plan.delta, 2.9 < history.history["epsilon"][-1] <= 3.0
         (0.0001, True)
     """
+    _refuse_no_arrays(data, others)
     data = _tuples(data)
     rows = _number_of_rows(data)
     units, pick = (rows, lambda drawn: drawn) if unit is None else _rows_of_units(unit, rows)
@@ -148,6 +165,7 @@ def make_private(
     )
     kind = _mechanism(mechanism)
     private, compiled = _private_form(model, data), _compiled_with(model)
+    _refuse_unfit(private, compiled, data)
     _warn_of_earlier_steps(model)
     if learning_rate is None and settings.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
@@ -163,7 +181,44 @@ def _mechanism(name: str) -> Any:
     known = [mechanism.class_name for mechanism in MECHANISMS]
     if name not in known:
         raise ValueError(f"mechanism must be one of {', '.join(known)}, got {name!r}.")
+    if not MECHANISMS[known.index(name)].claims_epsilon:
+        raise ValueError(f"{name} has no epsilon that noise could be computed for: compile with tfdp_rec.{name}(...).")
     return getattr(optimizers, name)
+
+
+def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
+    if others:
+        raise TypeError("x and y are one argument, as in fit(): make_private(model, (x, y), ...).")
+    if isinstance(data, tf.data.Dataset) or isinstance(data, Iterator) or hasattr(data, "__getitem__") and not (
+        isinstance(data, (list, tuple, dict)) or hasattr(data, "__array__")
+    ):
+        raise TypeError(
+            f"data must be arrays, such as (x, y), from which make_private draws its own batches; got a "
+            f"{type(data).__name__}. For data on disk, tfdp_rec.PrivatePlan(...).batches(fetch) takes a function from "
+            "row numbers to a batch."
+        )
+    if hasattr(data, "columns"):
+        raise TypeError(
+            f"data is one {type(data).__name__}: give its columns as arrays, such as "
+            "(frame['item'].to_numpy(), frame['rating'].to_numpy())."
+        )
+
+
+def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
+    # What Keras would say in the middle of the tracing, of data that the compiled loss or the layers cannot take.
+    own_loss = is_own(private, "per_example_loss") or is_own(private, "compute_loss")
+    if "loss" in compiled and not own_loss and not (isinstance(data, tuple) and len(data) in (2, 3)):
+        raise ValueError("The compiled loss compares predictions with y: give make_private(model, (x, y), ...).")
+    made_of_layers = isinstance(private, functional_class())
+    if made_of_layers and _has_text(data) and not any(isinstance(each, _TAKE_TEXT) for each in layers_within(private)):
+        raise ValueError(
+            "The data hold text, and the model has no layer that numbers it: begin with "
+            "keras.layers.StringLookup(vocabulary=...), whose vocabulary is public, or give numbers."
+        )
+
+
+def _has_text(data: Any) -> bool:
+    return any(array.dtype.kind in "OSU" for array in tf.nest.flatten(data))
 
 
 def _tuples(data: Any) -> Any:
@@ -212,7 +267,8 @@ def _made_of(model: Any, kind: type, data: Any) -> Any:
     if kind is keras.Sequential:
         first = tf.nest.flatten(data)[0]
         # Its own input is float32 by default, which does not distinguish ids above 2^24.
-        x = inputs = keras.Input(first.shape[1:], dtype=keras.backend.standardize_dtype(first.dtype))
+        dtype = "string" if _has_text(first) else keras.backend.standardize_dtype(first.dtype)
+        x = inputs = keras.Input(first.shape[1:], dtype=dtype)
         for layer in model.layers:
             x = layer(x)
         return PrivateModel(inputs, x, name=model.name)

@@ -300,7 +300,7 @@ def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(da
     capsys.readouterr()
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
-    assert "has paid for the private sums of a run that ended" in said and "with --continue, in another" in said
+    assert "has paid for the private sums of a run that ended" in said and "with --continue, in other folders" in said
     assert further(root, days, 2) == 0
     assert 7.99 < read(root / "run" / "release" / "ledger.jsonl").epsilon(DELTA) <= 8.0
     assert WarmStart.load(root / "run").release.fits == 2

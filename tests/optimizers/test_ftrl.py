@@ -24,6 +24,7 @@ from tfdp_rec.privacy import (
     epsilon_of,
 )  # fmt: skip
 from tfdp_rec.refused import NotPrivate
+from tfdp_rec.withheld_rows import held_rows
 
 UNITS, BATCH, ROWS, WIDTH = 23, 5, 30, 6  # 5 steps an epoch, the last of 3 units
 RNG = np.random.default_rng(0)
@@ -277,6 +278,26 @@ def test_a_resumption_that_is_cut_short_among_the_buffers_makes_no_step(kind, tm
     TrainingCheckpoint(tmp_path).resume(again)
     fit(again, FixedOrder(UNITS, BATCH), 1)
     assert again.optimizer.position == 4
+
+
+@BOTH
+def test_weights_that_can_be_settled_no_more_are_erased_before_the_marks_of_a_checkpoint_come_in(
+    kind, tmp_path, monkeypatch
+):
+    model, checkpoint = model_of(kind), TrainingCheckpoint(tmp_path)
+    fit(model, FixedOrder(UNITS, BATCH), 3, callbacks=[checkpoint])
+    weights, fill = [held_rows(variable) for variable in model.variables], training_checkpoint._fill
+    model.optimizer.course.mark_unfinished(1)  # as a step leaves it that was cut short
+
+    def interrupted(variable, *rest):
+        if any(variable is weight for weight in weights):
+            raise KeyboardInterrupt
+        fill(variable, *rest)
+
+    monkeypatch.setattr(training_checkpoint, "_fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        TrainingCheckpoint(tmp_path).resume(model)
+    assert not model.optimizer.cut_short and not any(np.any(weight.numpy()) for weight in weights)
 
 
 @BOTH

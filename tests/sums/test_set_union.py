@@ -24,7 +24,7 @@ from tfdp_rec.privacy import Accountant, epsilon_of, private_counts, private_ite
 from tfdp_rec.spending.ledger import read
 from tfdp_rec.sums import set_union
 from tfdp_rec.sums.fixed_point import ONE
-from tfdp_rec.sums.set_union import threshold, weights
+from tfdp_rec.sums.set_union import least_users, threshold, weights
 
 
 def crowd(counts):
@@ -158,6 +158,17 @@ def test_more_rounds_find_more_of_a_long_tail_at_the_same_price():
     assert one.event == two.event and epsilon_of(two.event, 1e-6) <= 4.0
     assert len(two.terms) > 1.1 * len(one.terms) > 100, (len(one.terms), len(two.terms))
     assert two.terms[0] == "sku-1" and len(set(two.terms)) == len(two.terms)
+
+
+@pytest.mark.parametrize("epsilon, users", [(2.0, 14), (0.1, 231)])
+def test_fewer_users_than_least_find_nothing_and_twice_as_many_find_their_item(epsilon, users):
+    assert least_users(epsilon, 1e-6) == pytest.approx(users, abs=1)
+
+    def found(users):
+        log = Interactions.read({"u": range(users), "i": ["tea"] * users}, user="u", item="i")
+        return private_items(log, epsilon=epsilon, delta=1e-6, words=seeded(users)).terms
+
+    assert found(users // 2) == () and found(2 * users) == ("tea",)
 
 
 def test_known_items_take_no_weight_and_are_not_found_again():

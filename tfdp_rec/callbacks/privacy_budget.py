@@ -83,7 +83,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._foreseen = self.accountant.begun + self.accountant.restarts_ahead
         self._basis: Any = None
         self._priced: Any = None
-        self.ended_fit = False
+        self.ended_fit, self._last_epoch = False, False
         self._optimizer, self._others = self.model.optimizer, list[Meter]()
         if self._optimizer.plan is not None:
             self._optimizer.plan.suspend_limit()  # while this budget is kept instead
@@ -92,14 +92,21 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._refuse_overspending()
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._last_epoch = epoch + 1 >= (self.params.get("epochs") or 1)
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._end(self._last_epoch and batch + 1 == self.params.get("steps"))
+
+    def _end(self, planned: bool) -> None:
+        # Ends the fit if no step fits any more; says so, unless the fit ends here by itself.
         if self._left() < int(self.model.steps_per_execution) and not self.model.stop_training:
             self.model.stop_training = self.ended_fit = True
-            if self.params.get("verbose"):
+            if self.params.get("verbose") and not planned:
                 print(f"\n{self._spent()}: training ends.", flush=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.on_train_batch_end(0)
+        self._end(self._last_epoch)
         if logs is not None:
             logs["epsilon"] = self.accountant.epsilon()
 
@@ -120,8 +127,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         if source.sampling is None:
             raise ValueError(
                 "The data of this fit carry no proof that they were sampled (no sampling drew them, or a map dropped "
-                "it), and amplification is claimed only for accountant.sampling.batches(fetch). Fit on those; or, if "
-                "they are sampled just so by other means, say by which: Accountant(..., asserted='...')."
+                "it), and amplification is claimed only for batches that a sampling drew. After make_private call "
+                "private.fit(); with a PrivatePlan fit on plan.batches(fetch), else on "
+                "accountant.sampling.batches(fetch). If they are sampled just so by other means, say by which: "
+                "Accountant(..., asserted='...')."
             )
         if source.sampling is not self.accountant.sampling:
             raise ValueError(
@@ -188,15 +197,25 @@ class PrivacyBudget(keras.callbacks.Callback):
     def _refuse_overspending(self) -> None:
         left, ahead = self._left(), int(self.model.steps_per_execution)
         if left < ahead:
-            spent = self.accountant.epsilon()
-            raise ValueError(
-                f"{ahead} more step(s) would exceed the budget: epsilon is {spent:.4g} after {self.accountant.steps} "
-                f"steps, the target is {self.target_epsilon:g} and the limit {self._limit} steps. Use more noise "
-                "(tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism without a "
-                "guarantee, such as EANA, fits no target."
-            )
+            raise ValueError(self._overspending(ahead))
         made = self._most - left
         if made + ahead > self._paid:
             self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin)
             self._allow()
             self._priced = self._state(self._optimizer.privacy_history)
+
+    def _overspending(self, ahead: int) -> str:
+        accountant = self.accountant
+        others = accountant.steps - int(self._optimizer.iterations)
+        shared = f", {others} of them by another model or optimizer of the same weights" if others > 0 else ""
+        said = (
+            f"{ahead} more step(s) would exceed the budget: epsilon is {accountant.epsilon():.4g} after "
+            f"{accountant.steps} steps{shared}, the target is {self.target_epsilon:g} and the limit {self._limit} "
+            "steps. "
+        )
+        if accountant.steps:
+            return said + "Release what was trained; to train on, give a larger epsilon, of which this much is spent."
+        return said + (
+            "Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism "
+            "without a guarantee, such as EANA, fits no target."
+        )

@@ -241,7 +241,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             # not told, or without its noise.
             optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
             model.release.withhold()  # before rows come in that may owe noise
-            optimizer.settle()  # the weights that stand here owe by marks that are now replaced
+            # The weights that stand here owe by marks that are now replaced.
+            if optimizer.cut_short:
+                _erase_weights(model)
+            else:
+                optimizer.settle()
             variables, shapes = dict(_variables(model)), {name: shape for name, shape, _ in header["variables"]}
 
             def fill(names: Iterable[str]) -> None:
@@ -355,6 +359,18 @@ def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
         scatter("Update", variable, tf.range(start, end), tf.constant(values.reshape([end - start, *shape[1:]])))
     if file.read(1):
         raise ValueError(f"'{variable.name}' has more values in the checkpoint than its shape {shape} allows.")
+
+
+def _erase_weights(model: Any) -> None:
+    # Weights that owe noise which cannot be paid any more.
+    for name, variable in _variables(model):
+        if name.startswith("ledger/") or not variable.dtype.is_floating:
+            continue
+        shape = _shape(variable)
+        if not shape:
+            variable.assign(tf.zeros_like(variable))
+        for start, end in row_chunks(shape, _CHUNK_VALUES) if shape else ():
+            scatter("Update", variable, tf.range(start, end), tf.zeros([end - start, *shape[1:]], variable.dtype))
 
 
 def _normalised(header: dict[str, Any]) -> Resumed:

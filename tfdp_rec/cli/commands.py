@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import errno
 import importlib
 import os
@@ -41,6 +42,9 @@ class Parser(argparse.ArgumentParser):
     """Parser that reports a wrong argument in one line."""
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1) if wrong else []
+        message += f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 

@@ -140,8 +140,10 @@ def refusal(layer: keras.layers.Layer) -> str | None:
     """The reason why this layer cannot be trained privately, or None."""
     if any(kind.__module__.startswith(_TFRS_TASKS) and kind.__name__ == "Retrieval" for kind in type(layer).__mro__):
         return (
-            "scores each example against the others of its batch, so one example's gradient depends on the others; "
-            "use tfdp_rec.clipping.CandidateScores with negatives drawn from the public catalogue"
+            "scores each example against the others of its batch; in its place draw negatives from the public "
+            "catalogue: self.items = tfdp_rec.CandidateScores(vocabulary=ids, width=32, negatives=100), and "
+            "per_example_loss returns self.items.cross_entropy(queries, item_ids), plus other tasks' losses by "
+            "example; for a tower, tfdp_rec.TowerScores(tower, candidates, negatives=100)"
         )
     if isinstance(layer, _BY_AXIS) and 0 in tf.nest.flatten(layer.axis):
         return "has axis 0, the batch's, and so mixes the examples of a batch; give it another axis"

@@ -19,6 +19,13 @@ REASONS = {
         "clipping bounds nothing",
         "Compute every example's loss from that example; shared negatives and statistics belong into shared_inputs",
     ),
+    "in batch": (
+        "multiplies the examples of the batch with each other, so that one's gradient depends on the others and "
+        "clipping bounds nothing",
+        "Draw negatives from the public catalogue: self.items = tfdp_rec.CandidateScores(vocabulary=ids, width=32, "
+        "negatives=100), and per_example_loss returns self.items.cross_entropy(queries, item_ids); for a tower, "
+        "tfdp_rec.TowerScores(tower, candidates, negatives=100)",
+    ),
     "size": (
         "lets the number of examples in the batch into a value, so that one example more or less changes all others' "
         "gradients",

@@ -50,7 +50,7 @@ from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.statement import Statement, rounded_up
-from tfdp_rec.sums.set_union import private_items
+from tfdp_rec.sums.set_union import least_users, private_items
 
 _UNPROVEN = "training without a guarantee"
 
@@ -109,6 +109,7 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
     for ledger in checkpoint.ledgers.values():
         wanted.decided(ledger)
     budget = Budget.of(chain)
+    _refuse_no_items(budget, len(log), checkpoint)
     titles = source.titles((log.found()[1] if public is None else public.ids).type)
     run = Run(source, checkpoint, show, log, users, public, titles, budget)
     for name, ledger in checkpoint.ledgers.items():
@@ -124,6 +125,19 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
     if users.sampling is not None and not checkpoint.noises:
         _decide_noises(run)
     return run
+
+
+def _refuse_no_items(budget: Budget, users: int, checkpoint: RunCheckpoint) -> None:
+    """Raises if no item can be found, even one that all users have: before anything is paid."""
+    if budget.items is None or checkpoint.earlier or (checkpoint.directory / ITEMS).exists():
+        return
+    least = least_users(*budget.items)
+    if users < least:
+        raise ValueError(
+            f"--epsilon {budget.epsilon:g} is too small for {users:,} users: with its share for finding items, "
+            f"{budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid. Give a "
+            "public list (--items), more users, or a larger --epsilon or --items-epsilon."
+        )
 
 
 def _decide_noises(run: Run) -> None:
@@ -206,7 +220,9 @@ def _refuse_full(run: Run) -> None:
 
 def _items(run: Run) -> Items:
     checkpoint, before = run.checkpoint, run.checkpoint.earlier
-    run.show.begin("finding items privately" if run.public is None else "taking the items of the public list")
+    cost = run.budget.items
+    least = f"finding items privately: those of {least_users(*cost):,.0f} users at the least" if cost else ""
+    run.show.begin(least or "taking the items of the public list")
 
     def make(payment: ReleasePayment, file: Any) -> None:
         (_found(run, payment) if run.public is None else _joined(run, run.public)).write(file)
@@ -218,7 +234,9 @@ def _items(run: Run) -> Items:
     if left_out := pc.sum(broken).as_py():
         run.show.note(f"{left_out:,} items left out: a line break in the id")
         items = Items(items.ids.filter(pc.invert(broken)))
-    run.show.note(f"{len(items):,} items" + (f", {len(items) - len(before.items):,} of them new" if before else ""))
+    new = f", {len(items) - len(before.items):,} of them new" if before else ""
+    way = "" if run.public is not None else "; --items names a public list of more"
+    run.show.note(f"{len(items):,} items can be recommended{new}{way}")
     return items
 
 

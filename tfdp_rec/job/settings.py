@@ -38,8 +38,8 @@ class JobSettings:
     item: str = option("", "column of items' ids", metavar="COLUMN", group=_LOG)
     time: str = option("", "column of times; without one, a user's rows have no order", metavar="COLUMN", group=_LOG)
     items: str = option(
-        "", "public list of items: a file with a column of them, or .txt with one a line; without one, items that many "
-        "users have are found privately", metavar="FILE", group=_LOG,
+        "", "public list of items: a file with a column called as in the log, or item, or its first one; or .txt with "
+        "one a line; without it, items that many users have are found privately", metavar="FILE", group=_LOG,
     )  # fmt: skip
     titles: str = option("", "public file of items and their titles", metavar="FILE", group=_LOG)
     items_epsilon: float | None = option(

@@ -103,13 +103,26 @@ class OwnFiles(LogSource):
 
     def read(self, folder: pathlib.Path) -> Interactions:
         settings = self.settings
+        # Public files before the log, which may take long.
+        self._listed = self._listed_items()
         if settings.titles:
-            self._title_columns()  # before the log is read, which may take long
+            self._title_columns()
         columns = {name: getattr(settings, name) for name in ("user", "item", "time")}
         return Interactions.read(list(settings.data), folder=folder, **columns)
 
     def public_items(self) -> Items | None:
-        return Items.read(self.settings.items, usual=[self.settings.item]) if self.settings.items else None
+        return self._listed
+
+    def _listed_items(self) -> Items | None:
+        path = self.settings.items
+        if not path:
+            return None
+        listed = path.lower().endswith(".txt")
+        return Items.read(path, None if listed else self._id_column(log_files.column_names(pathlib.Path(path))))
+
+    def _id_column(self, names: list[str]) -> str:
+        """Of a public file's columns, that of the ids: as in the log, "item", or the first."""
+        return next((name for name in (self.settings.item, "item") if name in names), names[0])
 
     def titles(self, kind: pa.DataType) -> pa.Table:
         found = [super().titles(kind)]
@@ -127,10 +140,10 @@ class OwnFiles(LogSource):
         return pa.concat_tables(found)
 
     def _title_columns(self) -> tuple[str, str]:
-        """The columns of ids (as in the log, "item", or the first), and of titles ("title", "name", or the other)."""
+        """The columns of ids, and of titles ("title", "name", or the other)."""
         path, item = self.settings.titles, self.settings.item
         names = log_files.column_names(pathlib.Path(path))
-        ids = next((name for name in (item, "item") if name in names), names[0])
+        ids = self._id_column(names)
         others = [name for name in names if name != ids]
         title = next((name for name in ("title", "name") if name in others), others[0] if len(others) == 1 else "")
         if not title:

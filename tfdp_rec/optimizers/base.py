@@ -430,6 +430,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """As `settle`, as operations of the present graph."""
 
     @property
+    def cut_short(self) -> bool:
+        """Whether a step or payment was cut short so that nothing can be settled: weights can only be replaced."""
+        return False
+
+    @property
     def pending_variables(self) -> dict[str, tf.Variable]:
         """Variables that a training checkpoint holds beside `variables`, by name; no release holds them."""
         return {}

@@ -94,6 +94,10 @@ class CorrelatedOptimizer(PrivateOptimizer):
         return self.buffers.noise(table.path, super().table_noise(table, ids, step), ids)[0]
 
     @property
+    def cut_short(self) -> bool:
+        return self.course.is_unfinished
+
+    @property
     def pending_variables(self) -> dict[str, tf.Variable]:
         """The variables of the mechanism, the buffers, and the state of the plan."""
         return {**super().pending_variables, **self.buffers.variables, **self.course.variables}
@@ -256,6 +260,11 @@ class Course:
                 self.mark_unfinished(0)
         finally:
             self._within = False
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether weights and buffers may not belong together."""
+        return bool(self._unfinished.numpy())
 
     def _nothing_unfinished(self) -> Check:
         return self._unfinished == 0, _CUT_SHORT

@@ -105,6 +105,12 @@ def private_items(
     return Found(_found(histories, ids, plan, size, words, before.to_numpy(zero_copy_only=False)), plan.event)
 
 
+def least_users(epsilon: float, delta: float, max_items: int = 100, rounds: int = 3) -> float:
+    """The number of users with one item alone that `private_items` finds as often as not; of more items, more users."""
+    sigma, failing = _Rounds(noise_of_one_release(epsilon, delta / 2), delta / 2, max_items, rounds).each[-1]
+    return threshold(sigma, failing, max_items)
+
+
 def private_terms(
     held: Iterable[Iterable[str]],
     size: int | None = None,

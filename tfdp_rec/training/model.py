@@ -29,7 +29,7 @@ from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_wo
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several
 from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader
-from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of
+from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
 from tfdp_rec.training.overridden_steps import predictions_read, read_step
 from tfdp_rec.training.own_loss import (
     averaged_losses,
@@ -46,6 +46,8 @@ from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_loss
 from tfdp_rec.training.release import settling_ahead
 from tfdp_rec.training.release_methods import ReleaseMethods
+
+_BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
 
 
 class PrivateTraining(ReleaseMethods):
@@ -355,8 +357,11 @@ class PrivateTraining(ReleaseMethods):
         Callbacks that may read weights find all noise settled at the end of an epoch. Within an epoch they read weights
         by the model's own methods, or after `self.model.settle()`.
         """
+        if isinstance(x, tf.data.Dataset) and len(args) <= _BEFORE_SHUFFLE:
+            kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle a dataset
         if not self.is_private:
             count_ordinary_steps_of(self)
+            warn_not_private(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         with self.release.training(), refusals_in_words():

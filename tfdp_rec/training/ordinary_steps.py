@@ -36,6 +36,17 @@ def count_ordinary_steps_of(model: Any) -> None:
         model.train_function = None
 
 
+def warn_not_private(model: Any) -> None:
+    """Warns, once, of a private model's training by an ordinary optimizer."""
+    if not vars(model).setdefault("_told_not_private", False):
+        vars(model)["_told_not_private"] = True
+        warnings.warn(
+            f"{type(model).__name__} trains under {type(model.optimizer).__name__}, which is not private: compile it "
+            "with a mechanism of this package, such as tfdp_rec.LazyDPSGD, or call tfdp_rec.make_private.",
+            stacklevel=3,
+        )
+
+
 def watch(model: keras.Model) -> None:
     """Counts all further steps of a plain Keras model that shares layers with a private one."""
     # The methods are replaced on the instance: the user's code holds this object, of a class without this package's.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -169,8 +170,12 @@ class ReleaseMethods:
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; an interruption leaves an older folder as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
+        said = io.StringIO()  # Keras names the temporary path
         with self.release.leaving(), _without_metric_data(self), _replaced(filepath) as path:
-            return super().export(path, *args, **kwargs)  # type: ignore[misc]
+            with contextlib.redirect_stdout(said):
+                found = super().export(path, *args, **kwargs)  # type: ignore[misc]
+        print(said.getvalue().replace(os.fspath(path), os.fspath(filepath)), end="", flush=True)
+        return found
 
 
 class CheckpointedHistory(tf.train.experimental.PythonState):

@@ -22,6 +22,9 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
         return Shared()
     first, term = owners[0]
     letter = term[first.axis]
+    letters_of_examples = {t[v.axis] for v, t in owners}
+    if len(letters_of_examples) > 1 and letters_of_examples <= set(output):
+        return at.mixed("in batch")
     if any(t[v.axis] != letter or v.inner != first.inner for v, t in owners):
         return at.mixed()
     if output.count(letter) != 1 or any(t.count(letter) > 1 for _, t in owners):

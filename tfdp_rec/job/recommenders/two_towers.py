@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from typing import Any
 
 import keras
@@ -199,10 +200,12 @@ def train_one(name: str, run: Run) -> MadeRecommender:
     callbacks.append(keras.callbacks.TensorBoard(str(board / name), write_graph=False))
     try:
         if left:  # the arguments of `fit` are the same however many these are
-            model.fit(
-                batches, steps_per_epoch=a_report, epochs=-(-settings.steps // a_report), callbacks=callbacks,
-                verbose=run.show.verbose, shuffle=False,
-            )  # fmt: skip
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".* is not private", UserWarning)  # the peers' names say so
+                model.fit(
+                    batches, steps_per_epoch=a_report, epochs=-(-settings.steps // a_report), callbacks=callbacks,
+                    verbose=run.show.verbose,
+                )  # fmt: skip
     finally:
         if accountant is not None:
             accountant.give_back_unused()
