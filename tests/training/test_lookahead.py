@@ -109,6 +109,21 @@ def test_fit_adds_it_and_announces_every_row(monkeypatch):
     assert is_lookahead(lookahead(data, model)) and not is_lookahead(data)
 
 
+def test_autotuning_is_off_unless_it_was_asked_for(monkeypatch):
+    given, fit = [], keras.Model.fit
+    monkeypatch.setattr(keras.Model, "fit", lambda self, x, *rest, **how: given.append(x) or fit(self, x, *rest, **how))
+    asked = tf.data.Options()
+    asked.autotune.enabled = True
+    inputs = keras.Input([], dtype="int32")
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Embedding(9, 2)(inputs)))
+    data = tf.data.Dataset.from_tensor_slices((np.arange(8), np.ones([8, 1]))).batch(4)
+    for optimizer in (tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "sgd"):
+        model.compile(optimizer, "mse")
+        model.fit(data, verbose=0)
+        model.fit(data.with_options(asked), verbose=0)
+    assert [each.options().autotune.enabled for each in given] == [False, True] * 2
+
+
 def test_done_once():
     model = Towers()
     model.compile(optimizer_of())

@@ -80,6 +80,17 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     return pairs.map(join, num_parallel_calls=1, deterministic=True).prefetch(2)
 
 
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset without tf.data's autotuning, unless its options ask for it."""
+    # The end of an iterator waits for the thread that tunes it, in TensorFlow 2.21 often as long as the iterator was
+    # alive, up to a minute.
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def _batch(arguments: tuple[Any, ...], spec: Any) -> Any:
     # `Dataset.map` spreads a tuple over arguments.
     return arguments if type(spec) is tuple else arguments[0]

@@ -28,7 +28,7 @@ from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several
-from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader
+from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader, untuned
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
 from tfdp_rec.training.overridden_steps import predictions_read, read_step
 from tfdp_rec.training.own_loss import (
@@ -357,8 +357,10 @@ class PrivateTraining(ReleaseMethods):
         Callbacks that may read weights find all noise settled at the end of an epoch. Within an epoch they read weights
         by the model's own methods, or after `self.model.settle()`.
         """
-        if isinstance(x, tf.data.Dataset) and len(args) <= _BEFORE_SHUFFLE:
-            kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle a dataset
+        if isinstance(x, tf.data.Dataset):
+            x = untuned(x)
+            if len(args) <= _BEFORE_SHUFFLE:
+                kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle a dataset
         if not self.is_private:
             count_ordinary_steps_of(self)
             warn_not_private(self)
