@@ -337,7 +337,7 @@ def test_wrong_options_are_answered_in_one_line_in_their_own_words(tmp_path, cap
         (GOOD + "u-1,sku-1,1.2.2024\n", "row 301: ts is '1.2.2024', and was '2024-01-01'"),
         ("user_id,sku,ts\nu-1,sku-1\n", "log.csv cannot be read"),
         (GOOD.replace("2024-01-0", "day "), "ts is 'day 1', which is no time"),
-        ("user_id,sku,ts\nu-1,sku-1,2024-01-01\n", "No item has so many users"),
+        ("user_id,sku,ts\nu-1,sku-1,2024-01-01\n", "--epsilon 8 is too small for a log of 1 users: with its share"),
     ],
     ids=["empty", "two formats", "broken", "no time", "one user"],
 )

@@ -174,7 +174,7 @@ REFUSED = {
     "times the batch": (lambda y, p, w: tf.reduce_mean(p) * size_of(p), "ends in Mul"),
     "times the data": (lambda y, p, w: tf.reduce_mean(p) * tf.reduce_mean(w), "ends in Mul"),
     "a product of losses": (lambda y, p, w: tf.reduce_mean(p) * tf.stop_gradient(tf.reduce_mean(p)), "ends in Mul"),
-    "in-batch negatives": (in_batch, r"MatMul in .*\(in_batch\) multiplies the examples .*CandidateScores\(vocabulary"),
+    "in-batch negatives": (in_batch, r"MatMul in .*\(in_batch\) multiplies examples .*CandidateScores\(vocabulary"),
     "centred on the batch": (centred, r"Mean in .*\(centred\)"),
     "of the first": (lambda y, p, w: tf.square(p)[0, 0], "ends in StridedSlice"),
     "of some": (lambda y, p, w: tf.reduce_mean(tf.square(p)[1:]), "example"),

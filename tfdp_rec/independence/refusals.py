@@ -20,10 +20,9 @@ REASONS = {
         "Compute every example's loss from that example; shared negatives and statistics belong into shared_inputs",
     ),
     "in batch": (
-        "multiplies the examples of the batch with each other, so that one's gradient depends on the others and "
-        "clipping bounds nothing",
+        "multiplies examples of the batch with each other, so that clipping one's gradient bounds nothing",
         "Draw negatives from the public catalogue: self.items = tfdp_rec.CandidateScores(vocabulary=ids, width=32, "
-        "negatives=100), and per_example_loss returns self.items.cross_entropy(queries, item_ids); for a tower, "
+        "negatives=100); per_example_loss returns self.items.cross_entropy(queries, item_ids). For a tower: "
         "tfdp_rec.TowerScores(tower, candidates, negatives=100)",
     ),
     "size": (
