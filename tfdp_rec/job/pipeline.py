@@ -134,8 +134,8 @@ def _refuse_no_items(budget: Budget, users: int, checkpoint: RunCheckpoint) -> N
     least = least_users(*budget.items)
     if users < least:
         raise ValueError(
-            f"--epsilon {budget.epsilon:g} is too small for a log of {users:,} users: with its share for finding items, "
-            f"{budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid. Give a "
+            f"--epsilon {budget.epsilon:g} is too small for a log of {users:,} users: with its share for finding "
+            f"items, {budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid. Give a "
             "public list (--items), more users, or a larger --epsilon or --items-epsilon."
         )
 
