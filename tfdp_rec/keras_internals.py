@@ -117,6 +117,14 @@ def compiled_metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def metrics_variables(model: Any) -> list[keras.Variable]:
+    """The variables of a model's metrics, those also that were given to `compile` and have seen no batch yet."""
+    held = compiled_metrics(model) if model.compiled else None
+    given = () if held is None else tf.nest.flatten([held._user_metrics, held._user_weighted_metrics])
+    found = [*model.metrics_variables, *(v for m in given if isinstance(m, keras.metrics.Metric) for v in m.variables)]
+    return list({id(v): v for v in found}.values())
+
+
 def compile_arguments(model: Any) -> dict[str, Any]:
     """What a compiled model was given by `compile`: the objects themselves, of which Keras' config has copies."""
     return dict(model._compile_config.config)

@@ -1,5 +1,7 @@
 """Nothing that a train step computes from its batch stays when training ends, but what was clipped and noised."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -247,6 +249,41 @@ PREDICTIONS = {
 def test_a_prediction_from_a_metric_is_refused(way, tmp_path, centred):
     with pytest.raises(NotPrivate, match="one of its metrics"):
         PREDICTIONS[way](centred, tmp_path)
+
+
+def test_a_prediction_from_a_metric_that_was_given_to_compile_is_refused():
+    seen = keras.metrics.MeanSquaredError()
+
+    class Shifted(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x if training else x + seen.result()
+
+    inputs = keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, Shifted()(keras.layers.Dense(1)(inputs)))
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1e3, expected_batch_size=8)
+    model.compile(optimizer, loss="mse", metrics=[seen])
+    model.train_on_batch(X, Y)
+    for predict in (model, functools.partial(model.predict, verbose=0)):
+        with pytest.raises(NotPrivate, match="one of its metrics"):
+            predict(X)
+
+
+def test_a_metric_that_joins_later_is_looked_for_again():
+    late = []
+
+    class Shifted(keras.layers.Layer):
+        def call(self, x, training=False):
+            return x + late[0].result() if late and not training else x
+
+    inputs = keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, Shifted()(keras.layers.Dense(1)(inputs)))
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1e3, expected_batch_size=8)
+    model.compile(optimizer, loss="mse", metrics=["mae"])
+    model(X)
+    late.append(keras.metrics.MeanSquaredError())
+    model.compile(optimizer, loss="mse", metrics=late)
+    with pytest.raises(NotPrivate, match="one of its metrics"):
+        model(X)
 
 
 def test_a_metric_that_is_counted_beside_a_prediction_is_not_read_for_it():

@@ -228,7 +228,13 @@ class Shows(tfdp_rec.PrivateTraining, keras.Model):
     def __init__(self, of, **options):
         super().__init__()
         self.total = keras.metrics.Sum(name="total")
-        sees = {"a metric": self.total.result, "the batch": lambda: tf.reduce_sum(self.x), "a constant": lambda: 1.0}
+        self.kept = [tf.Variable(1000.0)]  # held by nothing that Keras looks into
+        sees = {
+            "a metric": self.total.result,
+            "the batch": lambda: tf.reduce_sum(self.x),
+            "another variable": lambda: tf.identity(self.kept[0]),
+            "a constant": lambda: 1.0,
+        }
         self.sees = sees[of]
         options = {name: Seeing(self.sees) for name in options}
         self.dense = keras.layers.Dense(1, kernel_initializer="zeros", **options)
@@ -239,7 +245,7 @@ class Shows(tfdp_rec.PrivateTraining, keras.Model):
         return tf.square(self.dense(data)[:, 0])
 
 
-@pytest.mark.parametrize("of", ["a metric", "the batch", "a constant"])
+@pytest.mark.parametrize("of", ["a metric", "the batch", "another variable", "a constant"])
 @pytest.mark.parametrize(
     "by", ["kernel_regularizer", "kernel_constraint", "a schedule", "another schedule", "a function"]
 )
@@ -257,6 +263,64 @@ def test_what_moves_weights_beside_the_clipped_sum_sees_no_data(by, of):
     if of == "a constant":
         model.fit(rows, verbose=0)
         return
-    with pytest.raises(NotPrivate, match="depends on the batch or on a metric"):
+    with pytest.raises(NotPrivate, match="depends on the batch, on a metric"):
         model.fit(rows, verbose=0)
     assert not np.any(model.dense.get_weights()[0])
+
+
+class Scaled(keras.layers.Layer):
+    """Its input, times what something computes."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def call(self, x):
+        return x * (1.0 + self.by())
+
+
+@pytest.mark.parametrize("by", ["kernel_regularizer", "kernel_constraint", "loss", "call", "rate", "nothing"])
+def test_a_metric_given_to_compile_is_a_metric_before_it_has_seen_a_batch(by):
+    """Keras lists its variables from the first update on. One example of 1e6 moved all weights by more than 1e8."""
+    seen = keras.metrics.MeanSquaredError()
+    options = {by: Seeing(seen.result)} if by.startswith("kernel") else {}
+    inputs = keras.Input([3])
+    dense = keras.layers.Dense(1, **options)
+    outputs = dense(inputs)
+    model = tfdp_rec.PrivateModel(inputs, Scaled(seen.result)(outputs) if by == "call" else outputs)
+    loss = (lambda y, p: tf.reduce_mean(tf.square(y - p), -1) * (1.0 + seen.result())) if by == "loss" else "mse"
+    rate = Seeing(seen.result) if by == "rate" else 0.1
+    model.compile(tfdp_rec.DPSGD(**{**BASICS, "learning_rate": rate}), loss, metrics=[seen])
+    before = dense.get_weights()[0]
+    x, y = np.ones([4, 3], "float32"), np.ones([4, 1], "float32")
+    if by == "nothing":
+        model.fit(x, y, batch_size=2, verbose=0)
+        return
+    with pytest.raises(NotPrivate, match="metric"):
+        model.fit(x, y, batch_size=2, verbose=0)
+    np.testing.assert_array_equal(dense.get_weights()[0], before)
+
+
+@pytest.mark.parametrize("by", ["a constraint", "a schedule"])
+def test_nor_may_they_in_a_loop_of_ones_own(by):
+    seen = keras.metrics.Sum()
+    dense = keras.layers.Dense(1, kernel_constraint=Seeing(seen.result) if by == "a constraint" else None)
+    inputs = keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, dense(inputs))
+    rate = Seeing(seen.result) if by == "a schedule" else 0.1
+    model.compile(tfdp_rec.DPSGD(**{**BASICS, "learning_rate": rate}), "mse")
+    batch = (tf.ones([2, 3]), tf.ones([2, 1]))
+    model.prepare(batch)
+    clipped = tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
+    with pytest.raises(NotPrivate, match="on a metric"):
+        model.optimizer.apply(clipped)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_optimizer_of_ones_own_is_not_known_to_read_no_metric():
+    class Adds(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient + 1.0, variable, learning_rate)
+
+    with pytest.raises(NotPrivate, match="class of Keras' own, got Adds"):
+        tfdp_rec.DPSGD(**BASICS, learning_rate=0.1, dense_optimizer=Adds())

@@ -158,16 +158,20 @@ def refuse_metrics_read(graph: Any, start: int, outputs: Iterable[Any], metrics:
         )
 
 
-def refuse_data_read(subject: str, function: Callable[..., Any], given: Sequence[Any], metrics: Iterable[Any]) -> None:
-    """Raises `NotPrivate` if what a function makes of tensors of `given` specs depends on the batch or on metrics."""
+def refuse_data_read(subject: str, function: Callable[..., Any], given: Sequence[Any], allowed: Iterable[Any]) -> None:
+    """Raises `NotPrivate` if a function depends on more than tensors of `given` specs and `allowed` variables."""
     graph: Any = tf.function(function, autograph=False).get_concrete_function(*given).graph
-    # Apart from variables and constants, what it captures is a tensor of the step around it.
-    step = [inner for tensor, inner in graph.captures if not _is_constant(_outermost(tensor))]
-    flow = DataFlow(graph, 0, step, metrics)
+    captured = [(_outermost(tensor), inner) for tensor, inner in graph.captures]
+    # Apart from variables and constants, what it captures is a tensor of the step around it. Of variables the allowed
+    # ones are named, not the metrics: a metric may stand anywhere, and one given to compile is in no list at first.
+    step = [inner for tensor, inner in captured if not _is_constant(tensor)]
+    may = {resource_key(handle) for handle in allowed}
+    others = [t for t, _ in captured if t.dtype == tf.resource and resource_key(t) not in may]
+    flow = DataFlow(graph, 0, step, others)
     if any(flow.reaches(tensor) for tensor in graph.outputs):
         raise NotPrivate(
-            f"{subject} depends on the batch or on a metric, and moves the weights without clipping or noise. Compute "
-            "it from the weights, the step's number and constants alone."
+            f"{subject} depends on the batch, on a metric or on another variable that may hold data, and moves the "
+            "weights without clipping or noise. Compute it from the weights, the step's number and constants alone."
         )
 
 

@@ -25,7 +25,7 @@ from tfdp_rec.independence.reading import Reading, Walk
 from tfdp_rec.independence.refusals import forward, is_gradient
 from tfdp_rec.independence.sizes import ONE, Size
 from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Value
-from tfdp_rec.keras_internals import layers_within, random_states, resource, resource_key
+from tfdp_rec.keras_internals import layers_within, metrics_variables, random_states, resource, resource_key
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows, withheld
 
@@ -200,7 +200,7 @@ def _misplaced(value: Value) -> str:
 
 def _reading(model: keras.Model) -> Reading:
     seeds = [_handle(state) for state in random_states(model)]
-    metrics = {_handle(variable): "metric" for variable in model.metrics_variables}
+    metrics = {_handle(variable): "metric" for variable in metrics_variables(model)}
     names = {_handle(variable): variable.path for variable in model.variables}
     own = [variable for variable in model.trainable_variables if withheld(variable) is not None]
     names |= {resource_key(held_rows(variable).handle): variable.path for variable in own}

@@ -306,6 +306,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 "protect no example. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or "
                 "pass the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
+        checks.refuse_data_beside_the_sum(self)
         checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = demand_all(*self.admission(clipped, source))

@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import LEAST_CLIP
+from tfdp_rec.clipping.data_flow import refuse_data_read
+from tfdp_rec.keras_internals import handles_of, learning_rate_of
 from tfdp_rec.optimizers.rules import Recursion, TableRule
 from tfdp_rec.refused import NotPrivate
 
@@ -38,12 +40,33 @@ def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
     if optimizer is None:
         return None
     optimizer = keras.optimizers.get(optimizer)
+    if not type(optimizer).__module__.startswith("keras."):
+        raise NotPrivate(
+            f"dense_optimizer must be of a class of Keras' own, got {type(optimizer).__name__}: what another class "
+            "reads beside the gradients, such as a metric, would move the weights without clipping or noise."
+        )
     if hasattr(optimizer, "dp_event") or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             f"dense_optimizer must be an ordinary Keras optimizer, got {type(optimizer).__name__}: the gradients it "
             "receives are clipped and noised already."
         )
     return optimizer
+
+
+def refuse_data_beside_the_sum(optimizer: Any) -> None:
+    """Raises `NotPrivate` if a constraint or a learning rate depends on more than the weights and the step's number."""
+    variables = [part.variable for part in (*optimizer.tables.values(), *optimizer.dense.values())]
+    allowed = handles_of([*variables, *optimizer.variables])
+    for variable in variables:
+        if variable.constraint is not None:
+            spec = tf.TensorSpec(variable.shape, variable.dtype)
+            refuse_data_read(f"The constraint of '{variable.path}'", variable.constraint, [spec], allowed)
+    for each in filter(None, (optimizer, optimizer.dense_optimizer)):
+        rate = learning_rate_of(each)
+        if callable(rate):
+            by_step = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+            steps = [tf.TensorSpec([], each.iterations.dtype)] if by_step else []
+            refuse_data_read(f"The learning rate of {type(each).__name__}", rate, steps, allowed)
 
 
 def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
-from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker, resource_key
+from tfdp_rec.keras_internals import handles_of, metrics_variables, resource_key
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.own_loss import is_own
 
@@ -45,29 +46,24 @@ def _refuse_unread(model: Any, name: str) -> None:
 
 def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
     """`call(*args, **kwargs)` outside a step, refused if it depends on the model's metrics."""
-    metrics = handles_of(_own_metrics(model))
-    if not metrics:
+    metrics = handles_of(metrics_variables(model))
+    symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs)))
+    if not metrics or symbolic:  # a model around this one is only being made
         return call(*args, **kwargs)
     if tf.executing_eagerly():
-        # One trace in a graph is read, once per model; the call itself stays eager.
-        if "predictions_read" not in vars(model):
+        # One trace in a graph is read, once for the metrics that there are; the call itself stays eager.
+        known = {resource_key(handle) for handle in metrics}
+        if not known <= vars(model).get("predictions_read", set()):
             given, named = tf.nest.map_structure(_as_tensor, (args, kwargs))
             traced = tf.function(lambda *a: predictions_read(model, call, a, named), autograph=False)
             traced.get_concrete_function(*given)
-            vars(model)["predictions_read"] = True
+            vars(model)["predictions_read"] = known
         return call(*args, **kwargs)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     outputs = call(*args, **kwargs)
     refuse_metrics_read(graph, start, _tensors(outputs), metrics)
     return outputs
-
-
-def _own_metrics(model: Any) -> list[Any]:
-    # Variables of metrics that are not given to `compile`: no prediction can read compiled ones.
-    compiled = [loss_tracker(model), compiled_metrics(model)] if model.compiled else []
-    theirs = {id(v) for metric in compiled if metric is not None for v in metric.variables}
-    return [v for v in model.metrics_variables if id(v) not in theirs]
 
 
 def _as_tensor(leaf: Any) -> Any:

@@ -11,14 +11,13 @@ import dataclasses
 import functools
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
 from tfdp_rec.clipping.batches import example_leaves, map_examples
 from tfdp_rec.clipping.data_flow import refuse_data_read
 from tfdp_rec.clipping.engine import Graph
-from tfdp_rec.keras_internals import handles_of, learning_rate_of, resource
+from tfdp_rec.keras_internals import handles_of, resource
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, predictions_of
 
@@ -95,30 +94,16 @@ class PrivateStep:
         """Gradients of the regularizers by path; they depend on no example, so they need neither clip nor noise."""
         # Tables would be read whole: a mechanism applies their regularizers as decay, or refuses them. The loss in logs
         # is that of the examples, without penalties.
-        self._refuse_data_beside_the_loss()
-        found = {}
+        found, weights = {}, handles_of(self.model.trainable_variables)
         for variable in self.model.trainable_variables:
-            if variable.regularizer is not None and not self.model.is_table(variable):
-                found[variable.path] = _gradient_of(variable.regularizer, tf.convert_to_tensor(resource(variable)))
-        return found
-
-    def _refuse_data_beside_the_loss(self) -> None:
-        # The user's own functions that move weights after the clip: the reading of the loss does not meet them.
-        metrics = handles_of(self.model.metrics_variables)
-        for variable in self.model.trainable_variables:
+            if variable.regularizer is None:
+                continue
+            gradient = functools.partial(_gradient_of, variable.regularizer)
             spec = tf.TensorSpec(variable.shape, variable.dtype)
-            if variable.regularizer is not None:
-                gradient = functools.partial(_gradient_of, variable.regularizer)
-                refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec], metrics)
-            if variable.constraint is not None:
-                refuse_data_read(f"The constraint of '{variable.path}'", variable.constraint, [spec], metrics)
-        mechanism: Any = self.model.optimizer
-        for optimizer in filter(None, (mechanism, getattr(mechanism, "dense_optimizer", None))):
-            rate = learning_rate_of(optimizer)
-            if callable(rate):
-                by_step = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-                steps = [tf.TensorSpec([], optimizer.iterations.dtype)] if by_step else []
-                refuse_data_read(f"The learning rate of {type(optimizer).__name__}", rate, steps, metrics)
+            refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec], weights)
+            if not self.model.is_table(variable):
+                found[variable.path] = gradient(tf.convert_to_tensor(resource(variable)))
+        return found
 
     def take_predictions(self) -> Any:
         """(x, y, y_pred, sample_weight) of the whole batch, once; None if there are none, or under microbatches."""
