@@ -7,6 +7,8 @@ import re
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from checker import checked
@@ -297,6 +299,18 @@ def _with(kept, **fields):
 def written(folder, name, text):
     (folder / name).write_text(text)
     return folder / name
+
+
+def test_a_public_list_by_a_column_that_holds_no_ids_is_seen_before_anything_is_paid(tmp_path, capsys):
+    rows = {"user_id": [f"u-{u}" for u in range(300)], "sku": [10 + u % 3 for u in range(300)], "ts": [1] * 300}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    written(tmp_path, "items.csv", "name,id\nA,10\nB,11\nC,12\n")
+    options = [*COLUMNS, "--items", tmp_path / "items.csv", "--quiet"]
+    assert train("--data", tmp_path / "log.parquet", *options, "--out", tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert "the ids are taken from column 'name'" in said and "items.csv, the first." in said
+    assert "none of the 3 ids, such as 'A', is a whole number" in said and "name the column of ids 'sku'" in said
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" for u in range(300))

@@ -39,7 +39,7 @@ from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
 from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
-from tfdp_rec.job.settings import SHUFFLED, JobSettings
+from tfdp_rec.job.settings import ELSEWHERE, SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
@@ -133,10 +133,11 @@ def _refuse_no_items(budget: Budget, users: int, checkpoint: RunCheckpoint) -> N
         return
     least = least_users(*budget.items)
     if users < least:
+        given = f"--epsilon {budget.epsilon:g}" if budget.items_epsilon is None else "--items-epsilon"
         raise ValueError(
-            f"--epsilon {budget.epsilon:g} is too small for a log of {users:,} users: with its share for finding "
-            f"items, {budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid. Give a "
-            "public list (--items), more users, or a larger --epsilon or --items-epsilon."
+            f"{given} is too small for a log of {users:,} users: with its share for finding "
+            f"items, {budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid. "
+            f"Give a public list (--items), more users, or a larger --epsilon or --items-epsilon, {ELSEWHERE}."
         )
 
 
@@ -164,6 +165,12 @@ def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None
         value = getattr(settings, name)
         if public and value != getattr(JobSettings, name) and value > len(public):  # a default gives way
             raise ValueError(f"{flag(name)} must be at most the {len(public)} items, got {value}.")
+    whole = pa.types.is_integer(log.found()[1].type)
+    if public and whole and as_kind(pa.int64(), public.ids).null_count == len(public):
+        raise ValueError(
+            f"--items: none of the {len(public)} ids, such as {str(public.ids[0].as_py())[:40]!r}, is a whole number, "
+            f"as the ids of the log are: name the column of ids {settings.item!r}, or put it first."
+        )
     if settings.servers and any(map(is_two_tower, settings.mechanism)) and not log.ordered:
         raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
 
@@ -265,7 +272,7 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
     if before:
         return before.items
     raise ValueError(
-        f"No item has so many users that it can be found privately at epsilon {epsilon:g} with {len(run.users.train)} "
+        f"No item has so many users that it can be found privately at epsilon {epsilon:g} with {len(run.log)} "
         "users: give a public list (--items), more users, or a larger --epsilon; what was spent stays spent."
     )
 

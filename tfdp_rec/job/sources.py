@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -117,8 +118,13 @@ class OwnFiles(LogSource):
         path = self.settings.items
         if not path:
             return None
-        listed = path.lower().endswith(".txt")
-        return Items.read(path, None if listed else self._id_column(log_files.column_names(pathlib.Path(path))))
+        if path.lower().endswith(".txt"):
+            return Items.read(path)
+        names = log_files.column_names(pathlib.Path(path))
+        column = self._id_column(names)
+        if column not in (self.settings.item, "item") and len(names) > 1:
+            print(f"--items: the ids are taken from column {column!r} of {path}, the first.", file=sys.stderr)
+        return Items.read(path, column)
 
     def _id_column(self, names: list[str]) -> str:
         """Of a public file's columns, that of the ids: as in the log, "item", or the first."""
