@@ -6,6 +6,7 @@ noise, no seed reaches: a test that hangs on it says `batches(..., seed=)` and `
 
 import os
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,14 @@ def seeded(request):
     from seeding import seed
 
     seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+# Tests that took more than 5 s by themselves, when `scripts/test --durations=0` was last read for them.
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)  # ahead of `-m`, which takes tests out by their marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
