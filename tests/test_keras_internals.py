@@ -204,6 +204,19 @@ def test_compiled_metrics_are_built_by_what_they_see():
     assert found.built and [metric.name for metric in found.metrics] == ["mae"]
 
 
+@pytest.mark.parametrize("way", ["metrics", "weighted_metrics"])
+def test_metrics_given_to_compile_are_known_before_they_see_a_batch(way):
+    model, _ = small()
+    assert keras_internals.metrics_variables(model) == []
+    own = keras.metrics.MeanSquaredError()
+    model.compile("sgd", loss="mse", **{way: [own]})
+    found = keras_internals.metrics_variables(model)
+    assert {id(variable) for variable in own.variables} <= {id(variable) for variable in found}
+    assert {id(v) for v in model.metrics_variables} < {id(variable) for variable in found}  # Keras tells fewer
+    model.test_on_batch(np.ones([4, 3]), np.ones([4, 1]))
+    assert {id(v) for v in model.metrics_variables} == {id(v) for v in keras_internals.metrics_variables(model)}
+
+
 def test_fit_begins_at_the_epoch_it_is_told():
     class Begin(keras.callbacks.Callback):
         epochs = ()

@@ -130,6 +130,36 @@ def test_earlier_steps_are_spoken_of():
         tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
 
 
+def test_a_sequential_model_that_was_changed_is_made_private_as_it_is_now():
+    model = sequential()
+    tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+    model.pop()
+    model.add(keras.layers.Dense(3))
+    model.add(keras.layers.Dense(1))
+    model.compile("adam", "mse")
+    again = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+    assert again.model.layers[1:] == model.layers
+    again.fit(verbose=0, epochs=1)
+    assert again.plan.accountant.steps == 4
+
+
+@pytest.mark.parametrize("way", ["compile", "make_private"])
+def test_options_of_compile_are_kept_and_taken(way):
+    inputs = keras.Input([], dtype="int32")
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Embedding(50, 4)(inputs)))
+    options = {"microbatch_size": 10, "diagnostics": True}
+    model.compile("adam", "mse", **(options if way == "compile" else {}))
+    private = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS, **(options if way == "make_private" else {}))
+    assert (private.model.private_step.microbatch_size, private.model.private_step.diagnostics) == (10, True)
+
+
+def test_fit_takes_one_callback_none_and_whole_numbers_of_dtype_object():
+    private = tfdp_rec.make_private(sequential(), (IDS.astype(object), Y), **SETTINGS)
+    private.fit(keras.callbacks.Callback(), verbose=0, epochs=1)
+    private.fit(None, verbose=0, epochs=1)
+    assert int(private.model.optimizer.iterations) == 8
+
+
 @pytest.mark.parametrize(
     ("data", "options", "reason"),
     [
@@ -138,6 +168,10 @@ def test_earlier_steps_are_spoken_of():
         ((IDS, 3.0), {}, "same number of rows"),
         ((IDS, Y), {"unit": IDS[:-1]}, "unit must give one id for each of the 400 rows"),
         ((IDS, Y), {"mechanism": "Adam"}, "mechanism must be one of DPSGD"),
+        ((IDS, Y), {"mechanism": "AdaFEST"}, "AdaFEST needs .* cannot choose: compile .* with tfdp_rec.AdaFEST"),
+        ((IDS, Y), {"epochs": 2.5}, "epochs must be a whole number from 1, got 2.5"),
+        ((IDS, Y), {"epochs": 0}, "epochs must be a whole number"),
+        ((IDS, Y), {"unit": ["a", None] * 200}, "no user id in row 1"),
         ((IDS, Y), {"mechanism": "EANA"}, "EANA has no epsilon .* compile with tfdp_rec.EANA"),
         (IDS, {}, r"with y: give make_private\(model, \(x, y\), ...\)"),
         ({"x": IDS, "y": Y}, {}, "compares predictions with y"),

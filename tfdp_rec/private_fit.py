@@ -1,6 +1,6 @@
 """`make_private`: from a Keras model and arrays to a private training, in one call.
 
-    private = tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=256, epochs=5, learning_rate=0.5)
+    private = tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=256, epochs=5)
     private.fit()
     private.model.export("servable")
 
@@ -19,7 +19,7 @@ import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -29,10 +29,11 @@ import tensorflow as tf
 from tfdp_rec import optimizers
 from tfdp_rec.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.mechanisms import MECHANISMS
-from tfdp_rec.optimizers.noise_walk import first_rate
+from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.training import PrivateModel, PrivateTraining
+from tfdp_rec.training.callback_checks import several
 from tfdp_rec.training.ordinary_steps import watch
 from tfdp_rec.training.own_loss import is_own
 
@@ -43,6 +44,7 @@ _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
 )
 _LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_OPTIONS_OF_COMPILE = ("microbatch_size", "diagnostics")
 
 
 _ITS_OWN = "the data and the size of batches are those of make_private, which the noise was computed for"
@@ -72,11 +74,11 @@ class PrivateFit:
     steps_per_epoch: int
     epochs: int
 
-    def fit(self, callbacks: Iterable[keras.callbacks.Callback] = (), **options: Any) -> Any:
+    def fit(self, callbacks: Any = None, **options: Any) -> Any:
         """Trains until the budget is spent; ε is in the logs.
 
         Args:
-            callbacks: Callbacks in addition to the budget.
+            callbacks: Callback, or list of callbacks, in addition to the budget.
             **options: Options of Keras' `fit`, such as validation_data and verbose.
 
         Returns:
@@ -85,7 +87,7 @@ class PrivateFit:
         for name in _GIVEN_BEFORE.keys() & options.keys():
             raise TypeError(f"fit({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
-        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
+        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *several(callbacks)], **options)
 
     def statement(self) -> str:
         """The guarantee of the training so far, as text."""
@@ -121,14 +123,17 @@ def make_private(
         epsilon: Largest ε of the whole training.
         batch_size: Expected number of units in a batch.
         epochs: Number of epochs, each of which draws every unit once on average.
-        learning_rate: Float or Keras schedule; by default a safe first value (`first_rate`), with which noise alone
-            gives a row at most half a unit of length, as does a single step. Tuning finds better ones.
+        learning_rate: Float or Keras schedule of plain SGD. By default a first value from public settings: noise alone
+            gives the rows of tables a length of 0.7 in all steps together, and variables that are not tables are moved
+            by Adam, unless `dense_optimizer` is among the settings. Tuning finds better ones.
         delta: Probability δ; by default a tenth of 1 / units, rounded down to a power of ten.
         unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
-        mechanism: Name of the mechanism that replaces the model's optimizer.
+        mechanism: Mechanism that replaces the model's optimizer, "LazyDPSGD" or "DPSGD". For others, compile a
+            `PrivateModel` with `tfdp_rec.<mechanism>(..., plan=tfdp_rec.PrivatePlan(...))`.
         l2_norm_clip: Clip C.
         accountant: "pld", which is tight, or "rdp", which is quick.
-        **settings: Further settings of the mechanism, such as momentum.
+        **settings: Further settings of the mechanism, such as momentum, and `microbatch_size` and `diagnostics` of
+            `PrivateModel.compile`.
 
     Returns:
         The private model with its plan and batches, ready for `fit`.
@@ -149,6 +154,8 @@ def make_private(
         (0.0001, True)
     """
     _refuse_no_arrays(data, others)
+    if not isinstance(epochs, (int, np.integer)) or epochs < 1:
+        raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
     data = _tuples(data)
     rows = _number_of_rows(data)
     units, pick = (rows, lambda drawn: drawn) if unit is None else _rows_of_units(unit, rows)
@@ -164,11 +171,15 @@ def make_private(
         accountant=accountant,
     )
     kind = _mechanism(mechanism)
-    private, compiled = _private_form(model, data), _compiled_with(model)
-    _refuse_unfit(private, compiled, data)
     _warn_of_earlier_steps(model)
+    private, compiled = _private_form(model, data), _compiled_with(model)
+    compiled |= {name: settings.pop(name) for name in _OPTIONS_OF_COMPILE if name in settings}
+    _refuse_unfit(private, compiled, data)
     if learning_rate is None and settings.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
+    if learning_rate is None:
+        dense_optimizer = first_dense_optimizer(plan.steps, settings.get("weight_decay", 0.0))
+        settings = {"dense_optimizer": dense_optimizer, **settings}
     private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **settings), **compiled)
     batches = plan.batches(lambda drawn: tf.nest.map_structure(lambda array: array[pick(drawn)], data))
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
@@ -183,6 +194,11 @@ def _mechanism(name: str) -> Any:
         raise ValueError(f"mechanism must be one of {', '.join(known)}, got {name!r}.")
     if not MECHANISMS[known.index(name)].claims_epsilon:
         raise ValueError(f"{name} has no epsilon that noise could be computed for: compile with tfdp_rec.{name}(...).")
+    if own := MECHANISMS[known.index(name)].own:
+        raise ValueError(
+            f"{name} needs {', '.join(own)}, which make_private cannot choose: compile a tfdp_rec.PrivateModel with "
+            f"tfdp_rec.{name}(..., plan=tfdp_rec.PrivatePlan(...))."
+        )
     return getattr(optimizers, name)
 
 
@@ -227,7 +243,8 @@ def _tuples(data: Any) -> Any:
         return tuple(map(_tuples, data))
     if isinstance(data, dict):
         return {key: _tuples(value) for key, value in data.items()}
-    return np.asarray(data)
+    array = np.asarray(data)
+    return np.asarray(array.tolist()) if array.dtype == object else array  # numbers or text, by what it holds
 
 
 def _number_of_rows(data: Any) -> int:
@@ -242,6 +259,8 @@ def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np
     ids = np.asarray(unit)
     if ids.shape != (rows,):
         raise ValueError(f"unit must give one id for each of the {rows} rows, got an array of shape {ids.shape}.")
+    if ids.dtype == object and None in (listed := ids.tolist()):
+        raise ValueError(f"unit has no user id in row {listed.index(None)}: leave such rows out of the data.")
     _, number, count = np.unique(ids, return_inverse=True, return_counts=True)
     order, first = np.argsort(number, kind="stable"), np.cumsum(count) - count
     chance = np.random.default_rng()
@@ -257,10 +276,16 @@ def _private_form(model: Any, data: Any) -> Any:
     kind = type(model)
     if isinstance(model, PrivateTraining):
         return model
-    if model not in _MADE:
+    if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
+        watched = model in _MADE
         _MADE[model] = _made_of(model, kind, data)
-        watch(model)  # its own optimizer would train the same weights without privacy
+        if not watched:
+            watch(model)  # its own optimizer would train the same weights without privacy
     return _MADE[model]
+
+
+def _own_layers(model: keras.Model) -> list[int]:
+    return [id(layer) for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
 
 
 def _made_of(model: Any, kind: type, data: Any) -> Any:
@@ -293,4 +318,6 @@ def _warn_of_earlier_steps(model: keras.Model) -> None:
 def _compiled_with(model: keras.Model) -> dict[str, Any]:
     # The loss and metrics that the model was compiled with, themselves: functions have no form that is read back.
     given = compile_arguments(model) if model.compiled else {}
-    return {name: given[name] for name in _LOSSES_OF_COMPILE if given.get(name) is not None}
+    if given and isinstance(model, PrivateTraining):
+        given |= {name: getattr(model.private_step, name) for name in _OPTIONS_OF_COMPILE}
+    return {name: given[name] for name in (*_LOSSES_OF_COMPILE, *_OPTIONS_OF_COMPILE) if given.get(name) is not None}

@@ -87,6 +87,9 @@ WORKS = {
     ),
     "a global bias of the model": (lambda: [table(1)], bag, IDS),
     "frozen BatchNormalization": (lambda: [layers.Dense(4), frozen(), layers.Dense(2)], chain, X[:, 0]),
+    "a BatchNormalization that is never called": (
+        lambda: [layers.Dense(4), layers.BatchNormalization()], lambda p, b: p[0](b["x"]), X[:, 0]
+    ),
     "positions on range(T)": (
         lambda: [table(), layers.Embedding(LENGTH, 4)], lambda p, b: p[0](b["x"]) + p[1](tf.range(LENGTH)), IDS
     ),

@@ -151,8 +151,8 @@ def refusal(layer: keras.layers.Layer) -> str | None:
         return "uses LoRA or quantisation, for which there is no clipping rule; leave them out"
     if layer.compute_dtype == "float16":
         return "computes in float16, which needs loss scaling, and that breaks the clip; use mixed_bfloat16"
-    if isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable:
-        return None  # frozen, it normalises by constants
+    if isinstance(layer, keras.layers.BatchNormalization) and not (layer.trainable and layer.built):
+        return None  # frozen, it normalises by constants; not built, it was never called
     return next((why for kind, why in _REFUSED.items() if isinstance(layer, kind)), None)
 
 

@@ -26,8 +26,13 @@ from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
 SPOILS = 3.0
 """Rows with noise of that length had lost half of what a two-tower had learned, in the measurements."""
-FIRST = 0.5
-"""Length of the noise in a row that a first rate aims at: between a tenth and 1 nothing was lost."""
+DOES_NOTHING = 0.01
+"""Rows with noise of that length had learned nothing: their rate was some 100 times too small."""
+FIRST = 0.7
+"""Length of the noise in a row that a first rate aims at: published models learned best from 0.5 to 1.5, and those
+whose score is a product of rows learned only there."""
+_MOST = 0.1  # length of a row's move for one clipped example, where the noise is so small that it sets no limit
+_DENSE_RATE, _DENSE_WALK = 0.01, 0.2
 
 
 def noise_walk(
@@ -67,9 +72,17 @@ def _rates(optimizer: PrivateOptimizer, steps: int) -> np.ndarray:
 
 
 def first_rate(optimizer: PrivateOptimizer, steps: int) -> float:
-    """A first learning rate: the largest that noise and clip keep within `FIRST`."""
-    # The noise in a row is to have the length `FIRST`; a step, whose clipped mean gradient has at most the length C, is
-    # to go no further than that either.
+    """A first learning rate for the tables: noise alone gives a row the length `FIRST`, in all steps together."""
     at_rate_1 = max([0.0, *noise_in_rows(optimizer, steps, rate=1.0).values()])
-    by_the_clip = FIRST * (1 - optimizer.recursion.momentum) / optimizer.l2_norm_clip
+    # Dense weights without an optimizer of their own move at the same rate, and every example moves all of them. At
+    # rates for tables such models diverged: their step, C times the rate at most, is to stay within 0.5.
+    at_one_rate = optimizer.dense and optimizer.dense_optimizer is None
+    by_examples = 0.5 if at_one_rate else _MOST * optimizer.expected_batch_size
+    by_the_clip = by_examples * (1 - optimizer.recursion.momentum) / optimizer.l2_norm_clip
     return min(by_the_clip, FIRST / at_rate_1) if at_rate_1 else by_the_clip
+
+
+def first_dense_optimizer(steps: int, weight_decay: float = 0.0) -> keras.optimizers.Optimizer:
+    """A first optimizer for variables that are not tables."""
+    # A weight that only noise reaches walks by about rate · √steps under Adam, whatever the noise.
+    return keras.optimizers.Adam(min(_DENSE_RATE, _DENSE_WALK / steps**0.5), weight_decay=weight_decay or None)

@@ -14,10 +14,11 @@ import keras
 from dp_accounting import NonPrivateDpEvent
 
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.noise_walk import SPOILS, noise_in_rows
+from tfdp_rec.optimizers.noise_walk import DOES_NOTHING, SPOILS, noise_in_rows
 from tfdp_rec.refused import NotPrivate
 
 _WARNED = "warned_of_noise"  # attribute of an optimizer
+_LONG, _LITTLE = 50, 0.3  # a fit of fewer steps, or with less noise, says little about the rate
 _MONITORING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
 
 
@@ -71,9 +72,9 @@ class FitWarnings(keras.callbacks.Callback):
         if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             history.followed = True  # once per model
             _warn(_NOT_COUNTED.format(type(optimizer).__name__))
-        self._warn_of_drowning((self.params.get("steps") or 0) * (self.params.get("epochs") or 0))
+        self._warn_of_the_rate((self.params.get("steps") or 0) * (self.params.get("epochs") or 0))
 
-    def _warn_of_drowning(self, steps: int) -> None:
+    def _warn_of_the_rate(self, steps: int) -> None:
         # Once per optimizer and before its first step. Public settings alone: rate, noise, clip, batch size, steps of
         # this fit, widths of tables.
         optimizer = self.model.optimizer
@@ -84,6 +85,9 @@ class FitWarnings(keras.callbacks.Callback):
         if lengths and lengths[path] > SPOILS:
             setattr(optimizer, _WARNED, True)
             _warn(_drowning(optimizer, path, lengths[path], steps))
+        elif lengths and lengths[path] < DOES_NOTHING and steps >= _LONG and optimizer.noise_multiplier > _LITTLE:
+            setattr(optimizer, _WARNED, True)
+            _warn(_too_small(path, lengths[path], steps))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # The loss that Keras shows is computed from private data without noise, and so is this warning. To stop here
@@ -113,6 +117,14 @@ def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int)
         f"length near 1, and in experiments {SPOILS:g} was too much. Multiply the learning rate by {1 / length:.2g}, "
         f"or use larger batches (noise multiplier {optimizer.noise_multiplier:.3g}, clip {optimizer.l2_norm_clip:g}, "
         f"batches of {optimizer.expected_batch_size:g}; docs/rate-clip-batch.md)."
+    )
+
+
+def _too_small(path: str, length: float, steps: int) -> str:
+    return (
+        f"In {steps} steps noise alone will give the rows of '{path}' a length of no more than {length:.1g}. Such "
+        "a rate teaches tables nothing: trained rows have a length near 1, and in experiments noise of 0.3 to 1 was "
+        f"best. Multiply the learning rate by {0.5 / length:.1g} (docs/rate-clip-batch.md)."
     )
 
 

@@ -52,7 +52,7 @@ model.compile(
     optimizer=keras.optimizers.Adagrad(learning_rate=0.1),
 )
 # was: model.fit(x, y, batch_size=200, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5, learning_rate=0.2).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5).fit()
 
 # Who would like the first three movies, and how good is all of it? The model is saved and served as any other.
 predictions = model.predict({"user_id": np.array([42] * 3), "movie_id": np.arange(3)})

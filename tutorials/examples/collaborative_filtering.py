@@ -47,7 +47,7 @@ class RecommenderNet(tfdp_rec.PrivateModel):
 model = RecommenderNet(USERS, MOVIES, 16)
 model.compile(loss=keras.losses.BinaryCrossentropy(), optimizer=keras.optimizers.Adam(learning_rate=0.001))
 # was: model.fit(x, y, batch_size=128, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=128, epochs=5, learning_rate=6.0).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=128, epochs=5).fit()
 
 predictions = model.predict(np.stack([np.full(MOVIES, 42), np.arange(MOVIES)], axis=1)).flatten()
 best = predictions.argsort()[-10:][::-1]

@@ -55,7 +55,7 @@ model.compile(
     metrics=[keras.metrics.RootMeanSquaredError()],
 )
 # was: model.fit(x, y, batch_size=200, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5, learning_rate=0.5).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5).fit()
 
 predictions = model.predict({name: column[:3] for name, column in x.items()})
 scores = model.evaluate(test_x, test_y, return_dict=True)

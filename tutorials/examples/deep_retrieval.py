@@ -61,7 +61,7 @@ class RetrievalModel(tfdp_rec.PrivateModel):
 model = RetrievalModel()
 model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.05), loss="mse", metrics=["root_mean_squared_error"])
 # was: model.fit(x, y, batch_size=200, epochs=10)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=10, learning_rate=0.5).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=10).fit()
 
 predictions = model.predict({name: column[:3] for name, column in x.items()})
 scores = model.evaluate(test_x, test_y, return_dict=True)

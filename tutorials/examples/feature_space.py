@@ -40,7 +40,7 @@ hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(32, activation="relu")(enc
 model = tfdp_rec.PrivateModel(inputs=encoded, outputs=keras.layers.Dense(1, activation="sigmoid")(hidden))
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
 # was: model.fit(x, y, batch_size=200, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5, learning_rate=1.0).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5).fit()
 
 predictions = model.predict(x[:3])
 scores = model.evaluate(test_x, test_y, return_dict=True)

@@ -48,7 +48,7 @@ model.compile(
     optimizer=keras.optimizers.Adagrad(learning_rate=0.1),
 )
 # was: model.fit(x, y, batch_size=200, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5, learning_rate=0.1).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5).fit()
 
 predictions = model.predict({"user_id": np.array([42]), "movie_id": np.arange(LENGTH)[None]})
 scores = model.evaluate(test_x, test_y, return_dict=True)

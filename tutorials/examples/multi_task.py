@@ -68,7 +68,7 @@ class MultiTaskModel(tfdp_rec.PrivateModel):
 model = MultiTaskModel(USERS, MOVIES)
 model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
 # was: model.fit(x, y, batch_size=200, epochs=10)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=10, learning_rate=1.0).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=10).fit()
 
 predictions = model.predict(test_x)["predictions"]
 scores = model.evaluate(test_x, test_y, return_dict=True)

@@ -108,7 +108,7 @@ class SasRec(tfdp_rec.PrivateModel):
 model = SasRec(MOVIES)
 model.compile(optimizer=keras.optimizers.Adam(learning_rate=0.001, beta_2=0.98))
 # was: model.fit(train, epochs=5)
-tfdp_rec.make_private(model, data, epsilon=8.0, batch_size=128, epochs=5, learning_rate=0.3).fit()
+tfdp_rec.make_private(model, data, epsilon=8.0, batch_size=128, epochs=5).fit()
 
 predictions = model.predict({name: column[:3] for name, column in x.items()})["predictions"]
 scores = model.evaluate(test, return_dict=True)

@@ -68,7 +68,7 @@ outputs = layers.Dense(2, activation="softmax")(layers.Dropout(0.1)(hidden))
 model = tfdp_rec.PrivateModel(inputs=inputs, outputs=outputs)
 model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 # was: model.fit(x, y, batch_size=200, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5, learning_rate=0.02).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=200, epochs=5).fit()
 
 predictions = model.predict(x[:3])
 scores = model.evaluate(test_x, test_y, return_dict=True)

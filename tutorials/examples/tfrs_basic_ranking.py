@@ -66,7 +66,7 @@ class MovielensModel(tfdp_rec.PrivateTraining, tfrs.models.Model):
 model = MovielensModel()
 model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
 # was: model.fit(train, epochs=5)
-tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=200, epochs=5, learning_rate=0.5).fit()
+tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=200, epochs=5).fit()
 
 predictions = model.predict({name: tf.constant(ratings[name][:3]) for name in ("user_id", "movie_title")})
 scores = model.evaluate(test, return_dict=True)

@@ -54,7 +54,7 @@ class MovielensModel(tfdp_rec.PrivateTraining, tfrs.Model):
 model = MovielensModel()
 model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
 # was: model.fit(train, epochs=5)
-tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=200, epochs=5, learning_rate=2.0).fit()
+tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=200, epochs=5).fit()
 
 predictions = model.predict(tf.constant(ratings["user_id"][:500]))
 scores = model.evaluate(test, return_dict=True)

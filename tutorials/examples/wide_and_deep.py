@@ -55,7 +55,7 @@ model.compile(
     metrics=[keras.metrics.SparseCategoricalAccuracy()],
 )
 # was: model.fit(train, epochs=5)
-tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=265, epochs=5, learning_rate=0.5).fit()
+tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=265, epochs=5).fit()
 
 predictions = model.predict({name: tf.constant(column[:3]) for name, column in x.items()})
 scores = model.evaluate(test, return_dict=True)
