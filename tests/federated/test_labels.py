@@ -91,6 +91,16 @@ def test_a_draws_values_are_shared_out_within_the_stated_factor(epsilon, candida
     assert label.event == PureDpEvent(epsilon)
 
 
+def test_an_epsilon_that_rounding_would_exceed_is_refused():
+    """The clicked news gets what the others leave: with many others it was rarer than they, by more than epsilon."""
+    for epsilon, candidates in ((1e-12, 1000), (1e-7, 100_000)):
+        with pytest.raises(ValueError, match=f"too small for {candidates} candidates"):
+            LabelPermutation(epsilon).probabilities(candidates, 0)
+    for epsilon, candidates in ((1e-12, 2), (1e-4, 1000)):
+        found = LabelPermutation(epsilon).probabilities(candidates, 1)
+        assert 0 <= math.log(found[1] / found[0]) <= epsilon
+
+
 def test_infinite_epsilon_keeps_the_label():
     assert {LabelPermutation(math.inf, 1).sample(3, 2)[0] for _ in range(20)} == {2}
 

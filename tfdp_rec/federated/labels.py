@@ -90,6 +90,8 @@ class LabelPermutation:
         # Whole numbers of units: these floats, and their sums in `categorical`, are exact.
         found = np.full(num_candidates, max(math.ceil(other), math.isfinite(self.epsilon)) * _UNIT)
         found[clicked] = 1.0 - (num_candidates - 1) * found[clicked]
+        if min(found) < found[clicked - 1]:  # the others' rounding has left too little: a click would make it rarer
+            raise ValueError(f"epsilon {self.epsilon} is too small for {num_candidates} candidates: give a larger one.")
         return found
 
     def sample(
