@@ -221,6 +221,16 @@ def test_text_is_numbered_by_a_layer():
     assert private.model.inputs[0].dtype == "string" and int(private.model.optimizer.iterations) == 4
 
 
+def test_text_that_the_model_takes_apart_is_refused_with_the_way():
+    vectorize = layers.TextVectorization(max_tokens=20, output_sequence_length=4, vocabulary=["good", "bad"])
+    words = keras.Input([], dtype="string")
+    rows = layers.GlobalAveragePooling1D()(layers.Embedding(20, 4)(vectorize(words)))
+    model = keras.Model(words, layers.Dense(1)(rows))
+    model.compile("adam", "mse")
+    with pytest.raises(tfdp_rec.NotPrivate, match="takes text apart.*Do it in the data.*in front again"):
+        tfdp_rec.make_private(model, (np.array(["good film"] * ROWS), Y), **SETTINGS).fit(verbose=0)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -99,6 +99,9 @@ def added_losses(layer: keras.layers.Layer) -> list[Any]:
 def random_states(model: keras.Model) -> list[keras.Variable]:
     """The states of all random layers, each once: set back, they draw the same again."""
     generators = [g for layer in layers_within(model) for g in getattr(layer, "_seed_generators", [])]
+    # Metrics that break ties at random hold a generator, and Keras keeps no list of those.
+    held = [value for layer in layers_within(model) for metric in layer._metrics for value in vars(metric).values()]
+    generators += [value for value in held if isinstance(value, keras.random.SeedGenerator)]
     return list({id(g.state): g.state for g in generators}.values())
 
 

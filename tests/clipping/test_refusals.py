@@ -30,6 +30,18 @@ def chain(parts, x):
     return x
 
 
+class WithDropout(layers.Layer):
+    def __init__(self, drop, **options):
+        super().__init__(**options)
+        self.drop = drop
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), name="scale")
+
+    def call(self, x, training=False):
+        return self.drop(x, training=training) * self.scale
+
+
 @pytest.mark.parametrize(
     "parts, x, match",
     [
@@ -45,6 +57,9 @@ def chain(parts, x):
         ([layers.GRU(2, dropout=0.5, name="gru")], SEQUENCES, "'gru' has dropout inside"),
         ([layers.LSTM(2, recurrent_dropout=0.5, name="lstm")], SEQUENCES, "'lstm' has dropout inside"),
         ([layers.Bidirectional(layers.GRU(2, dropout=0.1), name="b")], SEQUENCES, "has dropout inside"),
+        ([layers.TimeDistributed(WithDropout(layers.Dropout(0.1)), name="t")], SEQUENCES, "'t' has dropout inside"),
+        ([WithDropout(layers.GaussianDropout(0.1), name="w")], X, "'w' has dropout inside"),
+        ([WithDropout(layers.Dropout(0.1, noise_shape=(1, None)), name="w")], X, "'w' has dropout inside"),
         ([layers.Dense(2, activation=layers.PReLU(), name="d")], X, "'d' gives no gradient for.*alpha"),
         ([layers.Conv1D(3, 2, data_format="channels_first", name="c")], SEQUENCES, "'c'"),
         ([layers.Conv1D(3, 2, dilation_rate=2, name="c")], SEQUENCES, "SpaceToBatchND|'c'"),

@@ -4,10 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Scored, assert_matches_oracle, double_precision
+from helpers import Scored, assert_matches_oracle, dense_gradients, double_precision
 from keras import layers
 
 import tfdp_rec
+from tfdp_rec.clipping import clipped_sum
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -166,6 +167,40 @@ UNIVERSAL = {
 def test_layers_without_a_rule():
     shapes = {"own": [4]}
     together([(make(), normal(n, 3, *shapes.get(kind, [5, 4]))) for n, (kind, make) in enumerate(UNIVERSAL.items())])
+
+
+class Dropped(layers.Layer):
+    """A product that is linear in its matrix, of inputs with a part dropped, three times by one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.other = layers.Dropout(0.5), layers.Dropout(0.3)
+
+    def build(self, shape):
+        self.matrix = self.add_weight(shape=(shape[-1], 3), name="matrix")
+
+    def call(self, x, training=False):
+        x = self.drop(x, training=training) + self.drop(tf.square(x), training=training) + self.drop(x, training=False)
+        return self.other(tf.matmul(x, self.matrix), training=training)
+
+
+class Linear(Scored):
+    def per_example_loss(self, data, training=True):
+        return tf.reduce_sum(self.parts[0](data["x"], training=training), axis=[1, 2]) * data["weight"]
+
+
+def test_a_layer_with_weights_and_dropout_is_run_again_with_the_masks_that_it_drew():
+    """Losses are linear in the matrix W: those of a step are ⟨gradient, W⟩, if and only if the masks are the same."""
+    model, batch = Linear([Dropped()], plain), {"x": normal(1, 7, 5, 4), "weight": normal(2, 7)}
+    model.per_example_loss(batch)
+    matrix, found = model.parts[0].matrix, []
+    matrix.assign(normal(3, 4, 3))
+    for size in (7, 7, 1):
+        clipped = clipped_sum(model, {name: each[:size] for name, each in batch.items()}, 1e9)
+        (gradient,) = dense_gradients(model, clipped).values()
+        found.append(float(tf.reduce_sum(clipped.losses)))
+        np.testing.assert_allclose(np.sum(gradient * matrix.numpy()), found[-1], rtol=1e-10)
+    assert found[0] != found[1]  # other masks at each step
 
 
 def test_attention_with_a_scale_takes_a_list_of_inputs():

@@ -227,6 +227,41 @@ class Centred(keras.layers.Layer):
         return x - self.mean.result()
 
 
+class TiesAtRandom(keras.metrics.Mean):
+    """Like the rankings of keras-rs, in that it draws."""
+
+    def __init__(self):
+        super().__init__(name="ties")
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def update_state(self, values):
+        return super().update_state(values + keras.random.uniform(tf.shape(values), seed=self.seed_generator))
+
+
+class Counted(tfdp_rec.PrivateModel):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.ties = keras.layers.Dense(1), TiesAtRandom()
+
+    def call(self, x):
+        return self.dense(x)
+
+    def per_example_loss(self, data, training=True):
+        losses = tf.square(self(data[0])[:, 0])
+        self.ties.update_state(losses)
+        return losses
+
+
+def test_a_metric_of_the_loss_may_draw():
+    model = Counted()
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8))
+    before = int(model.ties.seed_generator.state[0])
+    for _ in range(2):
+        model.train_on_batch(X, Y)
+    assert int(model.optimizer.iterations) == 2 and float(model.ties.result()) > 0
+    assert int(model.ties.seed_generator.state[0]) != before  # secret, as those of layers
+
+
 @pytest.fixture(scope="module")
 def centred():
     inputs = keras.Input([3])

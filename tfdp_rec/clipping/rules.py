@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ class Call:
         kwargs: Keyword arguments of the call.
         watched: Tensors that the rule watches, in order.
         beside: Tensors other than arguments that the layer read when it was run for one example.
+        masks: What each call of a `Dropout` within the layer multiplied by, in order; None where nothing was dropped.
     """
 
     layer: keras.layers.Layer
@@ -51,6 +53,7 @@ class Call:
     kwargs: dict[str, Any]
     watched: list[tf.Tensor] = dataclasses.field(default_factory=list)
     beside: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    masks: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def input(self) -> Any:
@@ -462,21 +465,25 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 class UniversalRule(Rule):
     """The layer's own vector-Jacobian product, one example at a time, at the price of one formed gradient an example.
 
-    It is exact for every layer whose output row depends on its input row alone.
+    It is exact for every layer whose output row depends on its input row alone. The layer is run a second time for it:
+    what its `Dropout` layers multiplied by is kept, and each example is given its row of it.
     """
 
     way = "one formed gradient an example"
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         self.refuse_randomness_and_state(call.layer)
-        return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
+        with _dropping(call.layer, functools.partial(_drawn, call.masks)):
+            return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
 
     @staticmethod
     def refuse_randomness_and_state(layer: keras.layers.Layer) -> None:
         """Refuses layers that a second run would change: dropout inside, or state."""
         parts = list(layers_within(layer))
+        loops = any(isinstance(part, tuple(_LOOPS)) for part in parts)
         for part in parts:
-            if any(_is_positive(getattr(part, name, None)) for name in _RANDOM):
+            random = any(_is_positive(getattr(part, name, None)) for name in _RANDOM)
+            if random and (loops or not _is_plain_dropout(part)):
                 raise NotPrivate(
                     f"Layer '{layer.name}' has dropout inside, so running it again for its gradient would draw another "
                     "mask; put a Dropout layer before or after it."
@@ -493,14 +500,20 @@ class UniversalRule(Rule):
         flat = tf.nest.flatten((call.args, call.kwargs))
         batched = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank]
         inputs = tuple(self._with_batch_axis(call, flat[i], gradients[0]) for i in batched)
+        drawn = [mask for mask in call.masks if mask is not None]
+        masks = tuple(self._with_batch_axis(call, mask, gradients[0]) for mask in drawn)
 
-        def gradient_of_one(example: tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]) -> list[tf.Tensor]:
+        def gradient_of_one(example: tuple[tuple[tf.Tensor, ...], ...]) -> list[tf.Tensor]:
             values, outputs = list(flat), [g[None] for g in example[1]]
+            own = [mask[None] for mask in example[2]]
+            left = iter(own)
+            again = iter([mask if mask is None else next(left) for mask in call.masks])
             for i, value in zip(batched, example[0]):
                 values[i] = value[None]
             args, kwargs = tf.nest.pack_sequence_as((call.args, call.kwargs), values)
             sources = [resource(v) for v in variables]
-            with _noting_inputs(call, [*values, *outputs]):
+            given = [*values, *outputs, *own]
+            with _noting_inputs(call, given), _dropping(call.layer, lambda part, x, training: next(again)):
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(sources)
                     output = tf.nest.flatten(call.layer(*args, **kwargs))
@@ -511,7 +524,7 @@ class UniversalRule(Rule):
         count = tf.shape(inputs[0])[0]
         pad = tf.cast(tf.equal(count, 0), tf.int32)
         padded = tf.nest.map_structure(
-            lambda t: tf.pad(t, [[0, pad]] + [[0, 0]] * (t.shape.rank - 1)), (inputs, tuple(gradients))
+            lambda t: tf.pad(t, [[0, pad]] + [[0, 0]] * (t.shape.rank - 1)), (inputs, tuple(gradients), masks)
         )
         for variable, values in zip(variables, tf.vectorized_map(gradient_of_one, padded)):
             yield variable, factors.PerExample(values[:count])
@@ -525,6 +538,35 @@ class UniversalRule(Rule):
         rows = tf.shape(output)[:1]
         with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
+
+
+def _is_plain_dropout(layer: keras.layers.Layer) -> bool:
+    return type(layer) is keras.layers.Dropout and layer.noise_shape is None
+
+
+def _drawn(masks: list[Any], part: Any, x: Any, training: bool) -> Any:
+    # Where nothing is dropped, that is noted: the second run is told so, since it is outside the first one's context.
+    ones = tf.ones_like(x) if training else None
+    masks.append(ones if ones is None else keras.random.dropout(ones, part.rate, seed=part.seed_generator))
+    return masks[-1]
+
+
+@contextlib.contextmanager
+def _dropping(layer: keras.layers.Layer, mask_of: Callable[[Any, Any, bool], Any]) -> Iterator[None]:
+    """Has each `Dropout` within a layer multiply by a mask, or pass on its input where there is None."""
+
+    def call(part: Any, inputs: Any, training: bool = False) -> Any:
+        mask = mask_of(part, inputs, training)
+        return inputs if mask is None else inputs * mask
+
+    random = [part for part in layers_within(layer) if _is_plain_dropout(part) and part.rate > 0]
+    for part in random:
+        part.__dict__["call"] = functools.partial(call, part)
+    try:
+        yield
+    finally:
+        for part in random:
+            del part.__dict__["call"]
 
 
 @contextlib.contextmanager

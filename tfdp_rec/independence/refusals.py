@@ -59,6 +59,11 @@ REASONS = {
         "has no rule for how it treats the examples of a batch, or not for these inputs",
         "Write it with operations that have one, or register a rule: both are in docs/privacy-independence.md",
     ),
+    "text": (
+        "takes text apart, for which there is no rule",
+        "Do it in the data, before training: no weight lies before it. To serve the model, put the layer of the text "
+        "in front again: keras.Sequential([text_layer, model])",
+    ),
     "narrow": (
         "converts a fraction out of range to a number that depends on its place in the batch",
         "Cast to tf.int32 or tf.int64",
@@ -109,6 +114,8 @@ WITHOUT_RULE = {
     **dict.fromkeys(("Where", "Unique", "UniqueV2", "UniqueWithCounts", "DynamicPartition"), "length"),
     **dict.fromkeys(("L2Loss", "Bincount", "DenseBincount", "Roll"), "mixes"),
     **dict.fromkeys(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"), "seed"),
+    **dict.fromkeys(("StringLower", "StringUpper", "StringStrip", "RegexReplace", "StaticRegexReplace"), "text"),
+    **dict.fromkeys(("StringSplit", "StringSplitV2", "StringNGrams", "StringJoin", "Substr", "UnicodeDecode"), "text"),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), "branch"),
 }  # fmt: skip
 """Reasons for operations without a rule that are known to be unfit."""
