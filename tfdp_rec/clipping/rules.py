@@ -44,7 +44,7 @@ class Call:
         kwargs: Keyword arguments of the call.
         watched: Tensors that the rule watches, in order.
         beside: Tensors other than arguments that the layer read when it was run for one example.
-        masks: What each call of a `Dropout` within the layer multiplied by, in order; None where nothing was dropped.
+        masks: Factors by which calls of `Dropout` within the layer multiply, in order; None where nothing is dropped.
     """
 
     layer: keras.layers.Layer
