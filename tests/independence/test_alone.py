@@ -22,7 +22,7 @@ from tfdp_rec.models.canary_table import CanaryTable
 VECTORISED = ("mlp", "dlrm")
 IN_A_LOOP = ("two_tower", "gru")  # gathers from a table by shared ids; lists of a loop: neither converts
 ATTENDING = ("transformer", "text")
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
