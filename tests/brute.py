@@ -193,6 +193,7 @@ class Held:
         traced = tf.function(function, autograph=False).get_concrete_function(*(spec for spec, _ in leaves))
         self.graph = traced.graph
         self.given = self.graph.inputs[: len(leaves)]
+        self.specs = [(tensor, spec) for tensor, (spec, _) in zip(self.given, leaves)]
         constants = [(outer, inner) for outer, inner in self.graph.captures if outer.dtype != tf.resource]
         self.captured = {inner.name: outer.numpy() for outer, inner in constants}
         self.walk = Walk(Reading(), self.graph)

@@ -11,6 +11,7 @@ tensor of the batch has one row, two, one less than there are examples, or no ax
 """
 
 import os
+import traceback
 from collections import Counter
 
 import numpy as np
@@ -35,6 +36,14 @@ def search(seeds, family=None):
             held = Held(program, LEAVES)
         except NotPrivate:
             counts["refused"] += 1
+            continue
+        except AssertionError as problem:  # TensorFlow cannot differentiate some branches within loops
+            if "tensorflow" not in traceback.extract_tb(problem.__traceback__)[-1].filename:
+                raise
+            counts["not made"] += 1
+            continue
+        if any(tensor.shape.rank and tensor.shape[0] not in (None, spec.shape[0]) for tensor, spec in held.specs):
+            counts["of one size"] += 1  # TensorFlow wrote a length into an argument: no batch of another can be given
             continue
         counts["programs"] += 1
         counts["claims"] += len(held.claimed)

@@ -1,7 +1,7 @@
-/* Asks a SavedModel what to watch next, through TensorFlow's C API: client FOLDER ID ID ...
+/* Asks a SavedModel what to watch next, through TensorFlow's C API: client FOLDER HISTORY IDS SCORES ID ID ...
  *
- * Prints one line an answer: movie id and score, best first. Tensor names are those that
- * `saved_model_cli show` gives for the signature serving_default.
+ * Prints one line an answer: movie id and score, best first. HISTORY, IDS and SCORES are the tensors' names, such as
+ * StatefulPartitionedCall_2:1, as `saved_model_cli show` gives them for the signature serving_default.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,10 @@ static void check(TF_Status *status) {
   exit(1);
 }
 
-static TF_Output output(TF_Graph *graph, const char *name, int index) {
+static TF_Output output(TF_Graph *graph, char *name) {
+  char *colon = strrchr(name, ':');
+  const int index = colon == NULL ? 0 : atoi(colon + 1);
+  if (colon != NULL) *colon = 0;
   TF_Output found = {TF_GraphOperationByName(graph, name), index};
   if (found.oper != NULL) return found;
   fprintf(stderr, "client: the model has no operation %s\n", name);
@@ -23,8 +26,8 @@ static TF_Output output(TF_Graph *graph, const char *name, int index) {
 }
 
 int main(int argc, char **argv) {
-  if (argc < 2) {
-    fprintf(stderr, "usage: client FOLDER [ID ...]\n");
+  if (argc < 5) {
+    fprintf(stderr, "usage: client FOLDER HISTORY IDS SCORES [ID ...]\n");
     return 2;
   }
   TF_Status *status = TF_NewStatus();
@@ -34,12 +37,12 @@ int main(int argc, char **argv) {
   TF_Session *session = TF_LoadSessionFromSavedModel(options, NULL, argv[1], tags, 1, graph, NULL, status);
   check(status);
 
-  int64_t shape[] = {1, argc - 2};
-  TF_Tensor *history = TF_AllocateTensor(TF_INT64, shape, 2, (argc - 2) * sizeof(int64_t));
-  for (int i = 2; i < argc; ++i) ((int64_t *)TF_TensorData(history))[i - 2] = atoll(argv[i]);
+  int64_t shape[] = {1, argc - 5};
+  TF_Tensor *history = TF_AllocateTensor(TF_INT64, shape, 2, (argc - 5) * sizeof(int64_t));
+  for (int i = 5; i < argc; ++i) ((int64_t *)TF_TensorData(history))[i - 5] = atoll(argv[i]);
 
-  TF_Output input = output(graph, "serving_default_history", 0);
-  TF_Output answers[] = {output(graph, "StatefulPartitionedCall", 0), output(graph, "StatefulPartitionedCall", 1)};
+  TF_Output input = output(graph, argv[2]);
+  TF_Output answers[] = {output(graph, argv[3]), output(graph, argv[4])};
   TF_Tensor *values[2] = {NULL, NULL};
   TF_SessionRun(session, NULL, &input, &history, 1, answers, values, 2, NULL, 0, NULL, status);
   check(status);

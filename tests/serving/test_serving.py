@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 import tfdp_rec
 
@@ -116,8 +117,11 @@ def test_a_c_program_gives_the_same_answer(folder, served, tmp_path):
     source = pathlib.Path(__file__).with_name("client.c")
     build = ["cc", source, "-I", library / "include", *shared, f"-Wl,-rpath,{library}", "-o", program]
     subprocess.run(build, check=True, capture_output=True, timeout=120)
+    model = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    signature = model.meta_graphs[0].signature_def["serving_default"]
+    names = [signature.inputs["history"].name, signature.outputs["ids"].name, signature.outputs["scores"].name]
     said = subprocess.run(
-        [program, folder, *map(str, HISTORY)], check=True, capture_output=True, text=True, timeout=120
+        [program, folder, *names, *map(str, HISTORY)], check=True, capture_output=True, text=True, timeout=120
     ).stdout
     lines = [line.split() for line in said.splitlines()]
     ids, scores = ask(served, [HISTORY])
