@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.distribute.parameter_server import ParameterServer, ServedNoise, ServerEntropy, source_on_server
+from tfdp_rec.distribute.worker_step import WorkerStep
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.refused import NotPrivate
 
@@ -33,6 +34,19 @@ def test_what_cannot_draw_there_is_refused():
     assert source_on_server(keyed)() is keyed and isinstance(source_on_server(EntropyNoise(False))(), ServerEntropy)
     with pytest.raises(NotPrivate, match="SecureNoise cannot draw on a parameter server"):
         source_on_server(SecureNoise())
+
+
+def test_a_worker_reads_what_computes_the_numbers_that_servers_are_given():
+    class Rate(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 + seen.result()
+
+    seen, inputs = keras.metrics.Sum(), keras.Input([3])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(tfdp_rec.DPSGD(Rate(), l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2), "mse")
+    worker = WorkerStep(model.private_step, {}, [], None)
+    with pytest.raises(NotPrivate, match="The learning rate of DPSGD depends on the batch, on a metric"):
+        worker._send({}, tf.zeros([0]))
 
 
 def test_a_server_declares_no_steps_of_its_own():

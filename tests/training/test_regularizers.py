@@ -233,6 +233,7 @@ class Shows(tfdp_rec.PrivateTraining, keras.Model):
             "a metric": self.total.result,
             "the batch": lambda: tf.reduce_sum(self.x),
             "another variable": lambda: tf.identity(self.kept[0]),
+            "another weight": lambda: tf.reduce_sum(tf.convert_to_tensor(self.dense.bias)),
             "a constant": lambda: 1.0,
         }
         self.sees = sees[of]
@@ -245,7 +246,7 @@ class Shows(tfdp_rec.PrivateTraining, keras.Model):
         return tf.square(self.dense(data)[:, 0])
 
 
-@pytest.mark.parametrize("of", ["a metric", "the batch", "another variable", "a constant"])
+@pytest.mark.parametrize("of", ["a metric", "the batch", "another variable", "another weight", "a constant"])
 @pytest.mark.parametrize(
     "by", ["kernel_regularizer", "kernel_constraint", "a schedule", "another schedule", "a function"]
 )

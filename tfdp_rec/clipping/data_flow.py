@@ -158,7 +158,9 @@ def refuse_metrics_read(graph: Any, start: int, outputs: Iterable[Any], metrics:
         )
 
 
-def refuse_data_read(subject: str, function: Callable[..., Any], given: Sequence[Any], allowed: Iterable[Any]) -> None:
+def refuse_data_read(
+    subject: str, function: Callable[..., Any], given: Sequence[Any], allowed: Iterable[Any] = ()
+) -> None:
     """Raises `NotPrivate` if a function depends on more than tensors of `given` specs and `allowed` variables."""
     graph: Any = tf.function(function, autograph=False).get_concrete_function(*given).graph
     captured = [(_outermost(tensor), inner) for tensor, inner in graph.captures]
@@ -171,7 +173,7 @@ def refuse_data_read(subject: str, function: Callable[..., Any], given: Sequence
     if any(flow.reaches(tensor) for tensor in graph.outputs):
         raise NotPrivate(
             f"{subject} depends on the batch, on a metric or on another variable that may hold data, and moves the "
-            "weights without clipping or noise. Compute it from the weights, the step's number and constants alone."
+            "weights without clipping or noise. Compute it from the weight itself, the step's number and constants."
         )
 
 

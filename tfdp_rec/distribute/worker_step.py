@@ -19,6 +19,7 @@ from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.keras_internals import resource
+from tfdp_rec.optimizers.checks import refuse_data_beside_the_sum
 from tfdp_rec.optimizers.tables import distinct_rows
 from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
@@ -53,6 +54,8 @@ class WorkerStep:
         for path, gradient in gradients.items():
             for server, part in self._split(path, gradient):
                 parts[self._servers.index(server)][path] = part
+        # The servers' optimizers are given numbers: what computes them is the model's own.
+        refuse_data_beside_the_sum(self._step.model.optimizer, self._step.model.trainable_variables)
         regularization = self._step.regularization()
         for server, part in zip(self._servers, parts):
             own = {path: gradient for path, gradient in regularization.items() if path in server.paths}

@@ -306,7 +306,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 "protect no example. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or "
                 "pass the result of tfdp_rec.clipping.clipped_sum to apply()."
             )
-        checks.refuse_data_beside_the_sum(self)
+        variables = [part.variable for group in (self.tables, self.dense) for part in group.values()]
+        checks.refuse_data_beside_the_sum(self, variables)
         checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = demand_all(*self.admission(clipped, source))

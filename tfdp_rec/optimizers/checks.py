@@ -53,20 +53,18 @@ def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
     return optimizer
 
 
-def refuse_data_beside_the_sum(optimizer: Any) -> None:
-    """Raises `NotPrivate` if a constraint or a learning rate depends on more than the weights and the step's number."""
-    variables = [part.variable for part in (*optimizer.tables.values(), *optimizer.dense.values())]
-    allowed = handles_of([*variables, *optimizer.variables])
+def refuse_data_beside_the_sum(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Raises `NotPrivate` if a constraint depends on more than its weight, or a learning rate on more than the step."""
     for variable in variables:
         if variable.constraint is not None:
             spec = tf.TensorSpec(variable.shape, variable.dtype)
-            refuse_data_read(f"The constraint of '{variable.path}'", variable.constraint, [spec], allowed)
-    for each in filter(None, (optimizer, optimizer.dense_optimizer)):
+            refuse_data_read(f"The constraint of '{variable.path}'", variable.constraint, [spec])
+    for each in filter(None, (optimizer, getattr(optimizer, "dense_optimizer", None))):
         rate = learning_rate_of(each)
         if callable(rate):
             by_step = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
             steps = [tf.TensorSpec([], each.iterations.dtype)] if by_step else []
-            refuse_data_read(f"The learning rate of {type(each).__name__}", rate, steps, allowed)
+            refuse_data_read(f"The learning rate of {type(each).__name__}", rate, steps, handles_of([each.iterations]))
 
 
 def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:

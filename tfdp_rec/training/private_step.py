@@ -17,7 +17,7 @@ from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
 from tfdp_rec.clipping.batches import example_leaves, map_examples
 from tfdp_rec.clipping.data_flow import refuse_data_read
 from tfdp_rec.clipping.engine import Graph
-from tfdp_rec.keras_internals import handles_of, resource
+from tfdp_rec.keras_internals import resource
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.batch import Batch, predictions_of
 
@@ -94,13 +94,13 @@ class PrivateStep:
         """Gradients of the regularizers by path; they depend on no example, so they need neither clip nor noise."""
         # Tables would be read whole: a mechanism applies their regularizers as decay, or refuses them. The loss in logs
         # is that of the examples, without penalties.
-        found, weights = {}, handles_of(self.model.trainable_variables)
+        found = {}
         for variable in self.model.trainable_variables:
             if variable.regularizer is None:
                 continue
             gradient = functools.partial(_gradient_of, variable.regularizer)
             spec = tf.TensorSpec(variable.shape, variable.dtype)
-            refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec], weights)
+            refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec])
             if not self.model.is_table(variable):
                 found[variable.path] = gradient(tf.convert_to_tensor(resource(variable)))
         return found
