@@ -69,6 +69,12 @@ TOWERS = {
     "a vocabulary": lambda: tfdp_rec.CandidateScores(None, WIDTH, "normal", vocabulary=TITLES, negatives=4),
     "counts": lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=tfdp_rec.Negatives(4, ROWS, COUNTS)),
     "a deep tower": lambda: tfdp_rec.TowerScores(deep(), np.arange(ROWS), negatives=4),
+    "hard negatives": lambda: tfdp_rec.CandidateScores(
+        ROWS, WIDTH, "normal", negatives=4, temperature=0.1, num_hard_negatives=2
+    ),
+    "a tower's hard negatives": lambda: tfdp_rec.TowerScores(
+        deep(), np.arange(ROWS), negatives=4, temperature=0.1, num_hard_negatives=2
+    ),
 }
 
 
@@ -79,6 +85,47 @@ def test_they_are_clipped_as_by_the_oracle(name):
     model.per_example_loss(batch)
     found = assert_matches_oracle(model, batch, rtol=1e-4)
     assert isinstance(found.gradients[model.parts[0].embeddings.path], tf.IndexedSlices)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_excluded_items_are_clipped_as_by_the_oracle(name):
+    layer = fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5])
+    known = by_name(name)
+    seen = np.stack([known, np.roll(known, 1)], 1) if name == "a vocabulary" else np.array([[3, -1]] * 3 + [[5, 9]] * 2)
+    parts = [table(4), layer]
+    batch = {"user": USERS, "item": known, "seen": seen, "weight": np.ones(SIZE, "float32")}
+    model = Scored(parts, lambda p, b: tf.nn.log_softmax(p[1](p[0](b["user"]), b["item"], exclude=b["seen"])))
+    model.per_example_loss(batch)
+    assert_matches_oracle(model, batch, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.CandidateScores, tfdp_rec.TowerScores])
+def test_the_logits_are_those_of_the_definition(kind):
+    """Divided by the temperature, then corrected; hits, exclusions and all but the hardest take no part."""
+    options = dict(negatives=5, temperature=0.5, num_hard_negatives=2)
+    make = {
+        tfdp_rec.CandidateScores: lambda: kind(ROWS, WIDTH, "normal", **options),
+        tfdp_rec.TowerScores: lambda: kind(table(), np.arange(ROWS), **options),
+    }
+    drawn = np.array([0, 1, 2, 3, 4])
+    layer = fixed(make[kind](), drawn)
+    query = RNG.normal(size=[2, WIDTH]).astype("float32")
+    positives, seen = np.array([1, 5]), np.array([[3, -1], [7, 0]])
+    found = layer(tf.constant(query), tf.constant(positives), exclude=tf.constant(seen)).numpy()
+    rows = np.asarray(layer.embeddings if kind is tfdp_rec.CandidateScores else layer.tower(tf.range(ROWS)))
+    products = query @ rows.T / 0.5
+    for row in range(2):
+        assert found[row, 0] == pytest.approx(products[row, positives[row]], rel=1e-5)
+        left = [s for s in drawn if s != positives[row] and s not in seen[row]]
+        hardest = sorted(left, key=lambda s: -products[row, s])[:2]
+        expected = [products[row, s] - np.log(5 / ROWS) if s in hardest else -1e9 for s in drawn]
+        np.testing.assert_allclose(found[row, 1:], expected, rtol=1e-5)
+
+
+def test_more_hard_negatives_than_there_are_left():
+    layer = fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=3, num_hard_negatives=9), [1, 1, 2])
+    logits = layer(tf.ones([1, WIDTH]), tf.constant([1])).numpy()
+    assert (logits[0, 1:3] == -1e9).all() and logits[0, 3] > -1e3
 
 
 def by_name(name):
@@ -128,6 +175,45 @@ def test_the_best_are_those_of_the_whole_catalogue(name):
         np.testing.assert_array_equal(found.indices, best)
 
 
+def ranked(scores, k, exclude=(), allowed=None):
+    order = [n for n in np.argsort(-scores) if n not in exclude and (allowed is None or allowed[n])][:k]
+    return order + [-1] * (k - len(order))
+
+
+@pytest.mark.parametrize("k", [2, ROWS, ROWS + 3])
+@pytest.mark.parametrize("allowed", [None, [True, False, True, True, False, True]])
+@pytest.mark.parametrize("exclude", [None, [[3, 0], [-1, 77]]])
+def test_what_is_recommended_can_be_chosen_when_it_is_asked_for(k, allowed, exclude):
+    query = RNG.normal(size=[2, WIDTH]).astype("float32")
+    plain = tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=2)
+    named = tfdp_rec.CandidateScores(None, WIDTH, "normal", vocabulary=TITLES, negatives=2)
+    named.embeddings.assign(tf.concat([tf.zeros([1, WIDTH]), plain.embeddings], 0))
+    tower = tfdp_rec.TowerScores(table(), np.arange(ROWS), negatives=2)
+    tower.tower(tf.range(ROWS))
+    tower.tower.embeddings.assign(plain.embeddings)
+    scores = query @ np.asarray(plain.embeddings).T
+    expected = np.array([ranked(scores[i], k, exclude[i] if exclude else (), allowed) for i in range(2)])
+
+    given = None if exclude is None else tf.constant(exclude)
+    np.testing.assert_array_equal(plain.top_k(query, tf.constant(k), given, allowed), expected)
+    best = tower.top_k(query, k, given, allowed)
+    np.testing.assert_array_equal(best.indices, expected)
+    assert (np.isneginf(best.values) == (expected == -1)).all()
+    titles = None if exclude is None else tf.constant([["m3", "m0"], ["", "unknown"]])
+    found = named.top_k(query, k, titles, allowed).numpy().astype(str)
+    np.testing.assert_array_equal(found, np.append(TITLES, "")[expected])
+
+
+def test_a_tower_ranks_items_that_are_new():
+    tower = keras.Sequential([layers.Dense(WIDTH)])
+    scores = tfdp_rec.TowerScores(tower, RNG.normal(size=[ROWS, 4]).astype("float32"), negatives=2)
+    scores(tf.ones([1, WIDTH]), tf.ones([1, 4]))
+    new = RNG.normal(size=[9, 4]).astype("float32")
+    query = tf.constant(RNG.normal(size=[2, WIDTH]), tf.float32)
+    best = np.argsort(-(query.numpy() @ np.asarray(tower(new)).T), axis=1)[:, :3]
+    np.testing.assert_array_equal(scores.top_k(query, 3, candidates=new).indices, best)
+
+
 @pytest.mark.parametrize("name", TOWERS)
 def test_it_comes_back_from_a_file(name, tmp_path):
     user, item = keras.Input([], dtype="int64"), keras.Input([], dtype="string" if name == "a vocabulary" else "int64")
@@ -140,6 +226,7 @@ def test_it_comes_back_from_a_file(name, tmp_path):
     given = [tf.constant(USERS), tf.constant(by_name(name))]
     np.testing.assert_allclose(loaded(given), model(given), rtol=1e-6)
     assert again.negatives.released_counts == layer.negatives.released_counts
+    assert again.softmax.get_config() == layer.softmax.get_config()
 
 
 @pytest.mark.parametrize(
@@ -149,6 +236,8 @@ def test_it_comes_back_from_a_file(name, tmp_path):
         (lambda: tfdp_rec.CandidateScores(width=WIDTH), "vocabulary_size or vocabulary"),
         (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, negatives=tfdp_rec.Negatives(3, 7)), "for 7 candidates"),
         (lambda: tfdp_rec.Negatives(0, 7), "at least 1"),
+        (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, temperature=0), "temperature"),
+        (lambda: tfdp_rec.TowerScores(table(), np.arange(3), num_hard_negatives=0), "num_hard_negatives"),
         (lambda: tfdp_rec.Negatives(3, 7, released_counts=[1.0]), "7 numbers"),
         (lambda: tfdp_rec.TowerScores(table(), {"a": np.ones(2), "b": np.ones(3)}), "one row a candidate"),
     ],

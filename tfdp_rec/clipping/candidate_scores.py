@@ -4,11 +4,11 @@ In-batch negatives make one example's gradient depend on the others, so that cli
 can do. Here the negatives are ids [S] that depend on no example: drawn uniformly from the public catalogue in the data
 pipeline. With q the query of an example and E the table,
 
-    logit_0 = q · E[positive],    logit_s = q · E[negative_s]
+    logit_0 = q · E[positive] / t,    logit_s = q · E[negative_s] / t
 
-What the layer draws itself (`negatives.py`) has its expected number taken off, log(S Q(s)). The gradient of E for one
-example is d_0 e(positive) qᵀ + Σ_s d_s e(negative_s) qᵀ, whose norm has a closed form
-(`factors.Scores`): neither [batch, S, width] nor the table's shape is ever made.
+with a temperature t. What the layer draws itself (`negatives.py`) has its expected number taken off, log(S Q(s)). The
+gradient of E for one example is d_0 e(positive) qᵀ + Σ_s d_s e(negative_s) qᵀ, whose norm has
+a closed form (`factors.Scores`): neither [batch, S, width] nor the table's shape is ever made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, rules
-from tfdp_rec.clipping.negatives import Negatives, corrected, cross_entropy, negatives_of
+from tfdp_rec.clipping.negatives import Negatives, Softmax, best, cross_entropy, is_among, negatives_of
 from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
 from tfdp_rec.withheld_rows import held_rows
@@ -40,17 +40,23 @@ class CandidateScores(keras.layers.Layer):
         negatives: Number of negatives that the layer draws uniformly for a batch, or `Negatives`; left out if each
             call gives them.
         vocabulary: Ids of the catalogue, strings or whole numbers, in which calls then name candidates.
+        temperature: Divisor of the products, positive.
+        num_hard_negatives: Number of negatives, those with the largest logits of each example, that take part in its
+            softmax; by default all.
 
     Call arguments:
         query: Queries `[batch, width]`.
         positives: Ids `[batch]`.
         negatives: Ids `[S]`, independent of the data and the same for every example; left out if the layer draws them.
+        exclude: Ids `[batch, E]` that are no negatives of their example, such as items of its history; an id outside
+            the catalogue, such as -1, excludes nothing.
 
     Returns:
         Logits `[batch, 1 + S]`, the positive first.
 
     Raises:
-        ValueError: There is neither a size nor a vocabulary, or a call has no negatives.
+        ValueError: There is neither a size nor a vocabulary, the temperature or the number of hard negatives is not
+            positive, or a call has no negatives.
 
     Example:
         >>> import tensorflow as tf
@@ -73,9 +79,12 @@ class CandidateScores(keras.layers.Layer):
         *,
         negatives: int | Negatives | None = None,
         vocabulary: Sequence[Any] | None = None,
+        temperature: float = 1.0,
+        num_hard_negatives: int | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        self.softmax = Softmax(temperature, num_hard_negatives)
         self.vocabulary = None if vocabulary is None else np.asarray(vocabulary)
         self.lookup, rows = _lookup_of(self.vocabulary, vocabulary_size)
         if not rows or width < 1:
@@ -90,18 +99,20 @@ class CandidateScores(keras.layers.Layer):
         )
         self.built = True
 
-    def rows(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tuple[tf.Tensor, tf.Tensor, bool]:
-        """The rows of the positives and of the negatives, and whether the layer drew the latter itself."""
+    def rows(
+        self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, bool]:
+        """Rows of the positives, of the negatives and of what is excluded, and whether the layer drew the negatives."""
         if negatives is None and self.negatives is None:
             raise ValueError(
                 f"Layer '{self.name}' was called without negatives: give ids [S] from the public catalogue, shared by "
                 "the batch, or let the layer draw them: CandidateScores(negatives=S)."
             )
         known = self.lookup or tf.identity
-        positives = known(positives)
+        positives, exclude = known(positives), None if exclude is None else known(exclude)
         if negatives is not None:
-            return positives, known(negatives), False
-        return positives, self.negatives.draw() + self.first, True
+            return positives, known(negatives), exclude, False
+        return positives, self.negatives.draw() + self.first, exclude, True
 
     def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, table: tf.Variable) -> tf.Tensor:
         """The products with rows of a table, before hits are taken out."""
@@ -110,26 +121,44 @@ class CandidateScores(keras.layers.Layer):
         own = tf.reduce_sum(query * positive_rows, axis=1, keepdims=True)
         return tf.concat([own, tf.matmul(query, negative_rows, transpose_b=True)], axis=1)
 
-    def call(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tf.Tensor:
-        positives, negatives, drawn = self.rows(query, positives, negatives)
+    def call(self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None) -> tf.Tensor:
+        positives, negatives, exclude, drawn = self.rows(query, positives, negatives, exclude)
         logits = self.raw_logits(query, positives, negatives, guarded_resource(self.embeddings))
-        return self.finished(logits, positives, negatives, drawn)
+        return self.finished(logits, positives, negatives, exclude, drawn)
 
-    def finished(self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, drawn: bool) -> tf.Tensor:
-        """Logits with hits taken out, and corrected by how often negatives are drawn."""
+    def finished(
+        self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, exclude: tf.Tensor | None, drawn: bool
+    ) -> tf.Tensor:
+        """Logits of the softmax, from the products and the rows that they are products of."""
         expected = self.negatives.log_expected(negatives - self.first) if drawn else None
-        hits = tf.equal(tf.cast(positives, tf.int64)[:, None], tf.cast(negatives, tf.int64)[None, :])
-        return corrected(logits, expected, hits if self.remove_accidental_hits else None)
+        hits = is_among(negatives, positives[:, None]) if self.remove_accidental_hits else None
+        return self.softmax.logits(logits, expected, hits, is_among(negatives, exclude))
 
-    def cross_entropy(self, query: tf.Tensor, positives: Any, negatives: Any = None) -> tf.Tensor:
+    def cross_entropy(self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None) -> tf.Tensor:
         """Each example's loss `[batch]`; of negatives that the layer draws, an estimate of the whole catalogue's."""
-        return cross_entropy(self(query, positives, negatives))
+        return cross_entropy(self(query, positives, negatives, exclude))
 
-    def top_k(self, query: tf.Tensor, k: int) -> tf.Tensor:
-        """The ids of the k best candidates for each query, `[batch, k]`, over the whole catalogue."""
+    def top_k(self, query: tf.Tensor, k: Any, exclude: Any = None, allowed: Any = None) -> tf.Tensor:
+        """The ids of the best candidates for each query, over the whole catalogue.
+
+        Args:
+            query: Queries `[batch, width]`.
+            k: Number of candidates; may be a tensor, such as an input of an exported model.
+            exclude: Ids `[batch, E]` to leave out, such as items of the history; an id outside the catalogue
+                excludes nothing.
+            allowed: Whether each candidate may be recommended, `[catalogue]` or `[batch, catalogue]`.
+
+        Returns:
+            Ids `[batch, k]`, best first; -1 or "" in the places for which no candidate is left.
+        """
         scores = tf.matmul(query, tf.convert_to_tensor(self.embeddings)[self.first :], transpose_b=True)
-        best = tf.math.top_k(scores, k).indices
-        return best if self.vocabulary is None else tf.gather(tf.constant(self.vocabulary), best)
+        if exclude is not None:
+            exclude = (self.lookup or tf.identity)(exclude) - self.first
+        indices = best(scores, k, exclude, allowed).indices
+        if self.vocabulary is None:
+            return indices
+        missing = "" if self.vocabulary.dtype.kind in "US" else -1
+        return tf.gather(tf.constant([missing, *self.vocabulary.tolist()]), indices + 1)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -140,6 +169,7 @@ class CandidateScores(keras.layers.Layer):
             "remove_accidental_hits": self.remove_accidental_hits,
             "negatives": keras.saving.serialize_keras_object(self.negatives),
             "vocabulary": None if self.vocabulary is None else self.vocabulary.tolist(),
+            **self.softmax.get_config(),
         }
 
 
@@ -159,13 +189,13 @@ class CandidateScoresRule(rules.Rule):
     def run(self, call: rules.Call, original: Callable[..., Any], hooks: rules.Hooks) -> Any:
         layer: Any = call.layer
         query = dict(zip(("query",), call.args), **call.kwargs)["query"]
-        positives, negatives, drawn = layer.rows(*call.args, **call.kwargs)
+        positives, negatives, exclude, drawn = layer.rows(*call.args, **call.kwargs)
         positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
         logits = hooks.watch(layer.raw_logits(query, positives, negatives, held_rows(layer.embeddings)))
-        return layer.finished(logits, positives, negatives, drawn)
+        return layer.finished(logits, positives, negatives, exclude, drawn)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         query, positives, negatives = call.args

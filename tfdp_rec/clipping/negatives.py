@@ -96,6 +96,54 @@ def corrected(logits: tf.Tensor, expected: tf.Tensor | None = None, hits: tf.Ten
     return tf.concat([logits[:, :1], others], axis=1)
 
 
+class Softmax:
+    """What a softmax over a positive and negatives is made of: a temperature, and how many negatives take part."""
+
+    def __init__(self, temperature: float, num_hard_negatives: int | None):
+        if not 0 < temperature < np.inf:
+            raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
+        if num_hard_negatives is not None and num_hard_negatives < 1:
+            raise ValueError(f"num_hard_negatives must be positive, got {num_hard_negatives!r}.")
+        self.temperature, self.num_hard_negatives = float(temperature), num_hard_negatives
+
+    def logits(self, products: tf.Tensor, expected: tf.Tensor | None, *left_out: tf.Tensor | None) -> tf.Tensor:
+        """Corrected logits of products `[batch, 1 + S]`, without the negatives that any of the masks leaves out."""
+        masks = [mask for mask in left_out if mask is not None]
+        hits = tf.reduce_any(tf.stack(masks), axis=0) if masks else None
+        logits = corrected(products / self.temperature, expected, hits)
+        if self.num_hard_negatives is None:
+            return logits
+        others = logits[:, 1:]
+        largest = tf.math.top_k(others, tf.minimum(self.num_hard_negatives, tf.shape(others)[1])).values
+        return corrected(logits, hits=others < largest[:, -1:])
+
+    def get_config(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "num_hard_negatives": self.num_hard_negatives}
+
+
+def is_among(negatives: tf.Tensor, ids: tf.Tensor | None) -> tf.Tensor | None:
+    """Whether each of the negatives `[S]` is one of an example's ids `[batch, E]`: `[batch, S]`."""
+    if ids is None:
+        return None
+    return tf.reduce_any(tf.equal(tf.cast(ids, tf.int64)[:, None, :], tf.cast(negatives, tf.int64)[None, :, None]), 2)
+
+
+def best(scores: tf.Tensor, k: Any, exclude: Any = None, allowed: Any = None) -> Any:
+    """The `values` and `indices` of the k largest scores of each row, -inf and -1 where there are too few."""
+    nothing = tf.constant(-np.inf, scores.dtype)
+    if allowed is not None:
+        scores = tf.where(allowed, scores, nothing)
+    if exclude is not None:
+        numbers = tf.cast(exclude, tf.int64)
+        known = tf.where((numbers >= 0) & (numbers < tf.shape(scores, tf.int64)[1]))
+        places = tf.stack([known[:, 0], tf.gather_nd(numbers, known)], axis=1)
+        scores = tf.tensor_scatter_nd_update(scores, places, tf.fill(tf.shape(places)[:1], nothing))
+    # A row of -inf more for each place that is asked for: k may be more than there are candidates.
+    short = tf.maximum(k - tf.shape(scores)[1], 0)
+    found = tf.math.top_k(tf.pad(scores, [[0, 0], [0, short]], constant_values=-np.inf), k)
+    return found._replace(indices=tf.where(found.values == nothing, -1, found.indices))
+
+
 def cross_entropy(logits: tf.Tensor, expected: tf.Tensor | None = None) -> tf.Tensor:
     """−log of the softmax of corrected logits at the first place, `[batch]`."""
     logits = logits if expected is None else corrected(logits, expected)

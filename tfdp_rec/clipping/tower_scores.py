@@ -1,8 +1,8 @@
 """Scores of candidates by a model of their features: the private way to train two deep towers.
 
-With q the query of an example, h the tower, p its positive and n_1 … n_S negatives that the batch shares,
+With q the query of an example, h the tower, t a temperature, p the positive and n_1 … n_S the batch's shared negatives,
 
-    logit_0 = q · h(p),    logit_s = q · h(n_s) − log(S Q(n_s))
+    logit_0 = q · h(p) / t,    logit_s = q · h(n_s) / t − log(S Q(n_s))
 
 If the batch shared one run of the tower on the S negatives, a layer inside it would see the sum of all examples'
 gradients, which does not split by example. So the tower runs on each example's 1 + S candidates, in one axis of
@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping.negatives import Negatives, corrected, cross_entropy, negatives_of
+from tfdp_rec.clipping.negatives import Negatives, Softmax, best, cross_entropy, is_among, negatives_of
 
 _FILE = "candidates.npz"
 
@@ -32,16 +32,21 @@ class TowerScores(keras.layers.Layer):
         candidates: Features of the public catalogue, an array or a nest of arrays with one row a candidate; a saved
             model contains them as an asset.
         negatives: Number of uniform draws for a batch, or `Negatives`.
+        temperature: Divisor of the products, positive.
+        num_hard_negatives: Number of negatives, those with the largest logits of each example, that take part in its
+            softmax; by default all.
 
     Call arguments:
         query: Queries `[batch, width]`.
         positives: Features of each example's positive, in the same nest as `candidates`.
+        exclude: Places in `candidates`, `[batch, E]`, that are no negatives of their example; -1 excludes nothing.
 
     Returns:
         Logits `[batch, 1 + S]`, the positive first; a negative with all features of the positive is left out.
 
     Raises:
-        ValueError: The features have different numbers of rows.
+        ValueError: The features have different numbers of rows, or the temperature or the number of hard negatives
+            is not positive.
 
     Example:
         >>> titles = np.array(["a", "b", "c"])
@@ -53,8 +58,18 @@ class TowerScores(keras.layers.Layer):
         TensorShape([2, 3])
     """
 
-    def __init__(self, tower: Any, candidates: Any, negatives: int | Negatives = 100, **kwargs: Any):
+    def __init__(
+        self,
+        tower: Any,
+        candidates: Any,
+        negatives: int | Negatives = 100,
+        *,
+        temperature: float = 1.0,
+        num_hard_negatives: int | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
+        self.softmax = Softmax(temperature, num_hard_negatives)
         self.tower = keras.saving.deserialize_keras_object(tower) if isinstance(tower, dict) else tower
         self.candidates = tf.nest.map_structure(_constant, candidates)
         sizes = {int(tf.shape(feature)[0]) for feature in tf.nest.flatten(self.candidates)}
@@ -62,7 +77,7 @@ class TowerScores(keras.layers.Layer):
             raise ValueError(f"candidates must be features with one row a candidate, got {sorted(sizes)} rows.")
         self.negatives = negatives_of(negatives, sizes.pop())
 
-    def call(self, query: tf.Tensor, positives: Any) -> tf.Tensor:
+    def call(self, query: tf.Tensor, positives: Any, exclude: Any = None) -> tf.Tensor:
         drawn = self.negatives.draw()
         others = tf.nest.map_structure(lambda feature: tf.gather(feature, drawn), self.candidates)
         # One axis of B (1 + S) rows, example by example: the tower's layers see rows, as in any other call.
@@ -70,15 +85,30 @@ class TowerScores(keras.layers.Layer):
         rows = tf.reshape(rows, [-1, 1 + self.negatives.number, rows.shape[-1]])
         logits = tf.einsum("bd,bsd->bs", query, tf.cast(rows, query.dtype))
         hits = [_same(*pair) for pair in zip(tf.nest.flatten(positives), tf.nest.flatten(others))]
-        return corrected(logits, self.negatives.log_expected(drawn), tf.reduce_all(tf.stack(hits), axis=0))
+        hit = tf.reduce_all(tf.stack(hits), axis=0)
+        return self.softmax.logits(logits, self.negatives.log_expected(drawn), hit, is_among(drawn, exclude))
 
-    def cross_entropy(self, query: tf.Tensor, positives: Any) -> tf.Tensor:
+    def cross_entropy(self, query: tf.Tensor, positives: Any, exclude: Any = None) -> tf.Tensor:
         """Each example's loss `[batch]`, which estimates that of a softmax over the catalogue."""
-        return cross_entropy(self(query, positives))
+        return cross_entropy(self(query, positives, exclude))
 
-    def top_k(self, query: tf.Tensor, k: int) -> Any:
-        """The `values` and `indices` of the k best candidates for each query, over the whole catalogue."""
-        return tf.math.top_k(tf.matmul(query, self.tower(self.candidates), transpose_b=True), k)
+    def top_k(
+        self, query: tf.Tensor, k: Any, exclude: Any = None, allowed: Any = None, *, candidates: Any = None
+    ) -> Any:
+        """The `values` and `indices` of the best candidates for each query.
+
+        Args:
+            query: Queries `[batch, width]`.
+            k: Number of candidates; may be a tensor, such as an input of an exported model.
+            exclude: Places in the candidates, `[batch, E]`, to leave out; -1 excludes nothing.
+            allowed: Whether each candidate may be recommended, `[candidates]` or `[batch, candidates]`.
+            candidates: Features to rank, such as those of items newer than the model; by default the catalogue's.
+
+        Returns:
+            Values and indices `[batch, k]`, best first; -inf and -1 in the places for which no candidate is left.
+        """
+        features = self.candidates if candidates is None else tf.nest.map_structure(tf.convert_to_tensor, candidates)
+        return best(tf.matmul(query, self.tower(features), transpose_b=True), k, exclude, allowed)
 
     def save_assets(self, dir_path: str) -> None:
         """Writes the candidates beside the model's weights."""
@@ -97,6 +127,7 @@ class TowerScores(keras.layers.Layer):
             "tower": keras.saving.serialize_keras_object(self.tower),
             "candidates": tf.nest.map_structure(_blank, self.candidates),  # until `load_assets`
             "negatives": keras.saving.serialize_keras_object(self.negatives),
+            **self.softmax.get_config(),
         }
 
 
