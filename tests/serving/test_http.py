@@ -16,7 +16,7 @@ import pytest
 import tfdp_rec
 from tfdp_rec.cli import main
 from tfdp_rec.job.run_folder import servable_in
-from tfdp_rec.serving import Served, Server
+from tfdp_rec.serving import Served, Server, rest
 from tfdp_rec.serving.rest import BadRequest
 
 PREDICT = "/v1/models/shop:predict"
@@ -92,6 +92,21 @@ def test_rows_and_columns_are_answered_alike(server, recommender):
     assert some["outputs"]["known"] == [1, 0]
 
 
+def test_histories_of_one_request_may_differ_in_length(server):
+    histories = [["item 1", "item 4", "item 2"], [], ["item 3"]]
+    _, found = predict(server, instances=histories)
+    alone = [predict(server, instances=[each])[1]["predictions"][0] for each in histories]
+    for one, other in zip(found["predictions"], alone):
+        assert {k: one[k] for k in ("ids", "titles", "known")} == {k: other[k] for k in ("ids", "titles", "known")}
+        np.testing.assert_allclose(one["scores"], other["scores"], rtol=1e-5)
+    assert [each["known"] for each in found["predictions"]] == [3, 0, 1]
+
+
+def test_a_long_history_beside_many_short_ones_is_refused_before_it_takes_memory():
+    with pytest.raises(BadRequest, match="1001 histories of 5000 items are too much"):
+        rest._filled_up([["item 1"] * 5000, *([[]] * 1000)], "")
+
+
 def test_the_same_path_takes_a_version(server):
     question = {"instances": [["item 1"]]}
     assert call(server, "POST", "/v1/models/shop/versions/1:predict", question) == predict(server, **question)
@@ -104,7 +119,7 @@ def test_the_same_path_takes_a_version(server):
         ({"instances": [], "inputs": []}, "not both"),
         ({"instances": []}, "at least one row"),
         ({"instances": "item 1"}, "must be a list"),
-        ({"instances": [["item 1"], []]}, "lists of different lengths. Pad them"),
+        ({"instances": [["item 1"], "item 2"]}, "history must be lists 2 deep, got 1 deep"),
         ({"instances": ["item 1"]}, "history must be lists 2 deep, got 1 deep"),
         ({"instances": [[7]]}, "history must hold texts, got 7"),
         ({"instances": [[None]]}, "history must hold texts, got null"),

@@ -5,7 +5,8 @@
     {"inputs": ...}        an object with a tensor for each input, or the tensor if there is one input
         -> {"outputs": ...}         an object with a tensor for each output, or the tensor if there is one output
 
-`signature_name` selects the signature. Lists beside each other must have the same length: pad histories.
+`signature_name` selects the signature. Histories of a recommender may differ in length; other lists beside each other
+may not.
 
 Reference:
     TensorFlow Serving, RESTful API (predict, model status, model metadata).
@@ -25,6 +26,7 @@ import tensorflow as tf
 DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
 _MOST_CELLS = 2**22  # histories times the longest of them, or the items allowed: the memory of an answer
 _MOST_VALUES = 2**17  # of an answer, each some tens of bytes of JSON
+_NO_ITEM = {tf.string: "", tf.int64: tf.int64.min}  # ids that no catalogue has: they fill up short histories
 _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
 
 
@@ -86,6 +88,8 @@ class Served:
         if set(given) != set(specs):
             got = ", ".join(given) or "nothing"
             raise BadRequest(f"This signature takes {', '.join(specs)}, got {got[:200]}.")
+        if "history" in given and "ragged" in self._signatures:  # a recommender's, which leaves out unknown ids
+            given = {**given, "history": _filled_up(given["history"], _NO_ITEM[specs["history"].dtype])}
         tensors = {name: _tensor(name, given[name], spec) for name, spec in specs.items()}
         self._refuse_too_much(tensors)
         try:
@@ -135,6 +139,16 @@ def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str,
     return {name: [row[name] for row in rows] for name in specs}
 
 
+def _filled_up(histories: Any, filler: Any) -> Any:
+    """Lists of one length, if lists they are."""
+    if not isinstance(histories, list) or not all(isinstance(each, list) for each in histories):
+        return histories
+    longest = max(map(len, histories), default=0)
+    if len(histories) * longest > _MOST_CELLS:
+        raise BadRequest(f"{len(histories)} histories of {longest} items are too much for one request: send several.")
+    return [each + [filler] * (longest - len(each)) for each in histories]
+
+
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
     """A tensor from the lists of JSON."""
     shape: list[int] = []
@@ -145,8 +159,8 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
         lengths = {len(each) for each in leaves} or {0}  # [] for no rows: JSON does not give the number of columns
         if len(lengths) > 1:
             raise BadRequest(
-                f'{name} has lists of different lengths. Pad them: with "" for texts, 0 for whole numbers; or send '
-                'them one after the other to the signature "ragged", if there is one.'
+                f'{name} has lists of different lengths. Pad them as the model was trained: often with "" for texts, '
+                "0 for whole numbers."
             )
         shape, leaves = [*shape, *lengths], [leaf for each in leaves for leaf in each]
     values = [_value(name, each, spec.dtype) for each in leaves]
