@@ -573,7 +573,9 @@ def split_by_data(p):
     a, parts = p.any, p.one_of((1, 2, N))
     if not p.rng.integers(3):
         return tf.raw_ops.Split(axis=p.of_data(1, "places"), value=a, num_split=parts)
-    return tf.raw_ops.SplitV(value=a, size_splits=p.of_data(N, "lengths"), axis=p.axis(a), num_split=N)
+    # TensorFlow's shape function aborts the process on constant lengths that are not a vector.
+    lengths = tf.reshape(p.of_data(N, "lengths"), [-1])
+    return tf.raw_ops.SplitV(value=a, size_splits=lengths, axis=p.axis(a), num_split=N)
 
 
 def ordered_by_data(p):

@@ -16,9 +16,10 @@ import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.clipping.batches import hide_batch_axis
 from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.independence import ByExample, Shared, known_operations, reading
-from tfdp_rec.independence.rules.elementwise import ENTRY_BY_ENTRY
+from tfdp_rec.independence import ByExample, Shared, Walk, known_operations, reading
+from tfdp_rec.independence.rules.elementwise import ENTRY_BY_ENTRY, IN_MEMORY_ORDER
 from tfdp_rec.independence.sizes import BATCH, SizeArray, letter, size
+from tfdp_rec.independence.values import Mixed
 
 N = 600
 FIRST = np.where(np.arange(N) == 0, 1, -1).astype("float32")
@@ -522,12 +523,65 @@ def _operands(name):
     return x, tensors, {p.name: given[p.name] for p in told if p.name in given}
 
 
-@pytest.mark.parametrize("name", ENTRY_BY_ENTRY)
+@pytest.mark.parametrize("name", [*ENTRY_BY_ENTRY, *IN_MEMORY_ORDER])
 def test_every_operation_that_works_entry_by_entry_does(name):
     x, tensors, fixed = _operands(name)
     run = lambda a: tf.raw_ops.__dict__[name](**dict.fromkeys(tensors, a), **fixed)  # noqa: E731
     holds(run, x, expect=[ByExample(0)])
 
 
+@pytest.mark.parametrize("name", ["RsqrtGrad", "SigmoidGrad", "SqrtGrad", "TanhGrad"])
+@pytest.mark.parametrize("case", ["shared", "another rank", "another layout"])
+def test_an_operation_in_the_order_of_memory_lines_no_axes_up(name, case):
+    """These kernels take any two tensors of equally many entries: [4] and [1, 4], or [2, B, 3] and [3, B, 2]."""
+    first, second = [a.name for a in tf.raw_ops.__dict__[name].__signature__.parameters.values()][:2]
+
+    def run(x):
+        b = tf.shape(x)[0]
+        wide = tf.transpose(tf.reshape(x, [b, 2, 3]), [1, 0, 2])
+        other = {
+            "shared": tf.ones([6]),
+            "another rank": x[None],
+            "another layout": tf.transpose(tf.reshape(x, [b, 3, 2]), [1, 0, 2]),
+        }[case]
+        return tf.raw_ops.__dict__[name](**{first: wide if case == "another layout" else x, second: other})
+
+    (found,), *_ = claims(run, np.ones([1, 6], "float32"))
+    assert isinstance(found, Mixed)
+
+
 def test_there_are_no_more_operations_than_models_need():
     assert len(known_operations()) < 160
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_reshape_that_the_optimizer_removes_says_nothing_of_lengths(by_size):
+    """[4, 4] is [4, 4] still where [B, 4] or [T, 4] was asked for, in a batch of one and for a list of one."""
+    weights = np.arange(16, dtype="float32").reshape(4, 4)
+
+    def reshaped(x, shared):
+        asked = tf.concat([tf.shape(x if by_size else shared)[:1], [4]], 0)
+        return tf.sin(tf.reshape(tf.constant(weights), asked))
+
+    one = np.ones([1, 4], "float32")
+    specs = [tf.TensorSpec([None, 4]), tf.TensorSpec([None, 4])]
+    graph = tf.function(reshaped, autograph=False).get_concrete_function(*specs)
+    assert graph(tf.constant(one), tf.constant(one)).shape == (4, 4)  # if TensorFlow refuses it, believe the lengths
+    walk = Walk(reading.Reading(), graph.graph)
+    for number, tensor in enumerate(graph.graph.inputs[:2]):
+        walk.leaf(tensor, number == 0)
+    walk.read()
+    (output,) = (operation.outputs[0] for operation in graph.graph.get_operations() if operation.type == "Reshape")
+    lengths = walk.sizes(output)
+    assert lengths is None or BATCH not in lengths
+    assert lengths is None or walk.sizes(graph.graph.inputs[1])[0] not in lengths
+
+
+def test_a_reshape_that_the_entries_fill_up_keeps_its_lengths():
+    def reshaped(x, shared):
+        rows = tf.shape(shared)[0]
+        return tf.reshape(shared, [rows * 2, 2]), tf.reshape(shared, [2, -1, 2]), tf.reshape(tf.ones([2, 6]), [3, -1])
+
+    found, traced, walk = claims(reshaped, np.ones([2, 4], "float32"), shared=[np.ones([6, 4], "float32")])
+    outputs = [operation.outputs[0] for operation in traced.graph.get_operations() if operation.type == "Reshape"]
+    assert [walk.sizes(t) for t in outputs] == [tuple(map(size, n)) for n in ((12, 2), (2, 6, 2), (3, 4))]

@@ -26,10 +26,12 @@ from tfdp_rec.independence.values import (
 )
 
 ENTRY_BY_ENTRY = """
-    Abs AsString Bucketize Cos DivNoNan Elu EluGrad Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite
-    LeakyRelu LeakyReluGrad Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal
-    Relu Relu6 Relu6Grad ReluGrad Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Softplus Softsign
-    SoftsignGrad Sqrt SqrtGrad SquaredDifference StringToHashBucketFast Tanh TanhGrad ZerosLike
+    Abs AsString Bucketize Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite LeakyRelu Less
+    LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal Relu Relu6 Rsqrt Selu Sigmoid
+    Sign Sin Softplus Softsign Sqrt SquaredDifference StringToHashBucketFast Tanh ZerosLike
+""".split()
+IN_MEMORY_ORDER = """
+    EluGrad LeakyReluGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftsignGrad SqrtGrad TanhGrad
 """.split()
 PASSED_ON = ("Identity", "StopGradient", "EnsureShape")
 ALONG_THE_LAST = ("Softmax", "LogSoftmax")
@@ -45,6 +47,21 @@ def elementwise(at: At) -> Value:
         at: Operation to give a value.
     """
     return lined_up(at, range(len(at.values)))
+
+
+@rule(*IN_MEMORY_ORDER)
+def in_memory_order(at: At) -> Value:
+    """Entry by entry in the order of memory: TensorFlow lines no axes up, and may compare numbers of entries alone."""
+    found = lined_up(at, (0, 1))
+    if not isinstance(found, ByExample):
+        return found
+    one, other = at.sizes(0) or (), at.sizes(1) or ()
+    if not all(isinstance(v, ByExample) for v in at.values) or len(one) != len(other):
+        return at.mixed("position")
+    # Examples along the first axis have equal parts of both, one after the other, whatever the other lengths are.
+    if found.axis and one != other:
+        return at.mixed("order")
+    return at.give(found, [a if a == b else None for a, b in zip(one, other)])
 
 
 def lined_up(at: At, inputs: Any) -> Value:

@@ -22,8 +22,7 @@ def reshape(at: At) -> Value:
     """The same entries in the same order."""
     target = at.numbers(1)
     if not isinstance(at.values[0], ByExample):
-        asked = None if target is None else [None if s == size(-1) else s for s in target.sizes]
-        return at.give(at.followed(lambda x, shape: x.reshape(shape)), asked)
+        return at.give(at.followed(lambda x, shape: x.reshape(shape)), _believed(target, at.sizes(0)))
     value, sizes = at.by_example()
     lengths = None if target is None else _asked_for(target, sizes)
     if lengths is None:
@@ -36,6 +35,20 @@ def reshape(at: At) -> Value:
     if inner is None or inner.of_batch or not inner.is_whole or product(sizes[: value.axis]) != product(lengths[:axis]):
         return at.mixed("order")
     return at.give(ByExample(axis, inner), lengths)
+
+
+def _believed(target: SizeArray | None, sizes: Sequence[Size] | None) -> list[Size | None] | None:
+    """The lengths of a reshaped tensor without examples.
+
+    TensorFlow's optimizer takes a length that it does not know for the one that the entries fill up. If the shape is
+    then the old one, it removes the reshape, and the check that the entries fill up what was asked for with it.
+    """
+    if target is None:
+        return None
+    lengths = None if sizes is None else _asked_for(target, sizes)
+    if lengths is not None and product(lengths) == product(sizes or ()):
+        return [*lengths]
+    return [None if s is None or s == size(-1) or s.letters else s for s in target.sizes]
 
 
 def _asked_for(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | None:
