@@ -16,7 +16,7 @@ import numpy as np
 from experiments.adafest.criteo_files import concatenated, day_files, read_chunks
 from experiments.adafest.sentences import SyntheticText
 from experiments.adafest.text_classifier import TextClassifier
-from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, CriteoExamples, auc
+from experiments.generated.clicks import KAGGLE_BUCKETS, CriteoExamples, auc
 from tfdp_rec.models.pctr import PCTR
 
 

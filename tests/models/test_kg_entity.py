@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench.baselines import clipped_sum_by
-from tfdp_rec.datasets.kg.generated import SyntheticKG
+from experiments.generated.knowledge_graph import SyntheticKG
 from tfdp_rec.models.kg_entity import EncoderBlock, KGEntity
 
 KG = SyntheticKG(num_individuals=2000, vocabulary_size=400, num_topics=8, context_length=6, max_activities=9)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench.baselines import clipped_sum_by
-from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, SyntheticCriteo, auc
+from experiments.generated.clicks import KAGGLE_BUCKETS, SyntheticCriteo, auc
 from tfdp_rec.models.pctr import PCTR
 from tfdp_rec.noise import KeyedNoise
 

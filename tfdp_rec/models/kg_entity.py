@@ -25,9 +25,10 @@ import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import cross_entropy, log_expected
-from tfdp_rec.datasets.kg.generated import FEATURES
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
+
+FEATURES = ("entities", "unigrams", "bigrams")
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -62,7 +63,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
     """Context tower of three features and a transformer; label tower a lookup.
 
     A batch is a dict of `entities`, `unigrams`, `bigrams` `[batch, T, V]`, `label` `[batch]` and `negatives`
-    `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.datasets.kg.generated.SyntheticKG`.
+    `[S]`, ids from 1 with 0 as padding.
 
     Args:
         vocabulary_sizes: Feature name -> rows of its table, padding included.
@@ -77,10 +78,10 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         ValueError: a feature has no vocabulary size, or `num_heads` does not divide `width`.
 
     Example:
-        >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
-        >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)
+        >>> import numpy as np
         >>> model = KGEntity({"entities": 1001, "unigrams": 1001, "bigrams": 1001}, num_labels=1001, width=16)
-        >>> model(kg.fetch([1, 2, 3], seed=0)).shape
+        >>> batch = {feature: np.ones([3, 20, 2], "int32") for feature in ("entities", "unigrams", "bigrams")}
+        >>> model(batch).shape
         TensorShape([3, 16])
     """
 
