@@ -81,7 +81,7 @@ def clicks(logs: Any, hidden: Sequence[int]) -> Problem:
         make_model=lambda: PCTR(buckets=logs.buckets, hidden=hidden),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         tables=lambda model: model.tables,
-        reads=lambda model, features: model.table_ids(features["categorical"]),
+        reads=lambda model, features: dict(zip(model.table_paths, features["categorical"].T)),
         score=lambda labels, logits: auc(labels, logits[:, 0]),
     )
 

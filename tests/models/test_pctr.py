@@ -74,12 +74,6 @@ def test_adafest_learns_clicks():
     assert 0 < model.optimizer.updated_values < 120 * sum(s * w for s, w in zip(SMALL, model.embedding_widths))
 
 
-def test_table_ids_name_the_rows_that_are_read():
-    model = small_model("sgd")
-    ids = model.table_ids(np.arange(52).reshape(2, 26))
-    assert list(ids) == model.table_paths and ids[model.table_paths[3]].tolist() == [3, 29]
-
-
 def test_the_model_saves_and_loads(tmp_path):
     features, _ = SyntheticCriteo(SMALL, seed=1).examples(8).fetch(slice(None))
     model = small_model("sgd")

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.models.arguments import SavedByArguments
@@ -88,10 +87,6 @@ class PCTR(SavedByArguments, PrivateTraining, keras.Model):
     def table_paths(self) -> list[str]:
         """The tables' variable paths, in the order of the features: the names by which rows are pre-selected."""
         return [table.embeddings.path for table in self.tables]
-
-    def table_ids(self, categorical: np.ndarray) -> dict[str, np.ndarray]:
-        """Which rows examples read: table path -> [examples], from buckets [examples, features]."""
-        return dict(zip(self.table_paths, np.asarray(categorical).T))
 
     def call(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
         columns = tf.unstack(inputs["categorical"], num=len(self.tables), axis=1)
