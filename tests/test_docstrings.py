@@ -12,7 +12,6 @@ OWED = (  # rooms whose docstrings are still as before: take one out when it is 
     "data", "privacy",
 )  # fmt: skip
 ALSO = {  # API that no façade hands out and no page imports, by module
-    "tfdp_rec.datasets.shared_timelines": ("SharedTimelines",),
     "tfdp_rec.spending.filters": ("PrivacyFilter",),
     "tfdp_rec.spending.statement": ("Statement",),
     "tfdp_rec.federated.local": ("GradientUpdate", "LocalUpdate"),

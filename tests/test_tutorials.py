@@ -51,7 +51,8 @@ def read(path):
 
 
 @pytest.mark.parametrize("path", TUTORIALS)
-def test_a_tutorial_runs(path, tmp_path):
+def test_a_tutorial_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # some take generated data from experiments/
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)

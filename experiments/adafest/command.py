@@ -90,7 +90,7 @@ def make_problem(task: str, data: str | None, sizes: Any) -> Any:
     """
     from experiments.adafest import problems
     from experiments.adafest.sentences import SyntheticText
-    from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
+    from experiments.generated.clicks import SyntheticCriteo
 
     if task == "text":
         if data:

@@ -31,14 +31,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from tfdp_rec.datasets.criteo.generated import (
+from experiments.generated.clicks import (
     NUM_CATEGORICAL,
     NUM_NUMERIC,
     CriteoExamples,
     SyntheticCriteo,
     check_buckets,
 )
-from tfdp_rec.datasets.drawing import GOLDEN, mixed
+from experiments.generated.drawing import GOLDEN, mixed
 
 NUM_COLUMNS = 1 + NUM_NUMERIC + NUM_CATEGORICAL
 

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.adafest.criteo_files import concatenated, day_files, read_chunks
 from experiments.adafest.sentences import SyntheticText
 from experiments.adafest.text_classifier import TextClassifier
-from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, CriteoExamples, auc
+from experiments.generated.clicks import KAGGLE_BUCKETS, CriteoExamples, auc
 from tfdp_rec.models.pctr import PCTR
 
 
@@ -81,7 +81,7 @@ def clicks(logs: Any, hidden: Sequence[int]) -> Problem:
         make_model=lambda: PCTR(buckets=logs.buckets, hidden=hidden),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         tables=lambda model: model.tables,
-        reads=lambda model, features: model.table_ids(features["categorical"]),
+        reads=lambda model, features: dict(zip(model.table_paths, features["categorical"].T)),
         score=lambda labels, logits: auc(labels, logits[:, 0]),
     )
 

@@ -16,7 +16,7 @@ import functools
 
 import numpy as np
 
-from tfdp_rec.datasets.drawing import zipf_ranks
+from experiments.generated.drawing import zipf_ranks
 from tfdp_rec.refused import refuse_below
 
 _EXPONENT, _SHIFT = 1.1, 2.7

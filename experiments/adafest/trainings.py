@@ -25,9 +25,9 @@ from scipy.special import log_ndtr
 from experiments.adafest.problems import Examples, Problem, bucket_frequencies
 from experiments.adafest.report import times
 from experiments.adafest.settings import CONFINED, FROZEN, Grid, Sizes
+from experiments.generated.clicks import NUM_CATEGORICAL, SyntheticCriteo, auc
 from experiments.study import Study, train
 from tfdp_rec.data import PoissonSampling
-from tfdp_rec.datasets.criteo.generated import NUM_CATEGORICAL, SyntheticCriteo, auc
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.base import PrivateOptimizer

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.adaptive.settings import Grid, Sizes
+from experiments.generated import clicks
+from experiments.generated.clicks import SyntheticCriteo, auc
 from experiments.study import Study, spent
 from experiments.tables import markdown
 from tfdp_rec.data import PoissonSampling
-from tfdp_rec.datasets.criteo import generated as criteo
-from tfdp_rec.datasets.criteo.generated import SyntheticCriteo, auc
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, lazy_dp_sgd
 from tfdp_rec.optimizers import AdaFEST, Adagrad, Adam, PrivateOptimizer
 from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
@@ -79,7 +79,7 @@ class Trainings:
 
     def __init__(self, sizes: Sizes, study: Study):
         self.sizes, self.study = sizes, study
-        buckets = [min(size, sizes.largest_table) for size in criteo.KAGGLE_BUCKETS]
+        buckets = [min(size, sizes.largest_table) for size in clicks.KAGGLE_BUCKETS]
         self.logs, self.rows = SyntheticCriteo(buckets=buckets, seed=1), sum(buckets)
         self._first = np.concatenate([[0], np.cumsum(buckets)[:-1]]).astype(np.int32)
         self.sampling = PoissonSampling(sizes.examples, sizes.batch_size)
@@ -149,8 +149,8 @@ class Trainings:
         return {name: values[rows] for name, values in features.items()}, labels[rows]
 
     def _model(self) -> Any:
-        ids = keras.Input([criteo.NUM_CATEGORICAL], dtype="int32", name="ids")
-        numeric = keras.Input([criteo.NUM_NUMERIC], name="numeric")
+        ids = keras.Input([clicks.NUM_CATEGORICAL], dtype="int32", name="ids")
+        numeric = keras.Input([clicks.NUM_NUMERIC], name="numeric")
         rows = keras.layers.Flatten()(keras.layers.Embedding(self.rows, self.sizes.width)(ids))
         hidden = keras.layers.Dense(32, activation="relu")(keras.layers.Concatenate()([rows, numeric]))
         return tfdp_rec.PrivateModel({"ids": ids, "numeric": numeric}, keras.layers.Dense(1)(hidden))

@@ -28,9 +28,9 @@ from experiments.bench.cases import ServedCase
 from experiments.bench.models import LEARNING_RATE
 from experiments.bench.timing import processor_ns
 from experiments.bench.wire import Wire
+from experiments.generated.knowledge_graph import FEATURES
 from tfdp_rec import mechanisms
 from tfdp_rec.data import PoissonSampling
-from tfdp_rec.datasets.kg.generated import FEATURES
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
 from tfdp_rec.mechanisms import sgd
 from tfdp_rec.models import KGEntity

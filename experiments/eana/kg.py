@@ -86,9 +86,9 @@ def make_task(sizes: Sizes, data: str | None = None, vocabularies: str | None = 
 
     from experiments.eana import cells
     from experiments.eana.timelines import split_individuals
+    from experiments.generated.knowledge_graph import FEATURES
     from tfdp_rec.audit import REPEATS, Canaries, Uniform
     from tfdp_rec.data import PoissonSampling
-    from tfdp_rec.datasets.kg.generated import FEATURES
     from tfdp_rec.models import KGEntity
 
     source, rows = _source(sizes, data, vocabularies)
@@ -126,7 +126,7 @@ def _source(sizes: Sizes, data: str | None, vocabularies: str | None) -> tuple[A
     from pathlib import Path
 
     from experiments.eana.timelines import TimelineStore, Vocabulary, read_timelines
-    from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
+    from experiments.generated.knowledge_graph import FEATURES, SyntheticKG
 
     if data is None or vocabularies is None:
         kg = SyntheticKG(sizes.individuals, sizes.vocabulary, sizes.topics)
@@ -186,8 +186,8 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
     import tensorflow as tf
 
     from experiments.eana import cells
+    from experiments.generated.knowledge_graph import FEATURES, SyntheticKG
     from experiments.study import Clock
-    from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
     from tfdp_rec.models import KGEntity
 
     kg = SyntheticKG(10**9, vocabulary, sizes.topics)

@@ -31,7 +31,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG, pad_window
+from experiments.generated.knowledge_graph import FEATURES, SyntheticKG, pad_window
 
 _FIRST_TIME, _STEP_TIME = 1_600_000_000, 86_400
 

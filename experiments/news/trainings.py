@@ -18,11 +18,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from experiments.generated.news_readers import SyntheticNews
 from experiments.news import ranking
 from experiments.news.published import PublishedGaussian, PublishedLabelPermutation, PublishedLaplace
 from experiments.news.settings import METHODS, Sizes
 from tfdp_rec.data import mind
-from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import (
     AnalyticGaussian,
     AttentionMechanism,

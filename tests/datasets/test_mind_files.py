@@ -1,10 +1,10 @@
-"""The MIND reader on hand-written files, and on what the generator writes."""
+"""The MIND reader on hand-written files, and on what the generator of `experiments` writes."""
 
 import numpy as np
 import pytest
 
+from experiments.generated.news_readers import SyntheticNews
 from tfdp_rec.datasets.mind import files as mind
-from tfdp_rec.datasets.mind.generated import SyntheticNews
 
 NEWS = (
     "N1\tsport\tgolf\tA big win\tThe golfer won\turl\t[]\t[]\n"

@@ -11,8 +11,8 @@ from experiments.adafest import command, criteo_files, problems, settings, speed
 from experiments.adafest.__main__ import main
 from experiments.adafest.report import best_reductions, merged, report
 from experiments.adafest.sentences import SyntheticText
+from experiments.generated.clicks import CriteoExamples, SyntheticCriteo
 from experiments.study import Study
-from tfdp_rec.datasets.criteo.generated import CriteoExamples, SyntheticCriteo
 from tfdp_rec.optimizers.sparse import draws
 
 TINY = settings.Sizes(

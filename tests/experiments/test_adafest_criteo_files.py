@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.adafest import criteo_files as criteo
-from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, SyntheticCriteo
+from experiments.generated.clicks import KAGGLE_BUCKETS, SyntheticCriteo
 
 BUCKETS = [50] * 26
 

@@ -73,7 +73,7 @@ def test_kg_measures_speed_and_exposure(tiny, tmp_path):
 
 def test_kg_reads_files_with_public_vocabularies(tiny, tmp_path):
     from experiments.eana.timelines import named_timelines, write_timelines
-    from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
+    from experiments.generated.knowledge_graph import FEATURES, SyntheticKG
 
     made = SyntheticKG(300, 100, num_topics=5)
     data = write_timelines(named_timelines(made), tmp_path / "people.jsonl")

@@ -18,7 +18,7 @@ from experiments.eana.timelines import (
     split_individuals,
     write_timelines,
 )
-from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG, pad_window
+from experiments.generated.knowledge_graph import FEATURES, SyntheticKG, pad_window
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.privacy import private_terms

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.generated.news_readers import SyntheticNews
 from tfdp_rec.cli import federate, main
-from tfdp_rec.datasets.mind.generated import SyntheticNews
 from tfdp_rec.federated import build
 from tfdp_rec.federated.accounting import UNIT
 from tfdp_rec.federated.participant import DATA

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs tfdp-rec[federated]")
 
+from experiments.generated.news_readers import SyntheticNews  # noqa: E402
 from tfdp_rec.cli import federate  # noqa: E402
-from tfdp_rec.datasets.mind.generated import SyntheticNews  # noqa: E402
 from tfdp_rec.federated import build  # noqa: E402
 from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
 from tfdp_rec.federated.settings import FederatedSettings, Nodes  # noqa: E402

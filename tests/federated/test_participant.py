@@ -451,7 +451,7 @@ def test_a_ledger_that_names_news_by_rows_is_refused_in_words(update, world, tmp
 )  # fmt: skip
 def test_sizes_that_a_server_asks_for_have_limits_before_anything_is_paid(asked, tmp_path):
     """`history=10**6` was granted once, and would take all memory."""
-    from tfdp_rec.datasets.mind.generated import SyntheticNews
+    from experiments.generated.news_readers import SyntheticNews
     from tfdp_rec.federated import build
     from tfdp_rec.federated.settings import FederatedSettings
 

@@ -8,7 +8,7 @@ import bert_files
 import numpy as np
 import pytest
 
-from tfdp_rec.datasets.mind.generated import SyntheticNews
+from experiments.generated.news_readers import SyntheticNews
 from tfdp_rec.noise import words
 
 pytest.importorskip("tokenizers")

@@ -26,13 +26,13 @@ class Searcher:
         self.length = length
         seeding.seed(seed)
         self.encoder = news.user_encoder("nrms", DIM, 2, 4)
-        self.attention = PrivateAttention(num_basis, theta, basis_initializer="random_normal")
+        self.attention = PrivateAttention(num_basis, theta)
         self.anonymous = tf.random.stateless_normal((1, DIM), (seed, 1))
         rng = np.random.default_rng(seed)
         self.first = tf.Variable(rng.normal(size=(1, length, DIM)), dtype=tf.float32)
         self.other = tf.Variable(rng.normal(size=(1, 1, DIM)), dtype=tf.float32)
         self.weights(self.first)
-        self.attention.basis.assign(self.attention.basis * 40)
+        self.attention.basis.assign(2 * tf.random.stateless_normal(self.attention.basis.shape, (seed, 2)))
         self.places = {}
 
     def weights(self, history):

@@ -14,8 +14,8 @@ from helpers import double_precision
 from zoo import ZOO, built
 
 from experiments.adafest.text_classifier import TextClassifier
-from tfdp_rec.datasets.criteo.generated import SyntheticCriteo
-from tfdp_rec.datasets.kg.generated import SyntheticKG
+from experiments.generated.clicks import SyntheticCriteo
+from experiments.generated.knowledge_graph import SyntheticKG
 from tfdp_rec.models import DLRM, PCTR, KGEntity, TwoTower
 from tfdp_rec.models.canary_table import CanaryTable
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench.baselines import clipped_sum_by
-from tfdp_rec.datasets.kg.generated import SyntheticKG
+from experiments.generated.knowledge_graph import SyntheticKG
 from tfdp_rec.models.kg_entity import EncoderBlock, KGEntity
 
 KG = SyntheticKG(num_individuals=2000, vocabulary_size=400, num_topics=8, context_length=6, max_activities=9)
@@ -82,7 +82,7 @@ def test_loss_is_the_corrected_sampled_softmax():
 
 def test_top_k_is_the_best_of_the_whole_catalogue():
     model, batch = make_model(), make_batch()
-    scores, ids = model.top_k(batch, 7, chunk=64)
+    scores, ids = model.top_k(batch, 7)
     everything = model(batch).numpy() @ model.labels.embeddings.numpy().T
     everything[:, 0] = -np.inf
     np.testing.assert_array_equal(ids, np.argsort(-everything, axis=1)[:, :7])

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from experiments.bench.baselines import clipped_sum_by
-from tfdp_rec.datasets.criteo.generated import KAGGLE_BUCKETS, SyntheticCriteo, auc
+from experiments.generated.clicks import KAGGLE_BUCKETS, SyntheticCriteo, auc
 from tfdp_rec.models.pctr import PCTR
 from tfdp_rec.noise import KeyedNoise
 
@@ -72,12 +72,6 @@ def test_adafest_learns_clicks():
     scores = model.predict(test.fetch(slice(None))[0], batch_size=5000, verbose=0)[:, 0]
     assert auc(test.labels, scores) > 0.7
     assert 0 < model.optimizer.updated_values < 120 * sum(s * w for s, w in zip(SMALL, model.embedding_widths))
-
-
-def test_table_ids_name_the_rows_that_are_read():
-    model = small_model("sgd")
-    ids = model.table_ids(np.arange(52).reshape(2, 26))
-    assert list(ids) == model.table_paths and ids[model.table_paths[3]].tolist() == [3, 29]
 
 
 def test_the_model_saves_and_loads(tmp_path):

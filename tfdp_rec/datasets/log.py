@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.files import writing
 
+PADDING = 0  # the number that stands for no item
 PART = 2**20  # events read at a time
 
 

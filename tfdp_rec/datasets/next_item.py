@@ -21,9 +21,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.log import values_at
+from tfdp_rec.datasets.log import PADDING, values_at
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.datasets.timelines import PADDING, Timelines
+from tfdp_rec.datasets.timelines import Timelines
 
 Features = dict[str, NDArray[np.int32]]
 

@@ -12,33 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.datasets.log import PADDING
 from tfdp_rec.datasets.next_item import NextItemExamples
-from tfdp_rec.datasets.timelines import PADDING
 from tfdp_rec.files import writing
 
 _FILES = {"movies": tf.int32, "starts": tf.int64, "lengths": tf.int64}
 
 
 class SharedTimelines:
-    """The timelines of some examples, in files that every worker can read.
-
-    Args:
-        examples: Examples whose users, history and number of negatives are taken.
-        folder: Folder on a file system that all workers share; it will hold the users' data, for its owner alone.
-
-    Raises:
-        ValueError: The log has no times.
-
-    Example:
-        >>> import tempfile
-        >>> from tfdp_rec.datasets.movielens import generated
-        >>> from tfdp_rec.privacy import PoissonSampling
-        >>> timelines = generated.timelines(num_users=100, num_movies=300, events=3_000)
-        >>> shared = SharedTimelines(NextItemExamples(timelines, negatives=50), tempfile.mkdtemp())
-        >>> batch = next(iter(shared.batches(PoissonSampling(100, 100)))).batch
-        >>> batch["context"].shape, batch["negatives"].shape
-        (TensorShape([100, 20]), TensorShape([50]))
-    """
+    """The timelines of some examples, in files that every worker can read, and their owner alone."""
 
     def __init__(self, examples: NextItemExamples, folder: str | pathlib.Path):
         self.folder = pathlib.Path(folder).absolute()
@@ -53,11 +35,7 @@ class SharedTimelines:
                 np.ascontiguousarray(values, _FILES[name].as_numpy_dtype).tofile(file)
 
     def batches(self, sampling: Any) -> tf.data.Dataset:
-        """An endless dataset of Poisson batches, for `ParameterServerTrainer`'s `dataset_fn`.
-
-        Args:
-            sampling: A `PoissonSampling` of as many units as the examples have users.
-        """
+        """An endless dataset of Poisson batches, for `ParameterServerTrainer`'s `dataset_fn`."""
         held = {name: tf.io.decode_raw(tf.io.read_file(str(self.folder / name)), kind) for name, kind in _FILES.items()}
 
         def fetch(indices: tf.Tensor) -> dict[str, tf.Tensor]:

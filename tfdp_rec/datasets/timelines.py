@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.datasets.log import Catalogue, Log
 
-PADDING = 0
-
 
 class Timelines(Log):
     """A log of movies, by index, with titles.

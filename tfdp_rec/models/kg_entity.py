@@ -25,9 +25,10 @@ import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import cross_entropy, log_expected
-from tfdp_rec.datasets.kg.generated import FEATURES
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
+
+FEATURES = ("entities", "unigrams", "bigrams")
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -62,7 +63,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
     """Context tower of three features and a transformer; label tower a lookup.
 
     A batch is a dict of `entities`, `unigrams`, `bigrams` `[batch, T, V]`, `label` `[batch]` and `negatives`
-    `[S]`, ids from 1 with 0 as padding; see `tfdp_rec.datasets.kg.generated.SyntheticKG`.
+    `[S]`, ids from 1 with 0 as padding.
 
     Args:
         vocabulary_sizes: Feature name -> rows of its table, padding included.
@@ -77,10 +78,10 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         ValueError: a feature has no vocabulary size, or `num_heads` does not divide `width`.
 
     Example:
-        >>> from tfdp_rec.datasets.kg.generated import SyntheticKG
-        >>> kg = SyntheticKG(num_individuals=100, vocabulary_size=1000, num_topics=10)
+        >>> import numpy as np
         >>> model = KGEntity({"entities": 1001, "unigrams": 1001, "bigrams": 1001}, num_labels=1001, width=16)
-        >>> model(kg.fetch([1, 2, 3], seed=0)).shape
+        >>> batch = {feature: np.ones([3, 20, 2], "int32") for feature in ("entities", "unigrams", "bigrams")}
+        >>> model(batch).shape
         TensorShape([3, 16])
     """
 
@@ -115,10 +116,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         self.final_norm = keras.layers.LayerNormalization(name="final_norm")
         self.to_query = keras.layers.Dense(width, name="to_query")
         self.labels = CandidateScores(num_labels, width, embeddings_initializer=small, name="labels")
-        self._make_layers()
-
-    def _make_layers(self) -> None:
-        """All weights exist from the start: loading and clipping both need them before the first batch."""
+        # All weights exist from the start: loading and clipping both need them before the first batch.
         for table in (*self.tables.values(), self.positions):
             table.build((None, None))
         for layer in (*self.blocks, self.final_norm, self.to_query):
@@ -147,31 +145,20 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         logits = self.labels(query, data["label"], data["negatives"])
         return cross_entropy(logits, log_expected(tf.size(data["negatives"]), self.num_labels - 1))
 
-    def top_k(self, batch: Mapping[str, Any], k: int, chunk: int = 262_144) -> tuple[tf.Tensor, tf.Tensor]:
+    def top_k(self, batch: Mapping[str, Any], k: int) -> tuple[tf.Tensor, tf.Tensor]:
         """The k labels with the best scores for each context, settled weights first.
 
         Args:
-            batch: contexts.
+            batch: Contexts; each takes memory for a score of every label.
             k: Number of labels in an answer.
-            chunk: Number of labels scored at a time, which bounds the memory.
 
         Returns:
             Scores and ids, both `[batch, k]`, best first.
         """
         query = self({feature: tf.convert_to_tensor(batch[feature]) for feature in FEATURES})
-        table = self.labels.embeddings.value
-        # The best so far and the best of the next chunk: never the scores of all labels at once.
-        scores = tf.fill([tf.shape(query)[0], 0], tf.constant(0.0, query.dtype))
-        ids = tf.zeros([tf.shape(query)[0], 0], tf.int64)
-        for start in range(1, self.num_labels, chunk):  # label 0 is padding
-            part = tf.range(start, min(start + chunk, self.num_labels), dtype=tf.int64)
-            best, where = tf.math.top_k(
-                tf.matmul(query, tf.gather(table, part), transpose_b=True), min(k, part.shape[0])
-            )
-            scores, ids = tf.concat([scores, best], axis=1), tf.concat([ids, tf.gather(part, where)], axis=1)
-            scores, where = tf.math.top_k(scores, min(k, scores.shape[1]))
-            ids = tf.gather(ids, where, batch_dims=1)
-        return scores, ids
+        scores = tf.matmul(query, self.labels.embeddings.value, transpose_b=True)[:, 1:]  # label 0 is padding
+        best, places = tf.math.top_k(scores, min(k, self.num_labels - 1))
+        return best, tf.cast(places, tf.int64) + 1
 
 
 def _mean_of_values(vectors: tf.Tensor, present: tf.Tensor) -> tf.Tensor:

@@ -24,14 +24,13 @@ import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import cross_entropy, log_expected
-from tfdp_rec.datasets.log import Catalogue
+from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
-PADDING = 0
 _HIDDEN_SHARE = 0.1
 
 
@@ -40,8 +39,7 @@ class BagOfWords(keras.layers.Layer):
     """The sum of the n rows that are not padding, over √n; zeros where all are."""
 
     def call(self, rows: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
-        weights = tf.cast(present, rows.dtype)[:, :, None]
-        return tf.math.divide_no_nan(tf.reduce_sum(rows * weights, axis=1), tf.sqrt(tf.reduce_sum(weights, axis=1)))
+        return _bag(rows, present)
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -149,9 +147,8 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
     def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere
-        (−1 if 0 is an item); ids that are not in the catalogue are ignored; the last `history_length` items count. Outputs `ids` int64 and
-        `scores` float32, `[batch, k]`, best first. An empty history is answered by popularity.
+        The signatures are those of `tfdp_rec.serving.export`. The last `history_length` items of a history count; an
+        empty one is answered by popularity.
 
         Args:
             filepath: Folder that is made.
@@ -184,7 +181,8 @@ class TwoTowerAnswers(tf.Module):
         self.places = np.arange(len(model.vocabulary))
         # Copies: what is exported does not change when training goes on, and the Keras model does not come along.
         self.candidates = tf.Variable(model._candidates(), trainable=False)
-        self.tower = [tf.Variable(w.numpy(), trainable=False) for w in _tower_weights(model)]
+        layers = [layer for layer in (model.context_table, model.hidden_layer, model.out_layer) if layer is not None]
+        self.tower = [tf.Variable(w.numpy(), trainable=False) for layer in layers for w in layer.weights]
         self.history_length = model.history_length
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -210,18 +208,16 @@ class TwoTowerAnswers(tf.Module):
 
     def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         table, *hidden = self.tower
-        weight = tf.cast(counted, tf.float32)[:, :, None]
-        rows = tf.gather(table, watched)
-        bag = tf.math.divide_no_nan(tf.reduce_sum(rows * weight, axis=1), tf.sqrt(tf.reduce_sum(weight, axis=1)))
+        bag = _bag(tf.gather(table, watched), counted)
         if not hidden:
             return bag
         kernel, bias, out_kernel, out_bias = hidden
         return bag + _HIDDEN_SHARE * (tf.matmul(tf.tanh(tf.matmul(bag, kernel) + bias), out_kernel) + out_bias)
 
 
-def _tower_weights(model: TwoTower) -> list[keras.Variable]:
-    layers = [model.context_table, model.hidden_layer, model.out_layer]
-    return [w for layer in layers if layer is not None for w in layer.weights]
+def _bag(rows: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
+    weights = tf.cast(present, rows.dtype)[:, :, None]
+    return tf.math.divide_no_nan(tf.reduce_sum(rows * weights, axis=1), tf.sqrt(tf.reduce_sum(weights, axis=1)))
 
 
 def _with_one(query: tf.Tensor) -> tf.Tensor:

@@ -222,13 +222,7 @@ class BoundedStream(Order):
 
 
 class Seats:
-    """The last batch of each unit, and its number of seats.
-
-    Example:
-        >>> seats = Seats(separation=2, participations=5)
-        >>> [seats.seat(users).tolist() for users in (["a", "b"], ["a", "c"], ["a", "a"])]
-        [[True, True], [False, True], [True, False]]
-    """
+    """The last batch of each unit, and its number of seats."""
 
     def __init__(self, separation: int, participations: int):
         self._separation, self._participations = separation, participations

@@ -57,18 +57,11 @@ class Draw(tf.experimental.ExtensionType):
     class Spec:
         """The type of a draw; refuses to take batches apart or to join them, with the reason."""
 
-        @property
-        def shape(self) -> Any:
+        def _batch(self, *_: Any) -> Any:
             raise NotPrivate(_NOT_DIVISIBLE)
 
-        def _batch(self, batch_size: Any) -> Any:
-            raise NotPrivate(_NOT_DIVISIBLE)
-
-        def _unbatch(self) -> Any:
-            raise NotPrivate(_NOT_DIVISIBLE)
-
-        def _to_batched_tensor_list(self, value: Any) -> Any:
-            raise NotPrivate(_NOT_DIVISIBLE)
+        _unbatch = _to_batched_tensor_list = _batch
+        shape = property(_batch)
 
 
 class Drawn(NamedTuple):

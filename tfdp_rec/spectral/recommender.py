@@ -20,7 +20,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from tfdp_rec.datasets.log import Catalogue, InParts, log_of
+from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
@@ -149,7 +149,10 @@ class SpectralRecommender:
                 "data, and account for both if users are in both."
             )
         source = log_of(histories)
-        self.num_users = _count_users(source, self.catalogue)
+        in_parts = source.parts(self.catalogue)
+        self.num_users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in in_parts)
+        if not self.num_users:
+            raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
         if self.delta > 1 / self.num_users:
             raise ValueError(
                 f"delta = {self.delta:g} is above 1 / {self.num_users} users: a mechanism that publishes one user's "
@@ -255,9 +258,7 @@ class SpectralRecommender:
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
 
-        The signatures are those of `tfdp_rec.serving.export`: `history` int64 `[batch, n]`, padded with 0 anywhere
-        (−1 if 0 is an item); ids that are not in the catalogue are ignored. Outputs `ids` int64 and `scores` float32,
-        `[batch, k]`.
+        The signatures are those of `tfdp_rec.serving.export`.
 
         Args:
             filepath: Folder that is made.
@@ -305,13 +306,6 @@ def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     places = np.flatnonzero(scores >= least)
     return places[np.argsort(-scores[places], kind="stable")][:k]
-
-
-def _count_users(source: InParts, catalogue: Catalogue) -> int:
-    users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in source.parts(catalogue))
-    if not users:
-        raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
-    return users
 
 
 def _users_counted(num_users: int) -> Callable[[int], None]:

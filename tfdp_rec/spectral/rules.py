@@ -32,13 +32,7 @@ Noise: TypeAlias = float | NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Noise multipliers of the two releases: σ_c of the counts, σ_g of the Gram matrix.
-
-    Example:
-        >>> split = Split.of_budget(1.0, num_users=10_000, num_items=2_000)
-        >>> round(split.counts, 3), round((split.counts**-2 + split.gram**-2) ** -0.5, 3)
-        (3.0, 1.0)
-    """
+    """Noise multipliers of the two releases: σ_c of the counts, σ_g of the Gram matrix."""
 
     counts: float
     gram: float

@@ -21,12 +21,6 @@ from numpy.typing import NDArray
 from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, first
 
 
-def slots_of(head: NDArray[np.int64], prior: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The place in the catalogue of each slot."""
-    rest = np.setdiff1d(np.arange(len(prior)), head)
-    return np.concatenate([head, rest[np.argsort(-prior[rest], kind="stable")]])
-
-
 class SpectralAnswers(tf.Module):
     """Answers of a `SpectralRecommender`, from released numbers alone (`serving.own_ids.SlotAnswers`)."""
 
@@ -34,7 +28,8 @@ class SpectralAnswers(tf.Module):
         self, head: NDArray[np.int64], weights: NDArray[np.float32], prior: NDArray[np.float32], recency: float
     ):
         super().__init__()
-        self.places = slots_of(head, prior)
+        rest = np.setdiff1d(np.arange(len(prior)), head)
+        self.places = np.concatenate([head, rest[np.argsort(-prior[rest], kind="stable")]])
         self.place = tf.Variable(self.places, trainable=False, dtype=tf.int64)
         self.weights = tf.Variable(weights, trainable=False)
         self.prior = tf.Variable(prior[self.places], trainable=False)

@@ -67,11 +67,6 @@ def _decoded(array: pa.Array) -> pa.Array:
     return (values.cast(pa.string()) if _is_text(values.type) else values).take(array.indices)
 
 
-def words(array: pa.Array) -> pa.Array:
-    """Values as text, by Arrow, since Python has no word for a nanosecond."""
-    return array if _is_text(array.type) else array.cast(pa.string())
-
-
 def _short(value: Any) -> str:
     if isinstance(value, pa.Scalar) and not pa.types.is_nested(value.type):
         value = value.cast(pa.string())

@@ -294,6 +294,12 @@ def _write_ids(path: Path, kind: str, ids: list[Any]) -> None:
         writer.write_table(pa.table({"id": array}))
 
 
+def read_ids(path: Path) -> pa.ChunkedArray:
+    """The ids of a grouped log's users or items."""
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()["id"]
+
+
 def array_file(name: str) -> str:
     """The file of an array."""
     return {"item": "rows.bin", "time": "times.bin"}.get(name, f"{name}.bin")
@@ -320,8 +326,7 @@ def _digest(items: Items, rows_per_unit: int | None) -> str:
 
 def _write_numbered(folder: Path, target: Path, items: Items, bound: int | None, others: Mapping[str, Any]) -> None:
     offsets = np.fromfile(folder / "offsets.bin", np.int64)
-    with pa.memory_map(str(folder / "found.arrow")) as file:
-        number_of = np.concatenate([[0], items.numbers(pa.ipc.open_file(file).read_all()["id"].combine_chunks())])
+    number_of = np.concatenate([[0], items.numbers(read_ids(folder / "found.arrow").combine_chunks())])
     ends = np.zeros(len(offsets), np.int64)
     with contextlib.ExitStack() as stack:
         out = {name: stack.enter_context(open(target / name, "wb")) for name in ("rows.bin", *others)}

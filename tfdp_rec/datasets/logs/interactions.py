@@ -27,7 +27,6 @@ from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import Temporary, row_chunks
 
-PADDING = 0
 _AT_ONCE = 2**18  # users' ids hashed in one go
 
 
@@ -150,7 +149,7 @@ class Interactions(Log):
     @functools.cached_property
     def unit_ids(self) -> pa.ChunkedArray:
         """The users' own ids, in order."""
-        return _ids(self.folder / "users.arrow")
+        return grouping.read_ids(self.folder / "users.arrow")
 
     @property
     def row_sensitivity(self) -> float:
@@ -229,7 +228,7 @@ class Interactions(Log):
     def found(self) -> tuple[Log, pa.ChunkedArray]:
         """All items of the log and the users that have them, for a private release of a list: itself private."""
         rows = Log(_mapped(self.folder / "rows.bin", np.int32), _mapped(self.folder / "offsets.bin", np.int64))
-        return rows, _ids(self.folder / "found.arrow")
+        return rows, grouping.read_ids(self.folder / "found.arrow")
 
     def recent(self, units: ArrayLike, rows: int) -> dict[str, NDArray[Any]]:
         """The last rows of users, one line for each: a `fetch` for models of one's own, and histories to recommend by.
@@ -280,11 +279,6 @@ def _mapped(path: Path, kind: Any) -> NDArray[Any]:
     if not path.stat().st_size:
         return np.zeros(0, kind)
     return np.memmap(path, kind, "r")
-
-
-def _ids(path: Path) -> pa.ChunkedArray:
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()["id"]
 
 
 def _uniforms(ids: Iterable[Any], key: str) -> NDArray[np.float64]:

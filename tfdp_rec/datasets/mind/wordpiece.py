@@ -88,10 +88,6 @@ class WordPiece:
             raise ValueError(f"length must be at least 3, for [CLS], a piece and [SEP], got {length}.")
         return [self._ids["[CLS]"], *self._tokenizer.encode(text).ids[: length - 2], self._ids["[SEP]"]]
 
-    def pieces(self, text: str) -> list[str]:
-        """Returns the pieces of a text."""
-        return list(self._tokenizer.encode(text).tokens)
-
 
 def _json(path: Path) -> dict[str, Any]:
     """What a file says; nothing if there is none."""

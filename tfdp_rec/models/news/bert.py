@@ -73,8 +73,6 @@ class BertLayer(SavedByArguments, keras.layers.Layer):
         self, num_heads: int, inner: int, activation: str = "gelu", epsilon: float = 1e-12, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
         self.num_heads, self.inner = num_heads, inner
         self.wide = keras.layers.Dense(inner, activation=ACTIVATIONS[activation], name="wide")
         self.mixed_norm = keras.layers.LayerNormalization(epsilon=epsilon, name="mixed_norm")
@@ -114,8 +112,8 @@ def pretrained_bert(folder: str | Path, length: int = 30, trainable_layers: int 
     Args:
         folder: Folder with config.json and model.safetensors.
         length: Tokens of a title, [CLS] and [SEP] included.
-        trainable_layers: Number of layers, the last ones, that are trained. The embeddings and the other layers stay as they are:
-            clients neither compute nor send gradients of theirs.
+        trainable_layers: Number of layers, the last ones, that are trained. The embeddings and the other layers stay as
+            they are: clients neither compute nor send gradients of theirs.
 
     Raises:
         FileNotFoundError: If a file is missing.

@@ -20,6 +20,7 @@ import keras
 from keras import ops
 
 from tfdp_rec.models.arguments import SavedByArguments
+from tfdp_rec.models.news.bert import BertLayer
 from tfdp_rec.refused import refuse_below
 
 
@@ -102,14 +103,7 @@ class SelfAttentionPooling(SavedByArguments, keras.layers.Layer):
 class PrivateAttention(SavedByArguments, keras.layers.Layer):
     """Clipped attention weights of a user embedding over B basis vectors."""
 
-    def __init__(
-        self,
-        num_basis: int,
-        clip_norm: float = 1.0,
-        temperature: float = 1.0,
-        basis_initializer: str | keras.initializers.Initializer = "glorot_uniform",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, num_basis: int, clip_norm: float = 1.0, temperature: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         refuse_below(2, num_basis=num_basis)
         if not clip_norm > 0:
@@ -119,12 +113,9 @@ class PrivateAttention(SavedByArguments, keras.layers.Layer):
         self.num_basis = num_basis
         self.temperature = temperature
         self.clip_norm = clip_norm
-        self.basis_initializer = keras.initializers.get(basis_initializer)
 
     def build(self, input_shape: Any) -> None:
-        self.basis = self.add_weight(
-            name="basis", shape=(self.num_basis, input_shape[-1]), initializer=self.basis_initializer
-        )
+        self.basis = self.add_weight(name="basis", shape=(self.num_basis, input_shape[-1]))
 
     def call(self, users: Any) -> Any:
         """Clipped weights [..., B] of user embeddings [..., d]."""
@@ -139,17 +130,14 @@ class PrivateAttention(SavedByArguments, keras.layers.Layer):
         return ops.matmul(weights, self.basis)
 
 
-def tiny_transformer(
-    vocabulary_size: int, max_length: int, width: int = 64, num_heads: int = 4, num_layers: int = 1
-) -> keras.Model:
-    """A small transformer with random weights: the inputs and the output are those of a keras-hub backbone.
+def tiny_transformer(vocabulary_size: int, max_length: int, width: int = 64, num_heads: int = 4) -> keras.Model:
+    """A transformer of one layer with random weights: the inputs and the output are those of a keras-hub backbone.
 
     Args:
         vocabulary_size: Number of token ids, padding included.
         max_length: Number of positions.
         width: Width of a token state.
         num_heads: Attention heads.
-        num_layers: Blocks.
 
     Example:
         >>> tiny_transformer(30, 5, width=8).output_shape
@@ -159,11 +147,5 @@ def tiny_transformer(
     mask = keras.Input((max_length,), dtype="bool", name="padding_mask")
     positions = keras.layers.Embedding(max_length, width, name="positions")(ops.arange(max_length))
     states = unit_table(vocabulary_size, width, "tokens")(tokens) + positions
-    for _ in range(num_layers):
-        pairs = ops.expand_dims(mask, 1)
-        attend = keras.layers.MultiHeadAttention(num_heads, max(1, width // num_heads))
-        mixed = attend(states, states, attention_mask=pairs)
-        states = keras.layers.LayerNormalization()(states + mixed)
-        hidden = keras.layers.Dense(2 * width, activation="gelu")(states)
-        states = keras.layers.LayerNormalization()(states + keras.layers.Dense(width)(hidden))
+    states = BertLayer(num_heads, 2 * width, epsilon=1e-3)(states, mask)
     return keras.Model({"token_ids": tokens, "padding_mask": mask}, states, name="tiny_transformer")

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tfdp_rec.datasets.kg.generated import FEATURES, SyntheticKG
+from experiments.generated.knowledge_graph import FEATURES, SyntheticKG
 
 KG = SyntheticKG(num_individuals=5000, vocabulary_size=20_000, num_topics=20)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.datasets.criteo.generated import HEAD_SHARES, KAGGLE_BUCKETS, SyntheticCriteo, auc
-from tfdp_rec.datasets.drawing import zipf_offset
+from experiments.generated.clicks import HEAD_SHARES, KAGGLE_BUCKETS, SyntheticCriteo, auc
+from experiments.generated.drawing import zipf_offset
 
 
 @pytest.fixture(scope="module")

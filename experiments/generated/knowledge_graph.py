@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.drawing import GOLDEN, mixed, zipf_ranks
+from experiments.generated.drawing import GOLDEN, mixed, zipf_ranks
+from tfdp_rec.models.kg_entity import FEATURES
 
-FEATURES = ("entities", "unigrams", "bigrams")
 Ids = NDArray[np.int64]
 _EDGES, _TOPICS_EACH = 8, 2
 _ALONG_EDGE, _OWN_TOPIC = 0.5, 0.9  # cumulative

@@ -1,6 +1,6 @@
 """Click logs of Criteo's schema, with the truth known: planted logits, popular and rare buckets, and drift.
 
-Feature f has V_f buckets. A bucket's popularity rank follows a shifted Zipf law (`datasets.drawing`); the shift c_f
+Feature f has V_f buckets. A bucket's popularity rank follows a shifted Zipf law (`drawing.py`); the shift c_f
 gives the most popular bucket its share. Ranks map to buckets by a fixed permutation that moves on a little every day: a
 share of each day's popular buckets are new. The planted logit of an example is
 
@@ -18,15 +18,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdp_rec.datasets.drawing import GOLDEN, mixed, zipf_offset, zipf_ranks
+from experiments.generated.drawing import GOLDEN, mixed, zipf_offset, zipf_ranks
+from tfdp_rec.models.pctr import KAGGLE_BUCKETS, NUM_NUMERIC
 
-NUM_NUMERIC, NUM_CATEGORICAL = 13, 26
-
-# How many buckets each category of the Kaggle data is given in the study of sparsity-preserving training.
-KAGGLE_BUCKETS = (
-    1472, 577, 82741, 18940, 305, 23, 1172, 633, 3, 9090, 5918, 64300, 3207,
-    27, 1550, 44262, 10, 5485, 2161, 3, 56473, 17, 15, 27360, 104, 12934,
-)  # fmt: skip
+NUM_CATEGORICAL = len(KAGGLE_BUCKETS)
 
 # What share of examples has the most frequent category of each feature. A guess at the Kaggle logs from memory, neither
 # measured nor from a source that could be named. What it keeps of them is that some features are nearly constant and

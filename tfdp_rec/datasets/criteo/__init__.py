@@ -1,1 +1,0 @@
-"""Criteo: logs of shown advertisements, with 13 numbers and 26 categories each."""

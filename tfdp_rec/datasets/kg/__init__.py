@@ -1,1 +1,0 @@
-"""Timelines of individuals over a graph of entities."""
