@@ -16,11 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.distribute.parameter_server import ParameterServer, PlainServer
+from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, Shard
-from tfdp_rec.keras_internals import initializer_of, layers_within, resource, set_resource
+from tfdp_rec.keras_internals import initializer_of, resource, set_resource
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.tables import scatter
+from tfdp_rec.training.lookahead import build_layers
 
 _CHUNK_VALUES = 1 << 22
 _BY_VALUE = (  # their values do not depend on the shape
@@ -35,38 +36,23 @@ class ServedModel:
     def __init__(
         self,
         make: Callable[[], Any],
-        optimizer: keras.optimizers.Optimizer,
+        optimizer: PrivateOptimizer,
         spec: Any,
         devices: list[str],
         min_shard_bytes: int,
     ):
         self._spec = spec
-        private = isinstance(optimizer, PrivateOptimizer)
-        self.servers = [(ParameterServer if private else PlainServer)(device) for device in devices]
+        self.servers = [ParameterServer(device) for device in devices]
         placement = Placement(self.servers, min_shard_bytes)
         with placement.scope():
             self.model = make()
-            self._build_layers()
-        if private:
-            optimizer.build([], {})  # the variables are the servers'
+            build_layers(self.model, spec)
+        optimizer.build([], {})  # the variables are the servers'
         self.tables = self._hand_over(placement)
         for server in self.servers:
             server.open(optimizer)
         for table in self.tables.values():
             table.open = True
-
-    def _build_layers(self) -> None:
-        """Makes the variables of layers that have none yet."""
-        model = self.model
-        if all(layer.built for layer in layers_within(model)):
-            return
-        flat = [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in tf.nest.flatten(self._spec)]
-
-        def loss(*tensors: tf.Tensor) -> tf.Tensor:
-            return model.per_example_loss(tf.nest.pack_sequence_as(self._spec, tensors), training=False)
-
-        with keras.StatelessScope():  # variables are made when it ends, outside the trace
-            tf.function(loss, autograph=False).get_concrete_function(*flat)
 
     def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
         """Gives each variable to the server it is on, now that the model says which ones are tables."""
