@@ -109,7 +109,7 @@ class ParameterServer:
         self.optimizer = own
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
-        self.settle = self.lock.section(self._settle)
+        self.settle = self.lock.section(own.settle_all)
 
     @property
     def layout(self) -> list[list[Any]]:
@@ -150,9 +150,6 @@ class ParameterServer:
         nothing = tf.zeros([0])
         found = {path: tf.IndexedSlices(*g) if isinstance(g, tuple) else g for path, g in gradients.items()}
         own.apply(ClippedSum(found, nothing, given["l2_norm_clip"], nothing), regularization=regularization)
-
-    def _settle(self) -> None:
-        self.optimizer.settle_all()
 
 
 # Noise.

@@ -63,7 +63,8 @@ class ServedModel:
         for number, variable in enumerate(model.trainable_variables):
             held: Any = resource(variable)
             if variable.path in paths:
-                table = held if isinstance(held, ServedTable) else placement.as_table(held)
+                whole = not isinstance(held, ServedTable)
+                table = ServedTable([Shard(placement.server_of(held), 0, held)]) if whole else held
                 table.hold(variable, number)
                 tables[variable.path] = table
                 set_resource(variable, table)
@@ -71,15 +72,12 @@ class ServedModel:
             if isinstance(held, ServedTable):
                 held = placement.as_whole(held)
                 set_resource(variable, held)
-            self._server_of(held).hold(variable, False, number)
+            placement.server_of(held).hold(variable, False, number)
         trained, metrics = {id(v) for v in model.trainable_variables}, {id(v) for v in model.metrics_variables}
         for variable in model.variables:
             if id(variable) not in trained | metrics:
-                self._server_of(resource(variable)).keep(resource(variable))
+                placement.server_of(resource(variable)).keep(resource(variable))
         return tables
-
-    def _server_of(self, variable: tf.Variable) -> ParameterServer:
-        return next(server for server in self.servers if server.device == variable.device)
 
     def fetch(self, local: Any) -> None:
         """Brings the settled weights into a local model, tables some rows at a time."""
@@ -138,10 +136,9 @@ class Placement:
                 shards.append(Shard(server, start, create(**{**options, "initial_value": values(start, end)})))
         return ServedTable(shards)
 
-    def as_table(self, variable: tf.Variable) -> ServedTable:
-        """A variable that was made whole, as a table of one shard."""
-        server = next(s for s in self.servers if s.device == variable.device)
-        return ServedTable([Shard(server, 0, variable)])
+    def server_of(self, variable: tf.Variable) -> ParameterServer:
+        """The server that a variable is on."""
+        return next(server for server in self.servers if server.device == variable.device)
 
     def as_whole(self, table: ServedTable) -> tf.Variable:
         """A variable that was divided because of its size, but turned out not to be a table."""

@@ -46,14 +46,14 @@ class WorkerStep:
             return tf.concat([numbers, tf.bitcast(losses, tf.int64)], axis=0)
 
     def _send(self, gradients: Mapping[str, Any], settings: tf.Tensor) -> None:
-        parts: list[dict[str, Any]] = [{} for _ in self._servers]
+        parts: dict[ParameterServer, dict[str, Any]] = {server: {} for server in self._servers}
         for path, gradient in gradients.items():
             for server, part in self._split(path, gradient):
-                parts[self._servers.index(server)][path] = part
+                parts[server][path] = part
         # The servers' optimizers are given numbers: what computes them is the model's own.
         refuse_data_beside_the_sum(self._step.model.optimizer, self._step.model.trainable_variables)
         regularization = self._step.regularization()
-        for server, part in zip(self._servers, parts):
+        for server, part in parts.items():
             own = {path: gradient for path, gradient in regularization.items() if path in server.paths}
             server.land(part, settings, own)
 
