@@ -9,7 +9,7 @@ from tfdp_rec import mechanisms
 RMC_WIDTH = 32
 WORKLOADS = ("dlrm", "rmc1", "rmc2", "rmc3", "two-tower", "one-table")
 SERVED_TABLES = {"two-tower": 2, "kg": 4}
-SERVED = mechanisms.names([mechanisms.sgd, *(one for one in mechanisms.MECHANISMS if one.served)])
+SERVED = mechanisms.names(one for one in mechanisms.MECHANISMS if one.served)
 
 # How each contestant trains: its mechanism, its clipping strategy, whether every owed step is drawn by itself.
 STRATEGIES = {

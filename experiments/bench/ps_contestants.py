@@ -1,7 +1,6 @@
 """What `bench ps` compares: one model on a loopback cluster of its own, under each mechanism.
 
 =============  ================================================================================================
-`sgd`          ordinary SGD through the same servers: neither clipped nor noised
 `eana`         noise on the touched rows, drawn on their server
 `lazydpsgd`    owed noise, drawn on the row's server when it is read
 `dpsgd`        noise on every row, drawn on its server (the honest baseline: from a worker all of it would travel)
@@ -32,7 +31,6 @@ from experiments.generated.knowledge_graph import FEATURES
 from tfdp_rec import mechanisms
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
-from tfdp_rec.mechanisms import sgd
 from tfdp_rec.models import KGEntity
 
 HISTORY, NEGATIVES, UNITS = 20, 500, 1_000_000
@@ -127,8 +125,6 @@ class PSContestant:
 
 
 def _optimizer(name: str, case: ServedCase) -> keras.optimizers.Optimizer:
-    if name == sgd.name:
-        return keras.optimizers.SGD(LEARNING_RATE)
     return mechanisms.named(name).optimizer(
         LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=case.batch
     )

@@ -21,7 +21,7 @@ SMALL = SMALL.split()
 @pytest.mark.slow
 def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     folder = tmp_path / "run"
-    command = ["train", *SMALL, "--mechanism", "lazydpsgd", "--local", "1", "2", "--out", str(folder)]
+    command = ["train", *SMALL, "--mechanism", "lazydpsgd", "sgd", "--local", "1", "2", "--out", str(folder)]
     # A process of its own: what TensorFlow connects to, it stays connected to.
     done = subprocess.run(
         [sys.executable, "-m", "tfdp_rec.cli", *command], capture_output=True, text=True, timeout=240,
@@ -33,6 +33,7 @@ def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     assert not (folder / "private" / "resume").exists() and read(folder / "release" / "ledger.jsonl").steps == 4
     results = {r["recommender"]: r for r in json.loads((folder / "private" / "results.json").read_text())}
     assert results["lazydpsgd"]["steps"] == 4 and 0 < results["lazydpsgd"]["epsilon"] <= 2
+    assert results["sgd"]["steps"] == 4 and results["sgd"]["epsilon"] == float("inf")  # trained by EANA without noise
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     assert "recall@10" in lines[-1] and lines[-1]["step"] == 4
 

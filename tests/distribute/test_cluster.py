@@ -27,7 +27,7 @@ def test_what_is_described_is_read():
 
 def test_tf_config_and_files_are_read(monkeypatch, tmp_path):
     monkeypatch.setenv("TF_CONFIG", described(type="chief"))
-    assert Cluster.from_tf_config() == Cluster(GOOD, ("chief", 0))
+    assert Cluster.read("TF_CONFIG") == Cluster(GOOD, ("chief", 0))
     (tmp_path / "cluster.json").write_text(described())
     assert Cluster.read(tmp_path / "cluster.json") == Cluster(GOOD)
 
@@ -72,7 +72,7 @@ def test_what_is_no_cluster_is_refused_with_its_source(text, says):
 def test_no_tf_config_is_said(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ValueError, match="TF_CONFIG is not set"):
-        Cluster.from_tf_config()
+        Cluster.read("TF_CONFIG")
 
 
 def test_addresses_of_both_families():

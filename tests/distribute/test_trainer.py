@@ -167,7 +167,7 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(broken):
     "what, words",
     [
         ("AdaFEST", "NotPrivate: AdaFEST does not run on parameter servers"),
-        ("Adam", "ValueError: Adam does not run on parameter servers"),
+        ("Adam", "NotPrivate: Adam does not run on parameter servers: it is no mechanism"),
         ("regularizer", "NotPrivate: Table 'many/embeddings' has a regularizer, and EANA moves only some rows"),
         ("secure", "NotPrivate: SecureNoise cannot draw on a parameter server"),
         ("random layer", "draws random numbers from a seed that the workers of a cluster would share"),

@@ -66,7 +66,7 @@ def test_the_table_says_what_was_measured_and_what_the_paper_has():
 def test_a_plot_of_cases_that_lack_a_mechanism(tmp_path):
     found = [
         {"label": "kg 1", "case": {"dim": 4}, "mechanisms": {"eana": figures(1.0, 2.0)}},
-        {"label": "kg 2", "case": {"dim": 4}, "mechanisms": {"sgd": figures(1.0), "eana": figures(3.0)}},
+        {"label": "kg 2", "case": {"dim": 4}, "mechanisms": {"dpsgd": figures(1.0), "eana": figures(3.0)}},
     ]
     plot_servers(found, tmp_path / "ps.png")
     assert (tmp_path / "ps.png").stat().st_size > 1000
@@ -103,16 +103,16 @@ def descendants():
 
 @pytest.mark.slow
 def test_a_real_run_measures_counts_and_leaves_no_process(tmp_path):
-    command = "ps --rows 300 --dim 4 --model two-tower --mechanism sgd --rounds 1 --seconds 0.1 --json".split()
+    command = "ps --rows 300 --dim 4 --model two-tower --mechanism eana --rounds 1 --seconds 0.1 --json".split()
     subprocess.run(
         [sys.executable, "-m", "experiments.bench", *command, str(tmp_path / "ps.json")], check=True, timeout=240,
         env={**os.environ, "TFDP_REC_TEST_MARK": str(os.getpid())}, capture_output=True,
     )  # fmt: skip
     (case,) = json.loads((tmp_path / "ps.json").read_text())["cases"]
-    sgd = case["mechanisms"]["sgd"]
+    eana = case["mechanisms"]["eana"]
     # Rows there and gradients back: at least 64 labels and many more context ids, 4 floats each.
-    assert sgd["steps_per_second"] > 0 and sgd["traffic"]["ps"] > 300 * 16 and sgd["traffic"]["worker"] > 300 * 16
-    assert sgd["traffic"]["coordinator"] < 5_000
+    assert eana["steps_per_second"] > 0 and eana["traffic"]["ps"] > 300 * 16 and eana["traffic"]["worker"] > 300 * 16
+    assert eana["traffic"]["coordinator"] < 5_000
     deadline = time.monotonic() + 10  # the launcher ends by itself when the pipe from its dead parent closes
     while descendants() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs tfdp-rec[federated]")
 
+from federated.loopback import Loopback, end, wait_for  # noqa: E402
+
 from experiments.generated.news_readers import SyntheticNews  # noqa: E402
 from tfdp_rec.cli import federate  # noqa: E402
 from tfdp_rec.federated import build  # noqa: E402
-from tfdp_rec.federated.loopback import Loopback, end, wait_for  # noqa: E402
 from tfdp_rec.federated.settings import FederatedSettings, Nodes  # noqa: E402
 from tfdp_rec.spending import ledger  # noqa: E402
 
@@ -296,10 +297,11 @@ def test_real_processes_survive_a_killed_client_and_equal_the_simulation(tmp_pat
 def test_processes_end_with_a_killed_starter(tmp_path):
     """The starter is killed without a chance to clean up; the SuperLink and its helper end all the same."""
     program = (
-        "import sys, time; from tfdp_rec.federated.loopback import Loopback\n"
+        "import sys, time; from loopback import Loopback\n"
         "net = Loopback(sys.argv[1]); net.superlink(); print('up', flush=True); time.sleep(600)"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(federate.__file__).parents[2])}
+    paths = Path(federate.__file__).parents[2], Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     starter = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
     assert starter.stdout.readline() == b"up\n" and of_run(tmp_path)
     starter.kill()

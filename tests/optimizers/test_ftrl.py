@@ -245,7 +245,8 @@ def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
     fit(model, order, 3)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.course.name != model.optimizer.course.name and loaded.optimizer.position == 0
+    plans = [each.optimizer.course.whereabouts[0] for each in (loaded, model)]
+    assert plans[0] != plans[1] and loaded.optimizer.position == 0
     assert not any(np.any(v.numpy()) for n, v in loaded.optimizer.pending_variables.items() if n.startswith("buffers"))
     accountant = Accountant(loaded.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
     accountant.follow(loaded)
@@ -316,14 +317,14 @@ def test_interrupted_and_resumed_is_uninterrupted(kind, tmp_path):
     train(whole, checkpoint, 9)
     first, checkpoint, _ = setup("parts")
     train(first, checkpoint, 6)
-    name = first.optimizer.course.name
+    name = first.optimizer.course.whereabouts[0]
     del first, checkpoint
     (tmp_path / "copy").mkdir()
     shutil.copytree(tmp_path / "parts", tmp_path / "fork")
     for path in (tmp_path / "parts").glob("*.training-checkpoint"):
         path.rename(tmp_path / "copy" / path.name)
     second, checkpoint, resumed = setup("copy")
-    assert (resumed.step, second.optimizer.position, second.optimizer.course.name) == (6, 6, name)
+    assert (resumed.step, second.optimizer.position, second.optimizer.course.whereabouts[0]) == (6, 6, name)
     train(second, checkpoint, 3, epochs=2)  # the first of which was done
     assert second.optimizer.position == 9
     for one, other in zip(second.get_weights(), whole.get_weights(), strict=True):

@@ -6,8 +6,6 @@ import argparse
 import dataclasses
 import importlib.util
 import os
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
-  tfdp-rec federate --processes 2 --data FOLDER    real processes on loopback
   tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
 
 FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, every client
@@ -55,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--simulate", type=int, metavar="N", help="run N clients in Flower's simulation engine")
-    how.add_argument("--processes", type=int, metavar="N", help="run N clients as real processes on loopback")
     how.add_argument("--write-app", type=Path, metavar="FOLDER", help="write a Flower app and stop")
     add_options(parser, FederatedSettings)
     add_options(parser, Nodes)
@@ -70,17 +66,17 @@ def run(args: argparse.Namespace) -> int:
         write_app(args.write_app, settings)
         print(f"wrote a Flower app to {args.write_app}; docs/federated.md says how to run it")
         return 0
-    flag, count = ("simulate", args.simulate) if args.simulate is not None else ("processes", args.processes)
+    count = args.simulate
     if count < 1:
-        raise ValueError(f"--{flag} must be at least 1, got {count}.")
+        raise ValueError(f"--simulate must be at least 1, got {count}.")
     settings, nodes = dataclasses.replace(settings, clients=count), _kept(settings, nodes.of_run(settings))
     users = sorted(mind.read(settings.data, title_length=8, body_length=16).by_user())
     refuse_more_than(len(users), count)
     _refuse_others(settings, nodes, users[:count])
     _refuse_without_flower()
-    code = simulate(settings, nodes) if flag == "simulate" else over_processes(settings, nodes)
+    simulate(settings, nodes)
     print(spent(nodes))
-    return code
+    return 0
 
 
 def _kept(settings: FederatedSettings, nodes: Nodes) -> Nodes:
@@ -143,7 +139,7 @@ def _whole_paths(settings: FederatedSettings) -> FederatedSettings:
     return dataclasses.replace(settings, **changes)
 
 
-def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
+def simulate(settings: FederatedSettings, nodes: Nodes) -> None:
     """Run the apps in Flower's simulation engine and end its processes, whatever happens."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -167,31 +163,6 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> int:
         import ray
 
         ray.shutdown()
-    return 0
-
-
-def over_processes(settings: FederatedSettings, nodes: Nodes) -> int:
-    """Run a SuperLink and SuperNodes on loopback until the weights are written; end them, whatever happens."""
-    from tfdp_rec.federated.loopback import Loopback
-
-    output = Path(settings.output)
-    output.unlink(missing_ok=True)
-    folder = output.with_suffix(".run")
-    write_app(folder / "app", settings)
-    Path(nodes.ledgers).mkdir(parents=True, exist_ok=True)
-    with Loopback(folder) as net:
-        net.superlink()
-        for client in range(settings.clients):
-            net.supernode(f"client-{client}", nodes.config(settings, client))
-        run = net.run(folder / "app")
-        while not output.exists() and not net.failed() and run.poll() is None:
-            time.sleep(0.5)
-        run.poll()
-    if not output.exists():
-        print(f"tfdp-rec federate: the run failed; its logs are in {folder}", file=sys.stderr)
-        return 1
-    print(f"trained weights in {output}; logs in {folder}")
-    return 0
 
 
 def write_app(folder: Path, settings: FederatedSettings) -> None:

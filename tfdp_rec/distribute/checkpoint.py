@@ -44,10 +44,6 @@ class Checkpoints:
         self._identity = json.loads(json.dumps(identity, default=str))
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
 
-    def latest(self) -> str | None:
-        """The path of the last checkpoint, or None."""
-        return self._paths()[-1] if self._paths() else None
-
     def save(self, step: int, mark: Mark | None = None) -> str:
         """Writes a checkpoint with the ledger's mark, removes those before it, and returns its path."""
         older = self._paths()
@@ -76,15 +72,15 @@ class Checkpoints:
 
     def stand(self) -> tuple[int, Mark | None] | None:
         """The attempts of the last checkpoint, and the ledger's mark then; None without a checkpoint."""
-        path = self.latest()
-        return None if path is None else _stand(_header(path))
+        paths = self._paths()
+        return _stand(_header(paths[-1])) if paths else None
 
     def restore(self) -> int | None:
         """Puts the servers where the last checkpoint left them; returns its step, or None if there is none."""
-        path = self.latest()
         self._clean_up()
-        if path is None:
+        if not self._paths():
             return None
+        path = self._paths()[-1]
         header = _header(path)
         self._refuse_another(path, header)
         for name, expected in header["files"].items():

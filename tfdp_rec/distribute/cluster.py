@@ -90,28 +90,19 @@ class Cluster:
             raise ValueError(f"{source}: {problem}.") from None
 
     @classmethod
-    def from_tf_config(cls) -> Cluster:
-        """Reads the environment variable TF_CONFIG.
-
-        Raises:
-            ValueError: if it is not set, or wrong.
-        """
-        text = os.environ.get("TF_CONFIG", "")
-        if not text.strip():
-            raise ValueError(f"The environment variable TF_CONFIG is not set. It should look like {_EXAMPLE}.")
-        return cls.from_json(text, "TF_CONFIG")
-
-    @classmethod
     def read(cls, source: str | Path) -> Cluster:
         """Reads the environment variable if `source` is "TF_CONFIG", and otherwise that file.
 
         Raises:
-            ValueError: if the description is wrong.
+            ValueError: if the description is wrong, or the variable is not set.
             OSError: if the file cannot be read.
         """
-        if source == "TF_CONFIG":
-            return cls.from_tf_config()
-        return cls.from_json(Path(source).read_text(encoding="utf-8"), str(source))
+        if source != "TF_CONFIG":
+            return cls.from_json(Path(source).read_text(encoding="utf-8"), str(source))
+        text = os.environ.get("TF_CONFIG", "")
+        if not text.strip():
+            raise ValueError(f"The environment variable TF_CONFIG is not set. It should look like {_EXAMPLE}.")
+        return cls.from_json(text, "TF_CONFIG")
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp_rec import mechanisms
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.distribute.checkpoint import ServerState
-from tfdp_rec.distribute.sections import Lock, on_server
+from tfdp_rec.distribute.sections import Lock
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, NoiseSource, Request
 from tfdp_rec.noise.system_words import system_numbers
@@ -53,16 +53,17 @@ class ServedHistory(History):
         return tf.ensure_shape(super().at(steps), [*steps.shape, self.columns])
 
 
-_ALL_SERVERS = "it decides about rows of all servers at once"
-
-
-def refuse_unserved(optimizer: PrivateOptimizer) -> None:
-    """Raises `NotPrivate` for a mechanism, rule or option that parameter servers do not have."""
+def refuse_unserved(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises `NotPrivate` for an optimizer, mechanism, rule or option that parameter servers do not have."""
     mechanism = mechanisms.of(optimizer)
     if mechanism is None or not mechanism.served:
         served = ", ".join(known.label for known in mechanisms.MECHANISMS if known.served)
-        in_order = mechanism is not None and mechanism.in_order
-        reason = "its steps have one order, and there they land in none" if in_order else _ALL_SERVERS
+        if not isinstance(optimizer, PrivateOptimizer):
+            reason = "it is no mechanism of tfdp_rec"
+        elif mechanism is not None and mechanism.in_order:
+            reason = "its steps have one order, and there they land in none"
+        else:
+            reason = "it decides about rows of all servers at once"
         raise NotPrivate(
             f"{type(optimizer).__name__} does not run on parameter servers: {reason}. Use {served}, or train on one "
             "machine."
@@ -77,8 +78,6 @@ def refuse_unserved(optimizer: PrivateOptimizer) -> None:
 
 class ParameterServer:
     """One server's part of the model, and what may be done to it."""
-
-    own_decay: Callable[[keras.Variable], float] = staticmethod(regularizer_decay)
 
     def __init__(self, device: str):
         self.device = device
@@ -110,12 +109,12 @@ class ParameterServer:
         self.optimizer = own
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
-        self.settle = self.lock.section(self._settle)
+        self.settle = self.lock.section(own.settle_all)
 
     @property
     def layout(self) -> list[list[Any]]:
         """What it holds, as JSON: path, first row, shape, and the decay of a table that has one of its own."""
-        held = [(v, first, self.own_decay(v) if table else 0.0) for v, table, (_, first) in self._variables]
+        held = [(v, first, regularizer_decay(v) if table else 0.0) for v, table, (_, first) in self._variables]
         return [[v.path, first, list(v.shape), *([decay] if decay else [])] for v, first, decay in held]
 
     def state(self) -> ServerState:
@@ -151,34 +150,6 @@ class ParameterServer:
         nothing = tf.zeros([0])
         found = {path: tf.IndexedSlices(*g) if isinstance(g, tuple) else g for path, g in gradients.items()}
         own.apply(ClippedSum(found, nothing, given["l2_norm_clip"], nothing), regularization=regularization)
-
-    def _settle(self) -> None:
-        self.optimizer.settle_all()
-
-
-class PlainServer(ParameterServer):
-    """A server of an ordinary SGD, without privacy and without a lock: what the mechanisms are compared with."""
-
-    own_decay = staticmethod(lambda table: 0.0)  # it trains by the loss of the examples alone
-
-    def open(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Makes the sections."""
-        self._shards = {variable.path: variable for variable, _, _ in self._variables}
-        self.land = on_server(self.device, self._land)
-        self._rows_of = on_server(self.device, self._read)
-        self.settle = lambda: None  # nothing is ever owed
-
-    def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {path: tf.gather(resource(self._shards[path]), own) for path, own in rows.items()}
-
-    def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
-        rate = tf.cast(settings[SETTINGS.index("learning_rate")], tf.float32)
-        for path, found in gradients.items():
-            variable = resource(self._shards[path])
-            if isinstance(found, tuple):
-                variable.scatter_sub(tf.IndexedSlices(rate * found[0], found[1]))
-            else:
-                variable.assign_sub(rate * found)
 
 
 # Noise.

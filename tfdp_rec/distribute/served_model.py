@@ -16,11 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.distribute.parameter_server import ParameterServer, PlainServer
+from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, Shard
-from tfdp_rec.keras_internals import initializer_of, layers_within, resource, set_resource
+from tfdp_rec.keras_internals import initializer_of, resource, set_resource
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.tables import scatter
+from tfdp_rec.training.lookahead import build_layers
 
 _CHUNK_VALUES = 1 << 22
 _BY_VALUE = (  # their values do not depend on the shape
@@ -35,38 +36,23 @@ class ServedModel:
     def __init__(
         self,
         make: Callable[[], Any],
-        optimizer: keras.optimizers.Optimizer,
+        optimizer: PrivateOptimizer,
         spec: Any,
         devices: list[str],
         min_shard_bytes: int,
     ):
         self._spec = spec
-        private = isinstance(optimizer, PrivateOptimizer)
-        self.servers = [(ParameterServer if private else PlainServer)(device) for device in devices]
+        self.servers = [ParameterServer(device) for device in devices]
         placement = Placement(self.servers, min_shard_bytes)
         with placement.scope():
             self.model = make()
-            self._build_layers()
-        if private:
-            optimizer.build([], {})  # the variables are the servers'
+            build_layers(self.model, spec)
+        optimizer.build([], {})  # the variables are the servers'
         self.tables = self._hand_over(placement)
         for server in self.servers:
             server.open(optimizer)
         for table in self.tables.values():
             table.open = True
-
-    def _build_layers(self) -> None:
-        """Makes the variables of layers that have none yet."""
-        model = self.model
-        if all(layer.built for layer in layers_within(model)):
-            return
-        flat = [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in tf.nest.flatten(self._spec)]
-
-        def loss(*tensors: tf.Tensor) -> tf.Tensor:
-            return model.per_example_loss(tf.nest.pack_sequence_as(self._spec, tensors), training=False)
-
-        with keras.StatelessScope():  # variables are made when it ends, outside the trace
-            tf.function(loss, autograph=False).get_concrete_function(*flat)
 
     def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
         """Gives each variable to the server it is on, now that the model says which ones are tables."""
@@ -77,7 +63,8 @@ class ServedModel:
         for number, variable in enumerate(model.trainable_variables):
             held: Any = resource(variable)
             if variable.path in paths:
-                table = held if isinstance(held, ServedTable) else placement.as_table(held)
+                whole = not isinstance(held, ServedTable)
+                table = ServedTable([Shard(placement.server_of(held), 0, held)]) if whole else held
                 table.hold(variable, number)
                 tables[variable.path] = table
                 set_resource(variable, table)
@@ -85,15 +72,12 @@ class ServedModel:
             if isinstance(held, ServedTable):
                 held = placement.as_whole(held)
                 set_resource(variable, held)
-            self._server_of(held).hold(variable, False, number)
+            placement.server_of(held).hold(variable, False, number)
         trained, metrics = {id(v) for v in model.trainable_variables}, {id(v) for v in model.metrics_variables}
         for variable in model.variables:
             if id(variable) not in trained | metrics:
-                self._server_of(resource(variable)).keep(resource(variable))
+                placement.server_of(resource(variable)).keep(resource(variable))
         return tables
-
-    def _server_of(self, variable: tf.Variable) -> ParameterServer:
-        return next(server for server in self.servers if server.device == variable.device)
 
     def fetch(self, local: Any) -> None:
         """Brings the settled weights into a local model, tables some rows at a time."""
@@ -152,10 +136,9 @@ class Placement:
                 shards.append(Shard(server, start, create(**{**options, "initial_value": values(start, end)})))
         return ServedTable(shards)
 
-    def as_table(self, variable: tf.Variable) -> ServedTable:
-        """A variable that was made whole, as a table of one shard."""
-        server = next(s for s in self.servers if s.device == variable.device)
-        return ServedTable([Shard(server, 0, variable)])
+    def server_of(self, variable: tf.Variable) -> ParameterServer:
+        """The server that a variable is on."""
+        return next(server for server in self.servers if server.device == variable.device)
 
     def as_whole(self, table: ServedTable) -> tf.Variable:
         """A variable that was divided because of its size, but turned out not to be a table."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -20,8 +20,6 @@ from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.files import row_chunks
 from tfdp_rec.independence import rows_of
 from tfdp_rec.refused import NotPrivate
-
-Watch = Callable[[str, tf.Tensor, tf.Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +120,10 @@ _UNTOLD = (
 
 
 @contextlib.contextmanager
-def fetched(
-    tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor], watch: Watch | None = None
-) -> Iterator[None]:
-    """Within it, the tables can be read at these ids; `watch` is shown path, distinct ids and rows."""
+def fetched(tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor]) -> Iterator[None]:
+    """Within it, the tables can be read at these ids."""
     distinct = {path: tf.sort(tf.unique(ids[path])[0]) for path in tables}
     for path, rows in _read_together(tables, distinct).items():
-        if watch is not None:
-            watch(path, distinct[path], rows)
         tables[path].fetched = distinct[path], rows
     try:
         yield

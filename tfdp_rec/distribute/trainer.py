@@ -21,13 +21,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.distribute.attempts import Attempts, opened
+from tfdp_rec.distribute.attempts import opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import Watch, connect, servers_alive
 from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
-from tfdp_rec.distribute.worker_step import Made, PlainStep, WorkerStep
+from tfdp_rec.distribute.worker_step import Made, WorkerStep
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
@@ -46,15 +46,15 @@ class ParameterServerTrainer:
 
     Args:
         model_fn: Maker of the model (with `PrivateTraining`), without arguments.
-        optimizer_fn: Maker of the mechanism: `DPSGD`, `EANA` or `LazyDPSGD`; or a plain `keras.optimizers.SGD`, without
-            privacy, to compare with.
+        optimizer_fn: Maker of the mechanism: `DPSGD`, `EANA` or `LazyDPSGD`. Without privacy, to compare with: `EANA`
+            with noise_multiplier=0 and a clip that no gradient reaches.
         dataset_fn: Maker of a worker's batches, a `tf.data.Dataset` without end; it runs on the worker, so every part
             of it must be a TensorFlow operation (`PoissonSampling.graph_batches`).
         cluster_resolver: Resolver that names the processes.
         loss: Loss for `compile`, for a model without a `per_example_loss` of its own.
         loss_weights: Weights of the losses for `compile`.
         microbatch_size: Size of microbatches for `compile`.
-        sampling: The Poisson sampling that `dataset_fn` draws with; needed for a private optimizer.
+        sampling: The Poisson sampling that `dataset_fn` draws with.
         checkpoint_directory: Directory of training checkpoints and of the ledger that attempts are paid in, on a file
             system that all processes share; one training, one directory, one trainer at a time. None for neither.
         checkpoint_every: Attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
@@ -84,7 +84,7 @@ class ParameterServerTrainer:
     def __init__(
         self,
         model_fn: Callable[[], Any],
-        optimizer_fn: Callable[[], keras.optimizers.Optimizer],
+        optimizer_fn: Callable[[], PrivateOptimizer],
         dataset_fn: Callable[[], tf.data.Dataset],
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
         *,
@@ -104,7 +104,6 @@ class ParameterServerTrainer:
         self._compile_options = {"loss": loss, "loss_weights": loss_weights}
         if microbatch_size is not None:
             self._compile_options["microbatch_size"] = microbatch_size
-        self.sampling = sampling
         self._every, self._saved = checkpoint_every, 0
         self._progress = _Progress()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
@@ -113,13 +112,18 @@ class ParameterServerTrainer:
         self.strategy = connect(cluster_resolver)  # first: it makes TensorFlow forget what was made before
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._optimizer = optimizer_fn()
-        self._private = isinstance(self._optimizer, PrivateOptimizer)
-        self._check_optimizer()
+        refuse_unserved(self._optimizer)
+        if not isinstance(sampling, PoissonSampling):
+            raise NotPrivate(
+                "Workers draw their batches by themselves, so only Poisson sampling has a meaning for all of them "
+                f"together: pass sampling=, a tfdp_rec.data.PoissonSampling; got {sampling!r}."
+            )
+        self.sampling = sampling
         with contextlib.ExitStack() as failed:
             # Before all that takes long: what may not train here is refused at once.
-            self._attempts = self._open_attempts(checkpoint_directory, data_changed, ledger)
+            self._attempts = opened(checkpoint_directory, sampling, data_changed, ledger)
             failed.callback(self._attempts.close)
-            if checkpoint_directory is not None and self._private:
+            if checkpoint_directory is not None:
                 self._attempts.refuse_forgetting(Checkpoints(checkpoint_directory, [], {}))
             self._spec = self._checked_spec()
             devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
@@ -132,41 +136,21 @@ class ParameterServerTrainer:
 
     # Making.
 
-    def _open_attempts(self, directory: str | None, data_changed: bool, ledger: Ledger | None) -> Attempts:
-        if not self._private or self.sampling is None:
-            return Attempts()
-        return opened(directory, self.sampling, data_changed, ledger)
-
     def _refuse_shared_seeds(self) -> None:
         """A worker that draws between another's new seed and its draw has the same masks, of neither alone."""
         random = [layer.name for layer in layers_within(self._served.model) if random_states(layer)]
-        if self._private and random:
+        if random:
             raise NotPrivate(
                 f"Layer '{random[-1]}' draws random numbers from a seed that the workers of a cluster would share, so "
                 "that steps of different examples could have the same masks. Leave out Dropout and its kin (and Keras' "
                 "recurrent layers, which always hold a seed), or train on one machine."
             )
 
-    def _check_optimizer(self) -> None:
-        optimizer = self._optimizer
-        if self._private:
-            refuse_unserved(optimizer)
-            if not isinstance(self.sampling, PoissonSampling):
-                raise NotPrivate(
-                    "Workers draw their batches by themselves, so only Poisson sampling has a meaning for all of them "
-                    f"together: pass sampling=, a tfdp_rec.data.PoissonSampling; got {self.sampling!r}."
-                )
-        elif type(optimizer) is not keras.optimizers.SGD or optimizer.momentum:
-            raise ValueError(
-                f"{type(optimizer).__name__} does not run on parameter servers: use DPSGD, EANA or LazyDPSGD, or, "
-                "without privacy, keras.optimizers.SGD without momentum."
-            )
-
     def _checked_spec(self) -> Any:
-        streams = self.sampling.graph_streams if self.sampling else 0
+        streams = self.sampling.graph_streams
         given = self._dataset_fn().element_spec
         self._source, spec = source_of(given), examples_of(given)
-        if self._private and self.sampling.graph_streams == streams:  # type: ignore[union-attr]
+        if self.sampling.graph_streams == streams:
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
         if self._source.sampling not in (None, self.sampling):
             raise NotPrivate(
@@ -188,9 +172,8 @@ class ParameterServerTrainer:
         return self._served.model
 
     def _make_step(self) -> None:
-        kind = WorkerStep if self._private else PlainStep
         served = self._served
-        make = kind(served.model.private_step, served.tables, served.servers, served.reader)
+        make = WorkerStep(served.model.private_step, served.tables, served.servers, served.reader)
         function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
         make_data = tf.function(self._dataset_fn, autograph=False)
         self._dataset = self._coordinator.create_per_worker_dataset(make_data)
@@ -200,9 +183,9 @@ class ParameterServerTrainer:
         self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
 
     def _make_checkpoints(self, directory: str | None) -> Checkpoints | None:
-        if directory is None or not self._private:
+        if directory is None:
             return None
-        config = {**self._optimizer.get_config(), **self._optimizer.constructed_with}  # type: ignore[attr-defined]
+        config = {**self._optimizer.get_config(), **self._optimizer.constructed_with}
         identity = {
             "format": "tfdp_rec cluster checkpoint, not a model to release: rows may still owe noise",
             "mechanism": keras.saving.get_registered_name(type(self._optimizer)),
@@ -315,7 +298,7 @@ class ParameterServerTrainer:
             )
 
     def _refuse_listeners(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        if getattr(self._optimizer, "observers", ()):
+        if self._optimizer.observers:
             raise ValueError("Callbacks that look at the clipped sum do not work here: it is on the workers.")
         saving = [type(c).__name__ for c in callbacks if hasattr(c, "resume")]
         if saving:
@@ -342,12 +325,11 @@ class ParameterServerTrainer:
 
     def _count(self, made: int) -> None:
         """Enters what a round has made; where a draw was used twice, which shows afterwards, nothing is proven."""
-        repeated = self._progress.repeated
-        if self._private:
-            source, meter = NO_SAMPLING if repeated else self._source, self._optimizer.privacy_history
-            if self._attempts.receipt and source.sampling is not None:
-                meter.use_id(self._optimizer, source.sampling.name, self._attempts.receipt)
-            meter.add(self._optimizer, source, made)
+        repeated, meter = self._progress.repeated, self._optimizer.privacy_history
+        source = NO_SAMPLING if repeated else self._source
+        if self._attempts.receipt and source.sampling is not None:
+            meter.use_id(self._optimizer, source.sampling.name, self._attempts.receipt)
+        meter.add(self._optimizer, source, made)
         self._optimizer.iterations.assign_add(made)
         if repeated:
             self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
@@ -368,15 +350,12 @@ class ParameterServerTrainer:
 
     def _event(self) -> dp_accounting.DpEvent:
         """What an attempt is paid for; nothing bounds its cost where no sampling drew, or noise can be repeated."""
-        proven = self._private and self._source.sampling is not None
-        if not proven or void_of(self._optimizer, self._source):
+        if self._source.sampling is None or void_of(self._optimizer, self._source):
             return dp_accounting.NonPrivateDpEvent()
         return self._optimizer.dp_event()
 
     def _settings(self) -> list[float]:
         optimizer = self._optimizer
-        if not self._private:
-            return [0.0, 0.0, 1.0, float(optimizer.learning_rate)]
         rate = learning_rate_of(optimizer)
         rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # a schedule is the servers' own
         return [optimizer.l2_norm_clip, optimizer.noise_multiplier, optimizer.expected_batch_size, rate]
@@ -400,8 +379,7 @@ class ParameterServerTrainer:
         if not all(layer.built for layer in layers_within(local)):
             local.table_reader(self._spec)
         self._watch.during(lambda: self._served.fetch(local))
-        if self._private:
-            local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
+        local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
         self.save()
         return local
 

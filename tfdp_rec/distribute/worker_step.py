@@ -14,11 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.clipping.recorder import recording
 from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
-from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers.checks import refuse_data_beside_the_sum
 from tfdp_rec.optimizers.tables import distinct_rows
 from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
@@ -40,24 +37,23 @@ class WorkerStep:
         shared = self._step.model.shared_inputs
         numbers, batch = draw_numbers(data), Batch.from_data(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
-            clipped = self._clipped_sum(batch, settings)
+            with fetched(self._tables, self._reader(batch.examples)):
+                clip = tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32)
+                clipped = self._step.clipped_sum(batch, clip)
             with tf.control_dependencies([clipped.norms]):
-                self._send({path: clipped.gradients[path] for path in clipped.gradients}, settings)
-            return _message(clipped, numbers)
-
-    def _clipped_sum(self, batch: Batch, settings: tf.Tensor) -> ClippedSum:
-        with fetched(self._tables, self._reader(batch.examples)):
-            return self._step.clipped_sum(batch, tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32))
+                self._send(clipped.gradients, settings)
+            losses = tf.cast(tf.stack(finite_loss(clipped)), tf.float64)
+            return tf.concat([numbers, tf.bitcast(losses, tf.int64)], axis=0)
 
     def _send(self, gradients: Mapping[str, Any], settings: tf.Tensor) -> None:
-        parts: list[dict[str, Any]] = [{} for _ in self._servers]
+        parts: dict[ParameterServer, dict[str, Any]] = {server: {} for server in self._servers}
         for path, gradient in gradients.items():
             for server, part in self._split(path, gradient):
-                parts[self._servers.index(server)][path] = part
+                parts[server][path] = part
         # The servers' optimizers are given numbers: what computes them is the model's own.
         refuse_data_beside_the_sum(self._step.model.optimizer, self._step.model.trainable_variables)
         regularization = self._step.regularization()
-        for server, part in zip(self._servers, parts):
+        for server, part in parts.items():
             own = {path: gradient for path, gradient in regularization.items() if path in server.paths}
             server.land(part, settings, own)
 
@@ -72,32 +68,6 @@ class WorkerStep:
         return [(shard.server, (part, own)) for shard, (_, own, part) in zip(table.shards, split)]
 
 
-class PlainStep(WorkerStep):
-    """The step of ordinary SGD: the gradient of the mean loss, neither clipped nor noised."""
-
-    def _clipped_sum(self, batch: Batch, settings: tf.Tensor) -> ClippedSum:
-        model, read = self._step.model, []
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            dense = {v.path: resource(v) for v in model.trainable_variables if v.path not in self._tables}
-            tape.watch(list(dense.values()))
-
-            def watch(path: str, ids: tf.Tensor, rows: tf.Tensor) -> None:
-                tape.watch(rows)
-                read.append((path, ids, rows))
-
-            with fetched(self._tables, self._reader(batch.examples), watch), recording(model):
-                losses = self._step.losses(batch)
-            total = tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
-        found = tape.gradient(total, [rows for _, _, rows in read] + list(dense.values()))
-        gradients: dict[str, Any] = {
-            path: tf.IndexedSlices(tf.convert_to_tensor(g), ids)
-            for (path, ids, _), g in zip(read, found)
-            if g is not None
-        }
-        gradients |= {path: g for path, g in zip(dense, found[len(read) :]) if g is not None}
-        return ClippedSum(gradients, tf.zeros_like(losses), tf.zeros([]), losses)
-
-
 class Made(NamedTuple):
     """What a worker reports of a step. The losses are private: nothing protects them."""
 
@@ -110,7 +80,3 @@ class Made(NamedTuple):
     def of(cls, message: np.ndarray) -> Made:
         """What the message of a step says."""
         return cls(message[2:].view(np.float64), message[:2].tolist())
-
-
-def _message(clipped: ClippedSum, draw: tf.Tensor) -> tf.Tensor:
-    return tf.concat([draw, tf.bitcast(tf.cast(tf.stack(finite_loss(clipped)), tf.float64), tf.int64)], axis=0)

@@ -62,9 +62,6 @@ class LocalUpdate(abc.ABC):
             client would encode too many news.
     """
 
-    holds = True
-    """Whether an epsilon bounds what the update reveals."""
-
     def __init__(
         self,
         model: Any,
@@ -226,8 +223,6 @@ class PrivateUpdate(LocalUpdate):
 
 class PublishedUpdate(LocalUpdate):
     """PrivateRec's local update as published: it protects no history, and is for readers whose clicks are public."""
-
-    holds = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

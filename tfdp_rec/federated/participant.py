@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
-from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.local import LocalUpdate
 from tfdp_rec.files import writing
 from tfdp_rec.noise import words
@@ -143,8 +142,7 @@ class Participant:
 
     @property
     def _keeps_labels(self) -> bool:
-        mine = self.update.label_event is not None and isinstance(self.update.labels, LabelPermutation)
-        return mine and self.data.label_epsilon is None
+        return self.update.label_event is not None and self.data.label_epsilon is None
 
     def _labels_needed(self, kept: Labels) -> list[int]:
         """Which training clicks have no label: among the same candidates those after the last that has one."""

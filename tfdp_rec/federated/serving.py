@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,37 +76,23 @@ def export_client(
     if mechanism.num_basis != model.num_basis or mechanism.clip_norm != model.clip_norm:
         raise ValueError("mechanism must have the model's num_basis and clip_norm.")
     _refuse_existing(folder)
-    path = Path(folder)
-    path.mkdir(parents=True)
-    try:
-        _write_client(model, catalogue, path, mechanism, history_length, tflite)
-    except BaseException:
-        shutil.rmtree(path)
-        raise
-
-
-def _write_client(
-    model: Any,
-    catalogue: NewsCatalogue,
-    path: Path,
-    mechanism: AttentionMechanism,
-    history_length: int,
-    tflite: bool,
-) -> None:
     vectors = model.catalogue_vectors(catalogue.features)
     sizes = (history_length, vectors.shape[1], mechanism.num_basis)
     attention = _attention(model, *sizes[:2])
-    content = attention.graph.as_graph_def().SerializeToString()
-    graphs.encoder(content, *sizes)
-    (path / "attention.pb").write_bytes(content)
+    files = {"attention.pb": attention.graph.as_graph_def().SerializeToString()}
+    graphs.encoder(files["attention.pb"], *sizes)
     if tflite:
-        content = _converted(attention)
-        graphs.lite_encoder(content, *sizes)
-        (path / "client.tflite").write_bytes(content)
-    np.savez(path / "news.npz", ids=np.array(catalogue.ids), vectors=vectors)
+        files["client.tflite"] = _converted(attention)
+        graphs.lite_encoder(files["client.tflite"], *sizes)
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights()))
     about = {"mechanism": mechanism.settings(), "history_length": history_length, "model": digest.hexdigest()[:16]}
-    (path / "bundle.json").write_text(json.dumps({"format": FORMAT, **about}, indent=1), encoding="utf-8")
+    files["bundle.json"] = json.dumps({"format": FORMAT, **about}, indent=1).encode()
+    # Nothing is written before a phone would run the graphs.
+    path = Path(folder)
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    np.savez(path / "news.npz", ids=np.array(catalogue.ids), vectors=vectors)
 
 
 def _attention(model: Any, length: int, width: int) -> Any:

@@ -206,11 +206,6 @@ class Course:
         self._start.assign(self.made)
 
     @property
-    def name(self) -> str:
-        """Random name of the plan, the same in files."""
-        return self.whereabouts[0]
-
-    @property
     def whereabouts(self) -> tuple[str, str, str, int]:
         """The plan, the part of it that is under way, the one that went before, and the step that it began with."""
         plan, part, after = (f"{int(v.numpy()):016x}" for v in (self._plan, self._part, self._after))

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec import mechanisms
 from tfdp_rec.datasets.shared_timelines import SharedTimelines
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
 from tfdp_rec.distribute.connection import ServerLost, connect
@@ -28,6 +29,7 @@ from tfdp_rec.job.recommenders.two_towers import (
 )  # fmt: skip
 from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.run_folder import RunFolder
+from tfdp_rec.job.settings import JobSettings
 
 
 class ClusterTraining:
@@ -46,9 +48,10 @@ class ClusterTraining:
         try:
             timelines = SharedTimelines(examples_of(run), path)
             trainer = ParameterServerTrainer(
-                lambda: new_model(run), lambda: optimizer_for(name, settings, checkpoint.noises[name]),
+                lambda: new_model(run), lambda: _optimizer_for(name, settings, checkpoint.noises[name]),
                 lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
-                checkpoint_directory=checkpoint.training_folder(name), checkpoint_every=checkpoint.every,
+                checkpoint_directory=checkpoint.training_folder(name) if name != mechanisms.sgd.name else None,
+                checkpoint_every=checkpoint.every,
                 ledger=run.ledger(name) if names.named(name).claims_epsilon else None,
             )  # fmt: skip
             with trainer:
@@ -58,6 +61,15 @@ class ClusterTraining:
             raise ConnectionError(f"{fact} Go on from the last checkpoint, once all of them run.") from problem
         finally:
             remove(path)
+
+
+def _optimizer_for(name: str, settings: JobSettings, noise_multiplier: float) -> Any:
+    # Servers train by mechanisms alone: SGD is EANA without noise, at a clip that no example's gradient reaches.
+    own = optimizer_for(name, settings, noise_multiplier)
+    if name != mechanisms.sgd.name:
+        return own
+    plain = {"l2_norm_clip": 1e6, "noise_multiplier": 0.0, "expected_batch_size": settings.batch_size}
+    return mechanisms.eana.optimizer(float(own.learning_rate), **plain)
 
 
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
