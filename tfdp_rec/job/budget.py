@@ -119,14 +119,14 @@ class Budget:
 
     def decided(self, ledger: Ledger) -> Budget:
         """The decision that stands in a ledger; this one, written there, if there is none."""
-        if not _notes(ledger):
+        if not ledger.notes(LABEL):
             ledger.note(LABEL, dataclasses.asdict(self))
         return Budget.of(ledger)
 
     @classmethod
     def of(cls, chain: Chain) -> Budget:
         """The first decision in a ledger: no later one counts."""
-        notes = _notes(chain)
+        notes = chain.notes(LABEL)
         if not notes:
             raise ValueError(
                 f"{chain.path} does not say what all days together may cost, so that no day can be added: begin "
@@ -157,7 +157,3 @@ def _noise_of_sums(budget: Budget) -> float:
         if over <= 0:
             return sums
         aimed -= max(over, _GRID)
-
-
-def _notes(chain: Chain) -> list[dict]:
-    return [line["settings"] for line in chain.lines if line["kind"] == "note" and line["label"] == LABEL]

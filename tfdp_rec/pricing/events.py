@@ -191,6 +191,14 @@ def is_private(event: DpEvent) -> bool:
     return kind is not None and kind.has_guarantee(event) and all(map(is_private, _inner(event)))
 
 
+def is_release(event: DpEvent) -> bool:
+    """Whether an event has a part that only `profiles.py` can price."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return any(is_release(part) for part in event.events)
+    inner = getattr(event, "event", None)
+    return isinstance(event, PureDpEvent | PaddedDpEvent) or (inner is not None and is_release(inner))
+
+
 def planned_in(event: DpEvent) -> bool:
     """Whether an event contains single steps of a planned training."""
     return isinstance(event, PlannedDpEvent) or any(map(planned_in, _inner(event)))

@@ -275,6 +275,19 @@ class Chain:
         """Fraction of a filter's budget that its payments use, for the worst item; the claim is the whole budget."""
         return max(map(self.limit.used, _events(self.paid))) if self.limit else 0.0
 
+    @property
+    def kind(self) -> str:
+        """What the payments may depend on, as text."""
+        if self.limit is None:
+            return "payments fixed in advance"
+        share = f"{self.used:.2%} of it is used"
+        return f"filter: payments may depend on earlier releases, and the claim is its budget; {share}"
+
+    def notes(self, label: str, since: int = 0) -> list[dict[str, Any]]:
+        """Settings of the notes of a kind, in order, of those after a line."""
+        notes = [line for line in self.lines if line["kind"] == "note" and line["label"] == label]
+        return [line["settings"] for line in notes if line["number"] > since]
+
     def refuse_without(self, mark: Mark) -> None:
         """Raises unless the ledger continues from a mark."""
         if mark.ledger != self.id:
