@@ -50,13 +50,6 @@ def prior_noise(epsilon: float, delta: float) -> float:
 class Budget:
     """What the first day decides for all days, and the shares of one day that follow from it.
 
-    Attributes:
-        epsilon: ε of all days together; never exceeded.
-        delta: δ of all days together.
-        days: Most days there may be, T.
-        public: Whether the items are a public list.
-        items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if None.
-
     Example:
         >>> budget = Budget(8.0, 1e-6)
         >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.all_days(budget.sums), 1e-6), 2)
@@ -66,11 +59,11 @@ class Budget:
         (3.7, 8.0)
     """
 
-    epsilon: float
+    epsilon: float  # of all days together; never exceeded
     delta: float
-    days: int = 1
-    public: bool = False
-    items_epsilon: float | None = None
+    days: int = 1  # most that there may be, T
+    public: bool = False  # whether the items are a public list
+    items_epsilon: float | None = None  # of finding items on all days, by itself; a quarter of ε if None
 
     @functools.cached_property
     def items(self) -> tuple[float, float] | None:

@@ -73,22 +73,16 @@ class ReleasePayment:
 
 
 class RunCheckpoint:
-    """The folder of one run, held by this process.
+    """The folder of one run, held by this process."""
 
-    Attributes:
-        ledgers: Ledgers by recommender, once `open` was called.
-        earlier: Releases of the days before; None on the first.
-        noises: Noise multipliers of two-towers, by name; empty until they are decided.
-        seen: Whether a day before had data of the same public count and shape.
-    """
-
-    earlier: WarmStart | None = None
-    seen = False
+    earlier: WarmStart | None = None  # releases of the days before
+    seen = False  # whether a day before had data of the same public count and shape
 
     def __init__(self, directory: Path, settings: JobSettings, out: Path, every: int, continues: Mark | None = None):
         self.directory, self.settings, self.out = pathlib.Path(directory).absolute(), settings, os.path.abspath(out)
         self.every, self.continues, self._data = every, continues, ""
-        self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
+        self.ledgers = dict[str, Ledger]()  # by recommender, once `open` was called
+        self.noises = dict[str, float]()  # σ of two-towers, by name; empty until they are decided
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
         _refuse_released(self.out, self.directory)
         self.folder = RunFolder(self.out)

@@ -61,25 +61,15 @@ _PRIVATE_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """The content of the report and of the card.
-
-    Attributes:
-        folder: Run folder.
-        source: Source of the log.
-        config: Settings, sizes and name of the released recommender.
-        results: A record for each recommender.
-        others: Statements of the recommenders that were only compared, by name.
-        said: Statement of the released one; None if it has none.
-        answers: Ids and titles of the first items recommended for an empty history.
-    """
+    """The content of the report and of the card."""
 
     folder: RunFolder
     source: LogSource
-    config: Mapping[str, Any]
-    results: Sequence[dict[str, Any]]
-    others: Mapping[str, Statement]
-    said: Statement | None
-    answers: Sequence[tuple[Any, str]]
+    config: Mapping[str, Any]  # settings, sizes and name of the released recommender
+    results: Sequence[dict[str, Any]]  # a record for each recommender
+    others: Mapping[str, Statement]  # of the recommenders that were only compared, by name
+    said: Statement | None  # of the released one
+    answers: Sequence[tuple[Any, str]]  # ids and titles of the first items recommended for an empty history
 
     @property
     def by_name(self) -> dict[str, dict[str, Any]]:

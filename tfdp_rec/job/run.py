@@ -64,17 +64,11 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Users:
-    """The split of a log's users.
+    """The split of a log's users, by their positions in it."""
 
-    Attributes:
-        train: Positions of the users that recommenders are made from.
-        test: Positions of the held-out users.
-        sampling: Sampling of training users into the batches of two-towers; None if there are none.
-    """
-
-    train: NDArray[np.int64]
+    train: NDArray[np.int64]  # recommenders are made from these
     test: NDArray[np.int64]
-    sampling: PoissonSampling | FixedOrder | None
+    sampling: PoissonSampling | FixedOrder | None  # of training users into batches of two-towers, if there are any
 
     @classmethod
     def of(cls, log: Interactions, settings: JobSettings) -> Users:
@@ -104,24 +98,17 @@ def _sampling_of(users: int, settings: JobSettings) -> PoissonSampling | FixedOr
 
 @dataclasses.dataclass
 class Run:
-    """A job whose log was read: what any of its recommenders is made from.
-
-    Attributes:
-        log: Log, with its items once these are chosen.
-        public: Public list of items; None where they are found.
-        titles: Public titles, in columns `item` and `title`.
-        budget: Shares of one day.
-        prior: Popularity of each item, released before two-towers are trained; empty until then.
-    """
+    """A job whose log was read: what any of its recommenders is made from."""
 
     source: LogSource
     checkpoint: RunCheckpoint
     show: Progress
-    log: Interactions
+    log: Interactions  # with its items once these are chosen
     users: Users
-    public: Items | None
-    titles: pa.Table
+    public: Items | None  # the list of items, where they are not found
+    titles: pa.Table  # public, in columns `item` and `title`
     budget: Budget
+    # Popularity of each item, released before two-towers are trained; empty until then.
     prior: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -192,25 +179,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class MadeRecommender:
-    """A recommender, and what it cost.
+    """A recommender, and what it cost."""
 
-    Attributes:
-        model: Model with `answers()`, to serve; and `save(path)` of a two-tower.
-        scores: Function from contexts to scores, for tests.
-        epsilon: ε of all that was spent on it; infinite where nothing is private.
-        statement: The guarantee; None where there is none.
-        noise_multiplier: σ; None where there is none.
-        steps: Number of training steps; None where nothing is trained.
-        means: Results of tests, if they were made already.
-    """
-
-    model: Any
-    scores: Any
-    epsilon: float = float("inf")
+    model: Any  # with `answers()`, to serve; and `save(path)` of a two-tower
+    scores: Any  # function from contexts to scores, for tests
+    epsilon: float = float("inf")  # of all that was spent on it
     statement: Statement | None = None
     noise_multiplier: float | None = None
-    steps: int | None = None
-    means: Mapping[str, Mean] | None = None
+    steps: int | None = None  # None where nothing is trained
+    means: Mapping[str, Mean] | None = None  # results of tests, if they were made already
 
 
 Train = Callable[[str, Run], MadeRecommender]
