@@ -79,20 +79,10 @@ class PrivatePlan:
     """
 
     def __init__(
-        self,
-        *,
-        sampling: Sampling,
-        delta: float,
-        steps: int,
-        epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        l2_norm_clip: float = 1.0,
-        accountant: str = "pld",
-        make_event: Callable[[float], DpEvent] = GaussianDpEvent,
-        correlation: Correlation | None = None,
-        spent: Iterable[tuple[DpEvent, str]] = (),
-        allow_large_delta: bool = False,
-        asserted: str = "",
+        self, *, sampling: Sampling, delta: float, steps: int, epsilon: float | None = None,
+        noise_multiplier: float | None = None, l2_norm_clip: float = 1.0, accountant: str = "pld",
+        make_event: Callable[[float], DpEvent] = GaussianDpEvent, correlation: Correlation | None = None,
+        spent: Iterable[tuple[DpEvent, str]] = (), allow_large_delta: bool = False, asserted: str = "",
         ledger: Path | Ledger | None = None,
     ):
         if (epsilon is None) == (noise_multiplier is None):

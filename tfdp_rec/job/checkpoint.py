@@ -324,7 +324,9 @@ def state(directory: pathlib.Path) -> str:
             return NOTHING  # it is done, or another day was added since
         for path in run["ledgers"]:
             since = run["since"].get(path, 0)
-            paid = [each for each in read(_ledger_at(run["out"], path)).paid if each.number >= since]
+            # The released one's may stand where an older version wrote it.
+            ledger = find(run["out"], LEDGER) if path == f"{RELEASE}/{LEDGER}" else pathlib.Path(run["out"]) / path
+            paid = [each for each in read(ledger).paid if each.number >= since]
             if _lost(paid, since, directory):
                 return LOST
             found = RESUMABLE if paid else found
@@ -362,10 +364,6 @@ def run_of(directory: Path) -> dict[str, Any]:
     run = json.loads((path / RUN).read_text(encoding="utf-8"))
     run["out"] = run["out"] or os.fspath(path.parent.parent)
     return run
-
-
-def _ledger_at(out: Path, path: str) -> pathlib.Path:
-    return find(out, LEDGER) if path == f"{RELEASE}/{LEDGER}" else pathlib.Path(out) / path
 
 
 def _lost(paid: Sequence[Any], since: int, directory: pathlib.Path) -> list[str]:

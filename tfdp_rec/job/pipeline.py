@@ -37,11 +37,10 @@ from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import HISTORY, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
-from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users
+from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users, UserSubset
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.settings import ELSEWHERE, SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
-from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.serving.own_ids import export, line_breaks
@@ -61,7 +60,9 @@ def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: T
     made = checkpoint.settings.mechanism
     show = Progress(3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made), verbose)
     show.begin("reading the log, and grouping it by user")
-    log = source.read(checkpoint.log)
+    rows, columns = source.rows()
+    log = Interactions.read(rows, **columns, folder=checkpoint.log)
+    del rows  # of a source in memory they are as large as the log
     show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
     try:
         run = _begun(source, checkpoint, show, log)

@@ -193,10 +193,7 @@ def is_private(event: DpEvent) -> bool:
 
 def is_release(event: DpEvent) -> bool:
     """Whether an event has a part that only `profiles.py` can price."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return any(is_release(part) for part in event.events)
-    inner = getattr(event, "event", None)
-    return isinstance(event, PureDpEvent | PaddedDpEvent) or (inner is not None and is_release(inner))
+    return isinstance(event, PureDpEvent | PaddedDpEvent) or any(map(is_release, _inner(event)))
 
 
 def planned_in(event: DpEvent) -> bool:

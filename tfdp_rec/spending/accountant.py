@@ -83,14 +83,8 @@ class Accountant:
     """
 
     def __init__(
-        self,
-        event: DpEvent,
-        sampling: Sampling,
-        delta: float,
-        accountant: str = "pld",
-        allow_large_delta: bool = False,
-        asserted: str = "",
-        ledger: Path | Ledger | None = None,
+        self, event: DpEvent, sampling: Sampling, delta: float, accountant: str = "pld",
+        allow_large_delta: bool = False, asserted: str = "", ledger: Path | Ledger | None = None,
     ):
         if not isinstance(sampling, Sampling):
             raise TypeError(

@@ -23,16 +23,9 @@ _NEAR = 5e-4  # relative distance to the budget at which the search ends: less n
 
 
 def calibrate_noise(
-    target_epsilon: float,
-    delta: float,
-    sampling: Sampling,
-    steps: int,
-    accountant: str = "pld",
-    make_event: Callable[[float], DpEvent] = GaussianDpEvent,
-    spent: Iterable[tuple[DpEvent, str]] = (),
-    allow_large_delta: bool = False,
-    ledger: Ledger | None = None,
-    share: float = 1.0,
+    target_epsilon: float, delta: float, sampling: Sampling, steps: int, accountant: str = "pld",
+    make_event: Callable[[float], DpEvent] = GaussianDpEvent, spent: Iterable[tuple[DpEvent, str]] = (),
+    allow_large_delta: bool = False, ledger: Ledger | None = None, share: float = 1.0,
 ) -> float:
     """The least noise multiplier, to one part in a thousand, with which `steps` steps cost at most target_epsilon.
 

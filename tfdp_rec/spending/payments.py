@@ -185,8 +185,10 @@ class Payments:
     # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
 
     def _claim(self, id: str, entry: Entry) -> int:
-        lines = [paid for paid, steps in self._lines() if not paid.id and _alike(steps, entry)]
-        free = Counter({paid.number: paid.steps for paid in lines})
+        wanted, free = (entry.event, entry.sampling), Counter[int]()
+        for paid, steps in self._lines():
+            if not paid.id and steps is not None and (steps.event, steps.sampling) == wanted:
+                free[paid.number] = paid.steps
         for note in self.ledger.notes(_CLAIMED):
             free[note["line"]] -= note["steps"]
         claimed = 0
@@ -264,10 +266,6 @@ def _steps_of(paid: Paid) -> Entry | None:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
     return Entry(event, steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
-
-
-def _alike(paid: Entry | None, entry: Entry) -> bool:
-    return paid is not None and (paid.event, paid.sampling) == (entry.event, entry.sampling)
 
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:

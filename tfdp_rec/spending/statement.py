@@ -136,13 +136,9 @@ def _tf_privacy_statement(units: int, delta: float, whole: ComposedDpEvent, acco
         return None
     batch_size = step.sampling_probability * units
     return library.compute_dp_sgd_privacy_statement(
-        number_of_examples=units,
-        batch_size=int(batch_size) if batch_size == round(batch_size) else batch_size,
-        num_epochs=_epochs(repeated.count, batch_size / units),
-        noise_multiplier=step.event.noise_multiplier,
-        delta=delta,
-        used_microbatching=False,
-        max_examples_per_user=1,
+        number_of_examples=units, batch_size=int(batch_size) if batch_size == round(batch_size) else batch_size,
+        num_epochs=_epochs(repeated.count, batch_size / units), noise_multiplier=step.event.noise_multiplier,
+        delta=delta, used_microbatching=False, max_examples_per_user=1,
         accountant_type=library.AccountantType[accountant.upper()],
     )
 

@@ -10,8 +10,7 @@ from tfdp_rec.job.budget import LABELS, SUMS
 from tfdp_rec.job.checkpoint import ReleasePayment
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import spectral
-from tfdp_rec.job.run import MadeRecommender, Run
-from tfdp_rec.job.user_subset import UserSubset
+from tfdp_rec.job.run import MadeRecommender, Run, UserSubset
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.spending.statement import Statement, rounded_up
