@@ -95,19 +95,9 @@ class PrivateFit:
 
 
 def make_private(
-    model: keras.Model,
-    data: Any,
-    *others: Any,
-    epsilon: float,
-    batch_size: int,
-    epochs: int,
-    learning_rate: Any = None,
-    delta: float | None = None,
-    unit: Any = None,
-    mechanism: str = "LazyDPSGD",
-    l2_norm_clip: float = 1.0,
-    accountant: str = "pld",
-    **settings: Any,
+    model: keras.Model, data: Any, *others: Any, epsilon: float, batch_size: int, epochs: int,
+    learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: str = "LazyDPSGD",
+    l2_norm_clip: float = 1.0, accountant: str = "pld", **settings: Any,
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -163,11 +153,7 @@ def make_private(
     steps_per_epoch = math.ceil(units / batch_size)
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     plan = PrivatePlan(
-        sampling=sampling,
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps_per_epoch * epochs,
-        l2_norm_clip=l2_norm_clip,
+        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
         accountant=accountant,
     )
     kind = _mechanism(mechanism)

@@ -31,9 +31,9 @@ from tfdp_rec.pricing.correlated_noise import Correlation
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.calibration import calibrate_noise
+from tfdp_rec.spending.calibration import least_noise
 from tfdp_rec.spending.entries import Changes, id_of_use
-from tfdp_rec.spending.ledger import Ledger, canonical, finite
+from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
 _NOTE = "plan"
@@ -79,20 +79,10 @@ class PrivatePlan:
     """
 
     def __init__(
-        self,
-        *,
-        sampling: Sampling,
-        delta: float,
-        steps: int,
-        epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        l2_norm_clip: float = 1.0,
-        accountant: str = "pld",
-        make_event: Callable[[float], DpEvent] = GaussianDpEvent,
-        correlation: Correlation | None = None,
-        spent: Iterable[tuple[DpEvent, str]] = (),
-        allow_large_delta: bool = False,
-        asserted: str = "",
+        self, *, sampling: Sampling, delta: float, steps: int, epsilon: float | None = None,
+        noise_multiplier: float | None = None, l2_norm_clip: float = 1.0, accountant: str = "pld",
+        make_event: Callable[[float], DpEvent] = GaussianDpEvent, correlation: Correlation | None = None,
+        spent: Iterable[tuple[DpEvent, str]] = (), allow_large_delta: bool = False, asserted: str = "",
         ledger: Path | Ledger | None = None,
     ):
         if (epsilon is None) == (noise_multiplier is None):
@@ -110,9 +100,8 @@ class PrivatePlan:
         self.spent = list(spent)
         self._target = epsilon
         self._given_noise = noise_multiplier
-        self._options: dict[str, Any] = {"accountant": accountant, "allow_large_delta": allow_large_delta}
         event = make_event(noise_multiplier or 1.0)
-        self._payer = Accountant(event, sampling, delta, asserted=asserted, ledger=ledger, **self._options)
+        self._payer = Accountant(event, sampling, delta, accountant, allow_large_delta, asserted, ledger)
         try:
             self._refuse_gone()
         except ValueError:
@@ -137,16 +126,12 @@ class PrivatePlan:
         if self._target is None:
             return float(self._given_noise or 0.0)
         paid = self._payer.payments
-        noise = self._noted() or calibrate_noise(
-            self._target,
-            self.delta,
-            self.sampling,
-            self.steps,
-            make_event=self.make_event,
-            spent=[] if paid else self.spent,  # a ledger holds them already
-            ledger=paid.ledger if paid else None,
-            **self._options,
-        )
+        # A ledger holds the uses of `spent` already.
+        besides = [composed(paid.ledger.paid)] if paid else [event for event, _ in self.spent]
+        noise = self._noted() or least_noise(
+            self._target, self.delta, self.sampling, self.steps, self._payer.accountant, self.make_event, besides,
+            self._payer.limit,
+        )  # fmt: skip
         if paid and not self._noted():
             paid.ledger.note(_NOTE, self._note(noise))
         return noise
@@ -164,8 +149,8 @@ class PrivatePlan:
 
     def _noted(self) -> float | None:
         # The σ of the same plan in an earlier process; None if the ledger has no such note.
-        lines = self._payer.payments.ledger.lines if self._payer.payments else []
-        for note in (line["settings"] for line in reversed(lines) if line.get("label") == _NOTE):
+        notes = self._payer.payments.ledger.notes(_NOTE) if self._payer.payments else []
+        for note in reversed(notes):
             if canonical(finite(self._note(note["sigma"]))) == canonical(note):
                 return float(note["sigma"])
         return None

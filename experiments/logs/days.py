@@ -120,7 +120,7 @@ class _Day:
 
     def of(self, items: Any) -> Any:
         """Who is counted, by these items."""
-        from tfdp_rec.job.user_subset import UserSubset
+        from tfdp_rec.job.run import UserSubset
 
         return UserSubset(self.log.with_items(items), self.train)
 

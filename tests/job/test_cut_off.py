@@ -28,8 +28,8 @@ from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job import checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.recommenders import private_sums
+from tfdp_rec.job.run import UserSubset
 from tfdp_rec.job.sources import OwnFiles
-from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import own_ids

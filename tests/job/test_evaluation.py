@@ -6,9 +6,8 @@ import pytest
 from tfdp_rec.data import Interactions, NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, same_for_all
-from tfdp_rec.job.run import Users
+from tfdp_rec.job.run import Users, UserSubset
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.job.user_subset import UserSubset
 
 MOVIES = 200_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9

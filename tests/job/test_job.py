@@ -23,7 +23,7 @@ from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.job import pipeline, report
 from tfdp_rec.job.budget import ITEMS, SUMS, Budget
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
-from tfdp_rec.job.user_subset import UserSubset
+from tfdp_rec.job.run import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.spectral import SpectralRecommender

@@ -61,12 +61,8 @@ class Exposure(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        canaries: Canaries,
-        shared: Mapping[str, np.ndarray] | None = None,
-        every: int = 1,
-        extrapolate: bool = False,
-        batch_size: int = 1024,
+        self, canaries: Canaries, shared: Mapping[str, np.ndarray] | None = None, every: int = 1,
+        extrapolate: bool = False, batch_size: int = 1024,
     ):
         super().__init__()
         if not isinstance(canaries, Canaries):

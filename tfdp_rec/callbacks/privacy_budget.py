@@ -17,8 +17,8 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.sampling.sampling_proof import Source
+from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.entries import Changes, id_of_use
 from tfdp_rec.spending.meter import Meter, void_of
 
@@ -54,7 +54,9 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     keeps_budget = True  # a fit whose callbacks have one is not given that of the optimizer's plan
 
-    def __init__(self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True, steps: int | None = None):
+    def __init__(
+        self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True, steps: int | None = None
+    ):
         super().__init__()
         if not isinstance(accountant, Accountant):
             raise TypeError(f"accountant must be a tfdp_rec.privacy.Accountant, got {accountant!r}.")

@@ -89,10 +89,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     keeps_off_weights = True  # this one wants them as they are (`release.settling_ahead`)
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        every: int | None = None,
-        accountant: Accountant | None = None,
+        self, directory: str | os.PathLike[str], every: int | None = None, accountant: Accountant | None = None,
         sampling: Any = None,
     ):
         super().__init__()

@@ -6,9 +6,10 @@ import argparse
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, ShuffledEpochs
+from tfdp_rec.sampling.schemes import PoissonSampling, ShuffledEpochs
 from tfdp_rec.settings import whole
 from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.statement import rounded_up
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,39 +26,21 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-large-delta", action="store_true", help="accept a delta above 1/N")
 
 
-def sampling_of(args: argparse.Namespace) -> Sampling:
-    """The sampling scheme that the arguments describe."""
-    scheme = ShuffledEpochs if args.shuffled else PoissonSampling
-    return scheme(args.units, args.batch_size, unit=args.unit)
-
-
-def delta_of(args: argparse.Namespace) -> float:
-    """δ of --delta, or its default."""
-    return 0.1 / args.units if args.delta is None else args.delta
-
-
-def method_of(args: argparse.Namespace) -> str:
-    """Name of the method that composes."""
-    return "rdp" if args.rdp else "pld"
-
-
-def spent_besides(args: argparse.Namespace) -> list[tuple[DpEvent, str]]:
-    """The Gaussians of --also, each with its label."""
-    return [(GaussianDpEvent(noise), "besides training") for noise in args.also]
-
-
 def accountant_of(event: DpEvent, args: argparse.Namespace) -> Accountant:
     """An accountant of steps of this event, which was charged with --also."""
-    accountant = Accountant(event, sampling_of(args), delta_of(args), method_of(args), args.allow_large_delta)
-    for besides, label in spent_besides(args):
-        accountant.spend(besides, label)
+    scheme = ShuffledEpochs if args.shuffled else PoissonSampling
+    delta = 0.1 / args.units if args.delta is None else args.delta
+    sampling, method = scheme(args.units, args.batch_size, unit=args.unit), "rdp" if args.rdp else "pld"
+    accountant = Accountant(event, sampling, delta, method, args.allow_large_delta)
+    for noise in args.also:
+        accountant.spend(GaussianDpEvent(noise), "besides training")
     return accountant
 
 
-def circumstances(args: argparse.Namespace) -> str:
-    """Method and sampling of an ε, for a line of output."""
-    sampling = sampling_of(args)
-    how = "shuffled epochs, no amplification"
+def in_words(epsilon: float, accountant: Accountant) -> str:
+    """ε with its δ, method and sampling, for a line of output."""
+    sampling, how = accountant.sampling, "shuffled epochs, no amplification"
     if isinstance(sampling, PoissonSampling):
         how = f"Poisson sampling, q = {sampling.probability:.4g}"
-    return f"{method_of(args).upper()}, {how}"
+    method = accountant.accountant.upper()
+    return f"epsilon = {rounded_up(epsilon):g} at delta = {accountant.delta:g} ({method}, {how})"

@@ -10,7 +10,6 @@ from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import _accounting
 from tfdp_rec.spending.calibration import calibrate_noise
-from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 \\
@@ -28,17 +27,12 @@ def run(args: argparse.Namespace) -> int:
     """Prints the noise multiplier, and its ε."""
     if not args.rdp:
         print("searching for the least noise (--rdp answers at once) ...", file=sys.stderr, flush=True)
+    checked = _accounting.accountant_of(GaussianDpEvent(1.0), args)
     noise = calibrate_noise(
-        args.epsilon,
-        _accounting.delta_of(args),
-        _accounting.sampling_of(args),
-        args.steps,
-        _accounting.method_of(args),
-        spent=_accounting.spent_besides(args),
+        args.epsilon, checked.delta, checked.sampling, args.steps, checked.accountant, spent=checked.spent_besides,
         allow_large_delta=args.allow_large_delta,
-    )
+    )  # fmt: skip
     trained = _accounting.accountant_of(GaussianDpEvent(noise), args)
-    enough, epsilon = math.ceil(noise * 1e4) / 1e4, rounded_up(trained.epsilon(args.steps))
-    circumstances = _accounting.circumstances(args)
-    print(f"noise multiplier = {enough:.4f}: epsilon = {epsilon:g} at delta = {trained.delta:g} ({circumstances})")
+    enough, epsilon = math.ceil(noise * 1e4) / 1e4, trained.epsilon(args.steps)
+    print(f"noise multiplier = {enough:.4f}: {_accounting.in_words(epsilon, trained)}")
     return 0

@@ -25,16 +25,10 @@ from tfdp_rec import interruption
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of a program.
-
-    Attributes:
-        name: Word that asks for it.
-        module: Module of the command, imported when it is used.
-        headline: Purpose of the command, in a line.
-    """
+    """A command of a program."""
 
     name: str
-    module: str
+    module: str  # imported when the command is used
     headline: str
 
 

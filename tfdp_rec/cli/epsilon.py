@@ -7,7 +7,6 @@ import argparse
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
 from tfdp_rec.cli import _accounting
-from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 \\
@@ -35,6 +34,5 @@ def run(args: argparse.Namespace) -> int:
     if args.statement:
         print(accountant.statement(args.steps), end="")
     else:
-        epsilon = accountant.epsilon(args.steps)
-        print(f"epsilon = {rounded_up(epsilon):g} at delta = {accountant.delta:g} ({_accounting.circumstances(args)})")
+        print(_accounting.in_words(accountant.epsilon(args.steps), accountant))
     return 0

@@ -10,7 +10,7 @@ from tfdp_rec.pricing import events
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.filters import GaussianFilter, RenyiFilter
 from tfdp_rec.spending.ledger import Chain, Paid, Snapshot
-from tfdp_rec.spending.statement import kind_of, rounded_up
+from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec ledger show FILE                 every entry in words
@@ -94,7 +94,7 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 def _headline(chain: Chain) -> str:
     counts = f"{len(chain.lines)} lines, {len(chain.paid)} payments, {chain.steps} steps"
-    return f"ledger {chain.id}, {counts}; {kind_of(chain)}"
+    return f"ledger {chain.id}, {counts}; {chain.kind}"
 
 
 def _in_words(payment: Paid) -> str:

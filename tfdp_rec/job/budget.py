@@ -50,13 +50,6 @@ def prior_noise(epsilon: float, delta: float) -> float:
 class Budget:
     """What the first day decides for all days, and the shares of one day that follow from it.
 
-    Attributes:
-        epsilon: ε of all days together; never exceeded.
-        delta: δ of all days together.
-        days: Most days there may be, T.
-        public: Whether the items are a public list.
-        items_epsilon: Cost of finding items on all days, by itself; a quarter of ε if None.
-
     Example:
         >>> budget = Budget(8.0, 1e-6)
         >>> budget.items, round(budget.sums, 3), round(epsilon_of(budget.all_days(budget.sums), 1e-6), 2)
@@ -66,11 +59,11 @@ class Budget:
         (3.7, 8.0)
     """
 
-    epsilon: float
+    epsilon: float  # of all days together; never exceeded
     delta: float
-    days: int = 1
-    public: bool = False
-    items_epsilon: float | None = None
+    days: int = 1  # most that there may be, T
+    public: bool = False  # whether the items are a public list
+    items_epsilon: float | None = None  # of finding items on all days, by itself; a quarter of ε if None
 
     @functools.cached_property
     def items(self) -> tuple[float, float] | None:
@@ -119,14 +112,14 @@ class Budget:
 
     def decided(self, ledger: Ledger) -> Budget:
         """The decision that stands in a ledger; this one, written there, if there is none."""
-        if not _notes(ledger):
+        if not ledger.notes(LABEL):
             ledger.note(LABEL, dataclasses.asdict(self))
         return Budget.of(ledger)
 
     @classmethod
     def of(cls, chain: Chain) -> Budget:
         """The first decision in a ledger: no later one counts."""
-        notes = _notes(chain)
+        notes = chain.notes(LABEL)
         if not notes:
             raise ValueError(
                 f"{chain.path} does not say what all days together may cost, so that no day can be added: begin "
@@ -157,7 +150,3 @@ def _noise_of_sums(budget: Budget) -> float:
         if over <= 0:
             return sums
         aimed -= max(over, _GRID)
-
-
-def _notes(chain: Chain) -> list[dict]:
-    return [line["settings"] for line in chain.lines if line["kind"] == "note" and line["label"] == LABEL]

@@ -73,22 +73,16 @@ class ReleasePayment:
 
 
 class RunCheckpoint:
-    """The folder of one run, held by this process.
+    """The folder of one run, held by this process."""
 
-    Attributes:
-        ledgers: Ledgers by recommender, once `open` was called.
-        earlier: Releases of the days before; None on the first.
-        noises: Noise multipliers of two-towers, by name; empty until they are decided.
-        seen: Whether a day before had data of the same public count and shape.
-    """
-
-    earlier: WarmStart | None = None
-    seen = False
+    earlier: WarmStart | None = None  # releases of the days before
+    seen = False  # whether a day before had data of the same public count and shape
 
     def __init__(self, directory: Path, settings: JobSettings, out: Path, every: int, continues: Mark | None = None):
         self.directory, self.settings, self.out = pathlib.Path(directory).absolute(), settings, os.path.abspath(out)
         self.every, self.continues, self._data = every, continues, ""
-        self.ledgers, self.noises = dict[str, Ledger](), dict[str, float]()
+        self.ledgers = dict[str, Ledger]()  # by recommender, once `open` was called
+        self.noises = dict[str, float]()  # σ of two-towers, by name; empty until they are decided
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
         _refuse_released(self.out, self.directory)
         self.folder = RunFolder(self.out)
@@ -330,7 +324,9 @@ def state(directory: pathlib.Path) -> str:
             return NOTHING  # it is done, or another day was added since
         for path in run["ledgers"]:
             since = run["since"].get(path, 0)
-            paid = [each for each in read(_ledger_at(run["out"], path)).paid if each.number >= since]
+            # The released one's may stand where an older version wrote it.
+            ledger = find(run["out"], LEDGER) if path == f"{RELEASE}/{LEDGER}" else pathlib.Path(run["out"]) / path
+            paid = [each for each in read(ledger).paid if each.number >= since]
             if _lost(paid, since, directory):
                 return LOST
             found = RESUMABLE if paid else found
@@ -368,10 +364,6 @@ def run_of(directory: Path) -> dict[str, Any]:
     run = json.loads((path / RUN).read_text(encoding="utf-8"))
     run["out"] = run["out"] or os.fspath(path.parent.parent)
     return run
-
-
-def _ledger_at(out: Path, path: str) -> pathlib.Path:
-    return find(out, LEDGER) if path == f"{RELEASE}/{LEDGER}" else pathlib.Path(out) / path
 
 
 def _lost(paid: Sequence[Any], since: int, directory: pathlib.Path) -> list[str]:

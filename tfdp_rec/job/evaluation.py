@@ -82,7 +82,8 @@ class Evaluation:
             return {}
         places = self.ranks(scores)
         found = {f"recall@{k}": places < k for k in KS}
-        return {name: Mean.of(each) for name, each in {**found, "nDCG@10": _gains(places, 10)}.items()}
+        gains = np.where(places < 10, 1 / np.log2(places + 2.0), 0.0)
+        return {name: Mean.of(each) for name, each in {**found, "nDCG@10": gains}.items()}
 
     def ranks(self, scores: Scores) -> NDArray[np.int64]:
         """The rank, from 0, of each user's label."""
@@ -101,7 +102,3 @@ def _ranks(scores: NDArray[np.float32], context: NDArray[np.int32], label: NDArr
     users, columns = np.nonzero(context)
     scores[users, context[users, columns] - 1] = -np.inf
     return ranks(scores, label)
-
-
-def _gains(places: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    return np.where(places < k, 1 / np.log2(places + 2.0), 0.0)

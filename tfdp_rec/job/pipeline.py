@@ -26,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
@@ -37,11 +37,10 @@ from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import HISTORY, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_two_tower
-from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users
+from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users, UserSubset
 from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.settings import ELSEWHERE, SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
-from tfdp_rec.job.user_subset import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.serving.own_ids import export, line_breaks
@@ -53,6 +52,7 @@ from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.set_union import least_users, private_items
 
 _UNPROVEN = "training without a guarantee"
+_MORE_ITEMS = "give a public list (--items), more users, or a larger --epsilon or --items-epsilon"
 
 
 def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: Train | None = None) -> RunFolder:
@@ -60,7 +60,9 @@ def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: T
     made = checkpoint.settings.mechanism
     show = Progress(3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made), verbose)
     show.begin("reading the log, and grouping it by user")
-    log = source.read(checkpoint.log)
+    rows, columns = source.rows()
+    log = Interactions.read(rows, **columns, folder=checkpoint.log)
+    del rows  # of a source in memory they are as large as the log
     show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
     try:
         run = _begun(source, checkpoint, show, log)
@@ -73,7 +75,8 @@ def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: T
             if done is None or name == run.released:
                 show.begin(f"{names.named(name).label}: making and testing on {len(run.evaluation):,} users")
                 recommender = _made(run, name, sums, train)
-                done = done or _tested(run, name, recommender)
+                statement = dict(recommender.statement.fields) if recommender.statement else None
+                done = done or {"record": _record(run, name, recommender), "statement": statement}
                 checkpoint.finish(name, done)
                 if name == run.released:  # at once: what goes wrong with the others does not lose it
                     released = recommender
@@ -136,8 +139,8 @@ def _refuse_no_items(budget: Budget, users: int, checkpoint: RunCheckpoint) -> N
         given = f"--epsilon {budget.epsilon:g}" if budget.items_epsilon is None else "--items-epsilon"
         raise ValueError(
             f"{given} is too small for a log of {users:,} users: with its share for finding "
-            f"items, {budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid. "
-            f"Give a public list (--items), more users, or a larger --epsilon or --items-epsilon, {ELSEWHERE}."
+            f"items, {budget.items[0]:.3g}, an item is found if {least:,.0f} users or more have it. Nothing was paid: "
+            f"{_MORE_ITEMS}, {ELSEWHERE}."
         )
 
 
@@ -272,8 +275,8 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
     if before:
         return before.items
     raise ValueError(
-        f"No item has so many users that it can be found privately at epsilon {epsilon:g} with {len(run.log)} "
-        "users: give a public list (--items), more users, or a larger --epsilon; what was spent stays spent."
+        f"No item has so many users that it can be found privately at epsilon {epsilon:g} with {len(run.log)} users, "
+        f"and what was spent stays spent: {_MORE_ITEMS}, {ELSEWHERE}."
     )
 
 
@@ -307,20 +310,21 @@ def _popularity(run: Run, sums: SpectralRecommender | None) -> list[dict[str, An
     exact = UserSubset(run.log, run.users.train).exact_counts(run.log.catalogue)
     shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
     if len(run.prior):
-        shown.append((names.dp_popularity.name, run.prior, _prior_epsilon(run)))
+        shown.append((names.dp_popularity.name, run.prior, _counts_epsilon(run, run.budget.releases(PRIOR)[PRIOR])))
     elif sums is not None:
-        shown.append((names.dp_popularity.name, sums.released.counts, private_sums.counts_epsilon(run, sums)))
+        counted = GaussianDpEvent(sums.split.counts)
+        shown.append((names.dp_popularity.name, sums.released.counts, _counts_epsilon(run, counted)))
     return [
         _record(run, name, MadeRecommender(None, same_for_all(counts))) | {"epsilon": epsilon}
         for name, counts, epsilon in shown
     ]
 
 
-def _prior_epsilon(run: Run) -> float:
-    """Cost of the popularity prior with finding items; on later days of all that was spent, as of private sums."""
+def _counts_epsilon(run: Run, counts: DpEvent) -> float:
+    """Cost of popularity counts with finding items; on later days of all that was spent."""
     if run.checkpoint.earlier:
         return run.ledger(run.released).epsilon(run.delta)
-    return epsilon_of(ComposedDpEvent([event for event, _ in run.budget.before_training]), run.delta)
+    return epsilon_of(ComposedDpEvent([*run.budget.releases().values(), counts]), run.delta)
 
 
 def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | None) -> MadeRecommender:
@@ -338,11 +342,6 @@ def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | 
     from tfdp_rec.job.recommenders.two_towers import train_one
 
     return train_one(name, run)
-
-
-def _tested(run: Run, name: str, made: MadeRecommender) -> dict[str, Any]:
-    statement = dict(made.statement.fields) if made.statement else None
-    return {"record": _record(run, name, made), "statement": statement}
 
 
 def _record(run: Run, name: str, made: MadeRecommender) -> dict[str, Any]:

@@ -7,15 +7,16 @@ the guarantee is read from the statement's fields, so that neither can promise s
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tfdp_rec
-from tfdp_rec.job import page, plots
-from tfdp_rec.job.evaluation import HISTORY
+from tfdp_rec.job import page
+from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders.names import is_two_tower, named, popularity, spectral
 from tfdp_rec.job.run_folder import RELEASE, RunFolder
 from tfdp_rec.job.sources import LogSource
@@ -61,25 +62,15 @@ _PRIVATE_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """The content of the report and of the card.
-
-    Attributes:
-        folder: Run folder.
-        source: Source of the log.
-        config: Settings, sizes and name of the released recommender.
-        results: A record for each recommender.
-        others: Statements of the recommenders that were only compared, by name.
-        said: Statement of the released one; None if it has none.
-        answers: Ids and titles of the first items recommended for an empty history.
-    """
+    """The content of the report and of the card."""
 
     folder: RunFolder
     source: LogSource
-    config: Mapping[str, Any]
-    results: Sequence[dict[str, Any]]
-    others: Mapping[str, Statement]
-    said: Statement | None
-    answers: Sequence[tuple[Any, str]]
+    config: Mapping[str, Any]  # settings, sizes and name of the released recommender
+    results: Sequence[dict[str, Any]]  # a record for each recommender
+    others: Mapping[str, Statement]  # of the recommenders that were only compared, by name
+    said: Statement | None  # of the released one
+    answers: Sequence[tuple[Any, str]]  # ids and titles of the first items recommended for an empty history
 
     @property
     def by_name(self) -> dict[str, dict[str, Any]]:
@@ -164,18 +155,87 @@ def _tests(report: RunReport) -> list[str]:
     ]
 
 
-def _pictures(report: RunReport) -> list[plots.Picture]:
+def _pictures(report: RunReport) -> list[Picture]:
     lines = report.folder.metrics()
     trained = {line["recommender"] for line in lines}
     tested = {name: result for name, result in report.by_name.items() if result["test_users"]}
     flat = {name: result["recalls"]["recall@10"] for name, result in tested.items() if name not in trained}
     drawn = (
-        plots.recalls(tested) if tested else None,
-        plots.curves(lines, "recall@10", "recall@10 on held-out users", flat),
-        plots.curves(lines, "loss", "training loss", {}),
-        plots.curves(lines, "epsilon", "ε spent (user-level)", {}),
+        _recalls(tested) if tested else None,
+        _curves(lines, "recall@10", "recall@10 on held-out users", flat),
+        _curves(lines, "loss", "training loss", {}),
+        _curves(lines, "epsilon", "ε spent (user-level)", {}),
     )
     return [each for each in drawn if each is not None]
+
+
+# Plots, as PNG files.
+
+
+class Picture(NamedTuple):
+    """A plot as a file beside the report; `about` describes it to a screen reader."""
+
+    file: str
+    about: str
+    png: bytes
+
+
+def _curves(
+    lines: Sequence[Mapping[str, Any]], key: str, about: str, levels: Mapping[str, float]
+) -> Picture | None:
+    """A figure of metrics.jsonl over the steps, with levels of recommenders without steps; None if there is none."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        if _finite(line.get(key)):
+            points.setdefault(line["recommender"], []).append((line["step"], line[key]))
+    if not points:
+        return None
+
+    def draw(axes: Any) -> None:
+        for name, found in points.items():
+            axes.plot(*zip(*found), label=named(name).label, color=named(name).colour, marker=".")
+        for name, level in levels.items():
+            axes.axhline(level, label=named(name).label, color=named(name).colour, linestyle="--")
+        axes.set(xlabel="steps", ylabel=about)
+
+    return Picture(f"{key.split('@')[0]}.png", f"{about}, over the steps", _drawn(draw))
+
+
+def _recalls(results: Mapping[str, Mapping[str, Any]]) -> Picture:
+    """recall@k for each k that was tested, with 95% intervals, of lines of results.json by recommender."""
+
+    def draw(axes: Any) -> None:
+        for number, (name, result) in enumerate(results.items()):
+            # A little apart, so that intervals do not hide each other.
+            places = [place + 0.05 * (number - (len(results) - 1) / 2) for place in range(len(KS))]
+            means, errors = ([result[kind][f"recall@{k}"] for k in KS] for kind in ("recalls", "errors"))
+            bars = [1.96 * error if _finite(error) else 0.0 for error in errors]
+            axes.errorbar(places, means, bars, label=named(name).label, color=named(name).colour, marker=".")
+        axes.set_xticks(range(len(KS)), [str(k) for k in KS])
+        axes.set(xlabel="k", ylabel="recall@k")
+        axes.set_ylim(bottom=0)
+
+    about = "recall@k of those that were tested, for each k, with 95% intervals"
+    return Picture("recall_at_k.png", about, _drawn(draw))
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _drawn(draw: Callable[[Any], None]) -> bytes:
+    from matplotlib.figure import Figure  # no window opens, and no setting of matplotlib stays
+
+    figure, file = Figure(figsize=(5.6, 4.2), layout="constrained"), io.BytesIO()
+    axes = figure.subplots()
+    draw(axes)
+    axes.grid(alpha=0.2)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+    figure.savefig(file, format="png", dpi=130)
+    return file.getvalue()
+
+
+# The card.
 
 
 def _made_of(config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tfdp_rec import mechanisms
+from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import rows_at_a_time
@@ -33,10 +34,12 @@ from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.spending.ledger import ZERO_OUT
 from tfdp_rec.spending.statement import Statement, rounded_up
+from tfdp_rec.sums.counts import Counted, private_counts
 
 _TRAIN, _NEGATIVES = 0.8, 4000  # of the users; where there are so many items
 _TEST_USERS = 8000  # at most
 _RECENCY = 0.25  # where rows have times; see docs/spectral.md
+_TYPICAL = 20  # items of a user: what noisy counts expect
 _SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
 
 
@@ -64,17 +67,11 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Users:
-    """The split of a log's users.
+    """The split of a log's users, by their positions in it."""
 
-    Attributes:
-        train: Positions of the users that recommenders are made from.
-        test: Positions of the held-out users.
-        sampling: Sampling of training users into the batches of two-towers; None if there are none.
-    """
-
-    train: NDArray[np.int64]
+    train: NDArray[np.int64]  # recommenders are made from these
     test: NDArray[np.int64]
-    sampling: PoissonSampling | FixedOrder | None
+    sampling: PoissonSampling | FixedOrder | None  # of training users into batches of two-towers, if there are any
 
     @classmethod
     def of(cls, log: Interactions, settings: JobSettings) -> Users:
@@ -102,26 +99,64 @@ def _sampling_of(users: int, settings: JobSettings) -> PoissonSampling | FixedOr
     return PoissonSampling(users, settings.batch_size, unit="user")
 
 
+class UserSubset:
+    """Some users of a log, as `SpectralRecommender.fit` and `private_counts` take them; `show` is given public counts.
+
+    Example:
+        >>> log = Interactions.read({"u": [0, 1, 1, 2], "i": [5, 5, 6, 6]}, user="u", item="i", items=[5, 6])
+        >>> two = UserSubset(log, log.units([0, 2]))
+        >>> len(two), [part.lengths.tolist() for part in two.parts(log.catalogue)]
+        (2, [[1, 1]])
+    """
+
+    # Users outside it are left out of every part: no copy of the log is made, and memory does not grow with it.
+
+    def __init__(self, log: Interactions, users: NDArray[np.int64], show: Callable[[int], None] = lambda read: None):
+        self._all, self._show, self._read = log, show, 0
+        self._inside = np.zeros(len(log), bool)
+        self._inside[users] = True
+
+    def __len__(self) -> int:
+        return int(self._inside.sum())
+
+    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
+        """The users in order, in parts of about so many events."""
+        start = 0
+        for part in self._all.parts(catalogue, events):
+            inside = self._inside[start : start + part.num_users]
+            start += part.num_users
+            rows, number = inside[part.users], np.cumsum(inside) - 1
+            yield Part(int(inside.sum()), number[part.users[rows]], part.places[rows])
+            self._read += part.num_users
+            self._show(self._read)
+
+    def exact_counts(self, catalogue: Catalogue) -> NDArray[np.int64]:
+        """How many of the users have each item: without noise, and so for the log's owner alone."""
+        total = np.zeros(len(catalogue), np.int64)
+        for part in self.parts(catalogue):
+            total += np.bincount(part.places, minlength=len(total))
+        return total
+
+    def noisy_popularity(self, catalogue: Catalogue, noise_multiplier: float) -> Counted:
+        """Popularity of each item, up to scale, under DP, all of it positive; and what that cost."""
+        counts, event = private_counts(self, catalogue, noise_multiplier=noise_multiplier, typical=_TYPICAL)
+        # Items that the noise hides share what is left of the noise above zero, about 0.4 of its standard deviation.
+        return Counted(np.maximum(counts, 0.0) + 0.25 * noise_multiplier + 0.1, event)
+
+
 @dataclasses.dataclass
 class Run:
-    """A job whose log was read: what any of its recommenders is made from.
-
-    Attributes:
-        log: Log, with its items once these are chosen.
-        public: Public list of items; None where they are found.
-        titles: Public titles, in columns `item` and `title`.
-        budget: Shares of one day.
-        prior: Popularity of each item, released before two-towers are trained; empty until then.
-    """
+    """A job whose log was read: what any of its recommenders is made from."""
 
     source: LogSource
     checkpoint: RunCheckpoint
     show: Progress
-    log: Interactions
+    log: Interactions  # with its items once these are chosen
     users: Users
-    public: Items | None
-    titles: pa.Table
+    public: Items | None  # the list of items, where they are not found
+    titles: pa.Table  # public, in columns `item` and `title`
     budget: Budget
+    # Popularity of each item, released before two-towers are trained; empty until then.
     prior: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -192,25 +227,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class MadeRecommender:
-    """A recommender, and what it cost.
+    """A recommender, and what it cost."""
 
-    Attributes:
-        model: Model with `answers()`, to serve; and `save(path)` of a two-tower.
-        scores: Function from contexts to scores, for tests.
-        epsilon: ε of all that was spent on it; infinite where nothing is private.
-        statement: The guarantee; None where there is none.
-        noise_multiplier: σ; None where there is none.
-        steps: Number of training steps; None where nothing is trained.
-        means: Results of tests, if they were made already.
-    """
-
-    model: Any
-    scores: Any
-    epsilon: float = float("inf")
+    model: Any  # with `answers()`, to serve; and `save(path)` of a two-tower
+    scores: Any  # function from contexts to scores, for tests
+    epsilon: float = float("inf")  # of all that was spent on it
     statement: Statement | None = None
     noise_multiplier: float | None = None
-    steps: int | None = None
-    means: Mapping[str, Mean] | None = None
+    steps: int | None = None  # None where nothing is trained
+    means: Mapping[str, Mean] | None = None  # results of tests, if they were made already
 
 
 Train = Callable[[str, Run], MadeRecommender]

@@ -104,16 +104,7 @@ class JobSettings:
         return "local" if self.local else "cluster" if self.cluster else ""
 
     def refuse_other(self, before: JobSettings, directory: Path, free: Mapping[str, Any] | None = None) -> None:
-        """Raises if something was decided already and is asked for otherwise now.
-
-        Args:
-            before: Settings that the run began with.
-            directory: Folder of the run, for the message.
-            free: Values that may be chosen anew.
-
-        Raises:
-            ValueError: The message names the option and both values.
-        """
+        """Raises if something but `free` is asked for otherwise than the run in a directory began with."""
         base = dataclasses.replace(before, **(free or {}))
         for name, value in dataclasses.asdict(base).items():
             now = getattr(self, name)

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfdp_rec.datasets.logs import sources as log_files
-from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.datasets.movielens import files, generated
 from tfdp_rec.datasets.timelines import Timelines
@@ -55,12 +54,12 @@ class LogSource:
         """The settings, refused if something is missing; paths as they are from anywhere."""
         return self.settings
 
-    def read(self, folder: pathlib.Path) -> Interactions:
-        """The log, grouped by user in a folder."""
+    def rows(self) -> tuple[Any, dict[str, Any]]:
+        """The rows as `Interactions.read` takes them, and the names of their columns by its arguments."""
         raise NotImplementedError
 
     def public_items(self) -> Items | None:
-        """The public list of items; None if they are to be found privately. Asked for after `read`."""
+        """The public list of items; None if they are to be found privately. Asked for after `rows`."""
         return None
 
     def titles(self, kind: pa.DataType) -> pa.Table:
@@ -102,14 +101,12 @@ class OwnFiles(LogSource):
         absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items()}
         return dataclasses.replace(settings, data=tuple(map(os.path.abspath, settings.data)), **absolute)
 
-    def read(self, folder: pathlib.Path) -> Interactions:
-        settings = self.settings
-        # Public files before the log, which may take long.
+    def rows(self) -> tuple[Any, dict[str, Any]]:
+        # Public files are read here, before the log, which may take long.
         self._listed = self._listed_items()
-        if settings.titles:
+        if self.settings.titles:
             self._title_columns()
-        columns = {name: getattr(settings, name) for name in ("user", "item", "time")}
-        return Interactions.read(list(settings.data), folder=folder, **columns)
+        return list(self.settings.data), {name: getattr(self.settings, name) for name in ("user", "item", "time")}
 
     def public_items(self) -> Items | None:
         return self._listed
@@ -196,14 +193,14 @@ class MovieLens(LogSource):
         """The users' movies."""
         return files.read(self.settings.data[0])
 
-    def read(self, folder: pathlib.Path) -> Interactions:
+    def rows(self) -> tuple[Any, dict[str, Any]]:
         made = self.timelines()
         self._titles = pa.table({"item": pa.array(made.movie_ids, pa.int64()), "title": made.titles})
         rows = {
             "user": np.repeat(made.user_ids, made.lengths), "movie": made.ids(made.numbers),
             "place": np.arange(made.num_events),  # equal times keep the order of the file
         }  # fmt: skip
-        return Interactions.read(rows, user="user", item="movie", time="place", folder=folder)
+        return rows, {"user": "user", "item": "movie", "time": "place"}
 
     def public_items(self) -> Items | None:
         return Items(self._titles["item"].unique())

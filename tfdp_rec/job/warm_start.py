@@ -32,18 +32,11 @@ _BROKEN = (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WarmStart:
-    """What the days so far have released.
+    """What the days so far have released."""
 
-    Attributes:
-        items: All items that are known.
-        mark: Position of the ledger.
-        release: The sums; None for a two-tower.
-        titles: Titles by id.
-    """
-
-    items: Items
-    mark: Mark
-    release: Release | None
+    items: Items  # all that are known
+    mark: Mark  # where the ledger stood
+    release: Release | None  # the sums; None for a two-tower
     titles: Mapping[Any, str] = dataclasses.field(default_factory=dict)
 
     def save(self, folder: Path, recommender: Any = None) -> None:

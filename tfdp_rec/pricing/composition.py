@@ -58,7 +58,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     if not events.is_private(event) or (failing and delta <= 0):
         return math.inf
     event = events.as_priced(event)
-    if profiles.is_release(event):
+    if events.is_release(event):
         return profiles.composed_epsilon(profiles.releases_of(event), delta)
     check_supported(event, accountant)
     by_rdp = 0.0

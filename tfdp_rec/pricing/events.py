@@ -191,6 +191,11 @@ def is_private(event: DpEvent) -> bool:
     return kind is not None and kind.has_guarantee(event) and all(map(is_private, _inner(event)))
 
 
+def is_release(event: DpEvent) -> bool:
+    """Whether an event has a part that only `profiles.py` can price."""
+    return isinstance(event, PureDpEvent | PaddedDpEvent) or any(map(is_release, _inner(event)))
+
+
 def planned_in(event: DpEvent) -> bool:
     """Whether an event contains single steps of a planned training."""
     return isinstance(event, PlannedDpEvent) or any(map(planned_in, _inner(event)))

@@ -90,14 +90,6 @@ def delta_of(event: DpEvent, epsilon: Number) -> Number:
     )
 
 
-def is_release(event: DpEvent) -> bool:
-    """Whether an event has a part that only this file can price."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return any(is_release(part) for part in event.events)
-    inner = getattr(event, "event", None)
-    return isinstance(event, PureDpEvent | PaddedDpEvent) or (inner is not None and is_release(inner))
-
-
 def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
     """Number of times that each release of an event is made."""
     found: dict[DpEvent, int] = {}

@@ -39,13 +39,9 @@ LEFT_OUT = tf.float32.min  # the score of what is not answered
 
 
 class SlotAnswers(Protocol):
-    """What a recommender answers, a `tf.Module`: histories of slots in, the best slots out.
+    """What a recommender answers, a `tf.Module`: histories of slots in, the best slots out."""
 
-    Attributes:
-        places: Place in the catalogue of each slot.
-    """
-
-    places: NDArray[np.int64]
+    places: NDArray[np.int64]  # in the catalogue, of each slot
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Slots and scores of the k best items that are not in the history, `[batch, k]`; slot −1 fills up."""
@@ -130,17 +126,13 @@ def export(
         vocabulary = os.path.join(folder, VOCABULARY)
         with open(vocabulary, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{item}\n" for item in in_slots)
-        named = [_in_a_line((titles or {}).get(item, "")) for item in in_slots]
+        named = [" ".join((titles or {}).get(item, "").split()) for item in in_slots]  # each on one line
         served = OwnIds(vocabulary, in_slots, named, answers, k)
         try:
             tf.saved_model.save(served, os.fspath(filepath), signatures=served.questions)
         except tf.errors.OpError as problem:
             said = " ".join(problem.message.split())[:200].rstrip(".")
             raise OSError(f"{filepath} could not be written; is the disk full, or read-only? {said}.") from problem
-
-
-def _in_a_line(title: str) -> str:
-    return " ".join(title.split())
 
 
 class OwnIds(tf.Module):

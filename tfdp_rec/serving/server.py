@@ -64,14 +64,8 @@ class Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(
-        self,
-        served: Served,
-        name: str = "recommender",
-        host: str = "127.0.0.1",
-        port: int = 8501,
-        open_to_the_network: bool = False,
-        most_bytes: int = MOST_BYTES,
-        most_connections: int = MOST_CONNECTIONS,
+        self, served: Served, name: str = "recommender", host: str = "127.0.0.1", port: int = 8501,
+        open_to_the_network: bool = False, most_bytes: int = MOST_BYTES, most_connections: int = MOST_CONNECTIONS,
         patience: float = PATIENCE,
     ):
         if not re.fullmatch(r"[\w.-]+", name):

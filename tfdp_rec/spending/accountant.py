@@ -38,7 +38,7 @@ from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
+from tfdp_rec.spending.ledger import Ledger, Mark
 from tfdp_rec.spending.payments import Payments
 from tfdp_rec.spending.statement import Statement, statement
 
@@ -83,14 +83,8 @@ class Accountant:
     """
 
     def __init__(
-        self,
-        event: DpEvent,
-        sampling: Sampling,
-        delta: float,
-        accountant: str = "pld",
-        allow_large_delta: bool = False,
-        asserted: str = "",
-        ledger: Path | Ledger | None = None,
+        self, event: DpEvent, sampling: Sampling, delta: float, accountant: str = "pld",
+        allow_large_delta: bool = False, asserted: str = "", ledger: Path | Ledger | None = None,
     ):
         if not isinstance(sampling, Sampling):
             raise TypeError(
@@ -112,14 +106,12 @@ class Accountant:
         self._check(event)
         if ledger is not None:
             payments.refuse_unpayable(event, sampling)
-            data = Snapshot(sampling.num_units, sampling.unit)
-            opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger, sampling.unit, data, sampling.adjacency)
-            self.payments = Payments(opened, sampling)
+            self.payments = Payments(ledger, sampling)
             try:
                 self._check(event)
             except ValueError:
-                if opened is not ledger:
-                    opened.close()
+                if self.payments.owns:
+                    self.payments.ledger.close()
                 raise
 
     # What is counted.
@@ -409,9 +401,14 @@ class Accountant:
 
         Raises `BrokenLedger` if the ledger was removed or replaced while it was open.
         """
-        if self.payments is not None:
-            self.payments.ledger.refuse_lost()
-        return statement(self, self.steps if steps is None else steps)
+        ledger = self.payments.words() if self.payments else ""  # before all else: it may be gone
+        after = self.steps if steps is None else steps
+        return statement(
+            sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.ledger(after),
+            runs=self.runs(after), besides=self.spent_besides, ordinary=self.carried.ordinary, void=self.void,
+            asserted=self.asserted, checked=self.checked, made=self.steps > 0, ledger=ledger, limit=self.limit,
+            accountant=self.accountant,
+        )  # fmt: skip
 
     def get_state(self) -> dict[str, Any]:
         """Everything that is counted, as JSON-able dicts, for a checkpoint."""

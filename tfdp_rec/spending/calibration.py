@@ -7,7 +7,7 @@ own grid gives the final one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from scipy import optimize
@@ -15,6 +15,7 @@ from scipy import optimize
 from tfdp_rec.pricing.composition import checked_count, checked_epsilon, epsilon_of, searches
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending.accountant import Accountant
+from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger, composed
 
 Search = tuple[str, float]  # accountant, and factor on its grid
@@ -22,16 +23,9 @@ _NEAR = 5e-4  # relative distance to the budget at which the search ends: less n
 
 
 def calibrate_noise(
-    target_epsilon: float,
-    delta: float,
-    sampling: Sampling,
-    steps: int,
-    accountant: str = "pld",
-    make_event: Callable[[float], DpEvent] = GaussianDpEvent,
-    spent: Iterable[tuple[DpEvent, str]] = (),
-    allow_large_delta: bool = False,
-    ledger: Ledger | None = None,
-    share: float = 1.0,
+    target_epsilon: float, delta: float, sampling: Sampling, steps: int, accountant: str = "pld",
+    make_event: Callable[[float], DpEvent] = GaussianDpEvent, spent: Iterable[tuple[DpEvent, str]] = (),
+    allow_large_delta: bool = False, ledger: Ledger | None = None, share: float = 1.0,
 ) -> float:
     """The least noise multiplier, to one part in a thousand, with which `steps` steps cost at most target_epsilon.
 
@@ -58,7 +52,6 @@ def calibrate_noise(
         >>> round(noise, 2)
         1.00
     """
-    checked_epsilon(target_epsilon)
     if checked_count("steps", steps) == 0:
         raise ValueError("steps must be at least 1, got 0.")
     if not 0 < share <= 1:
@@ -67,19 +60,28 @@ def calibrate_noise(
     limit = ledger.limit if ledger else None
     if limit is None and share != 1:
         raise ValueError("share= is a fraction of a filter's rest: give ledger=, a ledger that was begun with limit=.")
-    if limit is not None and limit.claim(delta) > target_epsilon:
-        raise ValueError(
-            f"The ledger is {limit}, and claims its whole budget, however little is used: give its epsilon and delta. "
-            "To use less of it give share=, or fewer steps."
-        )
     if limit is None:
         check = Accountant(make_event(1.0), sampling, delta, accountant, allow_large_delta)
         for event, label in others:
             check.spend(event, label)
-    else:
+    besides = [event for event, _ in others]
+    return least_noise(target_epsilon, delta, sampling, steps, accountant, make_event, besides, limit, share)
+
+
+def least_noise(
+    target_epsilon: float, delta: float, sampling: Sampling, steps: int, accountant: str,
+    make_event: Callable[[float], DpEvent], besides: Sequence[DpEvent], limit: PrivacyFilter | None, share: float = 1.0,
+) -> float:  # fmt: skip
+    """As `calibrate_noise`, of events that an accountant has checked, beside all else that the budget pays for."""
+    checked_epsilon(target_epsilon)
+    if limit is not None:
+        if limit.claim(delta) > target_epsilon:
+            raise ValueError(
+                f"The ledger is {limit}, and claims its whole budget, however little is used: give its epsilon and "
+                "delta. To use less of it give share=, or fewer steps."
+            )
         limit.refuse_unpriced(sampling.compose_history([(make_event(1.0), 1)]))
         accountant = "rdp"  # names the only search; the filter sets the price
-    besides = [event for event, _ in others]
     held = limit.used(ComposedDpEvent(besides)) if limit else 0.0
 
     def spent_with(noise: float, count: int) -> DpEvent:

@@ -102,9 +102,15 @@ class Payment:
             raise ValueError(f"attempts must be a whole number, at least 1, got {self.attempts!r}.")
         if int(self.steps) != self.steps or self.steps < 0:
             raise ValueError(f"steps must be a whole number, at least 0, got {self.steps!r}.")
+        event = events.to_json(self.event)
+        if finite(event) != event:
+            raise ValueError(
+                f"{self.event!r} has an infinite number: pay NonPrivateDpEvent for a use without a guarantee, and "
+                "nothing for a use that costs nothing."
+            )
         return {
             "attempts": int(self.attempts),
-            "event": _finite_event(self.event),
+            "event": event,
             "label": self.label,
             "settings": finite(dict(self.settings)),
             "steps": int(self.steps),
@@ -150,16 +156,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _finite_event(event: DpEvent) -> dict[str, Any]:
-    fields = events.to_json(event)
-    if finite(fields) != fields:
-        raise ValueError(
-            f"{event!r} has an infinite number: pay NonPrivateDpEvent for a use without a guarantee, and nothing for a "
-            "use that costs nothing."
-        )
-    return fields
 
 
 def _digest(fields: Mapping[str, Any]) -> str:
@@ -275,6 +271,19 @@ class Chain:
         """Fraction of a filter's budget that its payments use, for the worst item; the claim is the whole budget."""
         return max(map(self.limit.used, _events(self.paid))) if self.limit else 0.0
 
+    @property
+    def kind(self) -> str:
+        """What the payments may depend on, as text."""
+        if self.limit is None:
+            return "payments fixed in advance"
+        share = f"{self.used:.2%} of it is used"
+        return f"filter: payments may depend on earlier releases, and the claim is its budget; {share}"
+
+    def notes(self, label: str, since: int = 0) -> list[dict[str, Any]]:
+        """Settings of the notes of a kind, in order, of those after a line."""
+        notes = [line for line in self.lines if line["kind"] == "note" and line["label"] == label]
+        return [line["settings"] for line in notes if line["number"] > since]
+
     def refuse_without(self, mark: Mark) -> None:
         """Raises unless the ledger continues from a mark."""
         if mark.ledger != self.id:
@@ -302,18 +311,11 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def _paid(fields: Mapping[str, Any]) -> Paid:
     payment = Paid(
-        event=events.from_json(fields["event"]),
-        attempts=fields["attempts"],
-        label=fields["label"],
-        settings=fields["settings"],
-        steps=fields["steps"],
-        about=None if fields["about"] is None else tuple(fields["about"]),
-        id=fields.get("id", ""),
-        number=fields["number"],
-        unit=fields["unit"],
-        adjacency=adjacency_of(fields["adjacency"]),
-        data=fields["data"]["id"],
-        session=fields["session"],
+        event=events.from_json(fields["event"]), attempts=fields["attempts"], label=fields["label"],
+        settings=fields["settings"], steps=fields["steps"],
+        about=None if fields["about"] is None else tuple(fields["about"]), id=fields.get("id", ""),
+        number=fields["number"], unit=fields["unit"], adjacency=adjacency_of(fields["adjacency"]),
+        data=fields["data"]["id"], session=fields["session"],
     )
     payment.fields()  # refuses values out of range
     return payment
@@ -414,12 +416,7 @@ class Ledger(Chain):
     """
 
     def __init__(
-        self,
-        path: Path,
-        unit: str,
-        data: Snapshot,
-        adjacency: str = ZERO_OUT,
-        data_changed: bool = False,
+        self, path: Path, unit: str, data: Snapshot, adjacency: str = ZERO_OUT, data_changed: bool = False,
         limit: PrivacyFilter | None = None,
     ):
         super().__init__(os.path.realpath(path))
@@ -476,14 +473,8 @@ class Ledger(Chain):
     # Paying.
 
     def pay(
-        self,
-        event: DpEvent,
-        attempts: int = 1,
-        label: str = "",
-        settings: Mapping[str, Any] | None = None,
-        steps: int = 0,
-        about: tuple[str, ...] | None = None,
-        id: str = "",
+        self, event: DpEvent, attempts: int = 1, label: str = "", settings: Mapping[str, Any] | None = None,
+        steps: int = 0, about: tuple[str, ...] | None = None, id: str = "",
     ) -> int:
         """Writes an expense durably, and returns the number of its line; use the data only after that.
 

@@ -23,11 +23,12 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
+from tfdp_rec.files import Path
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Entries, Entry, id_of_use, new_id
-from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot
 
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
@@ -51,7 +52,11 @@ def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
 class Payments:
     """The payments for the steps of one sampling, and the rest of their ledger."""
 
-    def __init__(self, ledger: Ledger, sampling: Sampling):
+    def __init__(self, ledger: Path | Ledger, sampling: Sampling):
+        self.owns = not isinstance(ledger, Ledger)
+        if not isinstance(ledger, Ledger):
+            data = Snapshot(sampling.num_units, sampling.unit)
+            ledger = Ledger(ledger, sampling.unit, data, sampling.adjacency)
         if (ledger.unit, ledger.adjacency) != (sampling.unit, sampling.adjacency):
             raise BrokenLedger(
                 f"{ledger.path} counts for one {ledger.unit} ({ledger.adjacency}), and the sampling for one "
@@ -124,6 +129,12 @@ class Payments:
             if entry is None or entry.sampling != mine
         ]
 
+    def words(self) -> str:
+        """What a statement says of the ledger; `BrokenLedger` if the open file was removed or replaced."""
+        self.ledger.refuse_lost()
+        place = f"line {len(self.ledger.lines)}, {self.ledger.head[:16]}; {self.ledger.kind}"
+        return f"all of it was paid for in ledger {self.ledger.id} before it was done; {place}"
+
     def steps_of(self, id: str) -> int:
         """Number of steps that were paid for under an id."""
         return sum(paid.steps for paid in self.ledger.paid if paid.id == id)
@@ -174,9 +185,11 @@ class Payments:
     # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
 
     def _claim(self, id: str, entry: Entry) -> int:
-        lines = [paid for paid, steps in self._lines() if not paid.id and _alike(steps, entry)]
-        free = Counter({paid.number: paid.steps for paid in lines})
-        for note in self._notes(_CLAIMED):
+        wanted, free = (entry.event, entry.sampling), Counter[int]()
+        for paid, steps in self._lines():
+            if not paid.id and steps is not None and (steps.event, steps.sampling) == wanted:
+                free[paid.number] = paid.steps
+        for note in self.ledger.notes(_CLAIMED):
             free[note["line"]] -= note["steps"]
         claimed = 0
         for line, left in free.items():
@@ -188,13 +201,9 @@ class Payments:
 
     def _claims(self) -> Counter[str]:
         claims = Counter[str]()
-        for note in self._notes(_CLAIMED):
+        for note in self.ledger.notes(_CLAIMED):
             claims[note["entry"]] += note["steps"]
         return claims
-
-    def _notes(self, label: str) -> list[dict[str, Any]]:
-        lines = [line for line in self.ledger.lines if line["kind"] == "note" and line["label"] == label]
-        return [{**line["settings"], "number": line["number"]} for line in lines]
 
     def _lines(self) -> list[Line]:
         return self._read_lines()[1]
@@ -240,7 +249,7 @@ class Payments:
 
     def _kept(self, plan: str, since: int) -> tuple[str, int] | None:
         # The part and step of the last checkpoint since a payment.
-        own = [note for note in self._notes(_KEPT) if note["plan"] == plan and note["number"] > since]
+        own = [note for note in self.ledger.notes(_KEPT, since) if note["plan"] == plan]
         return (own[-1]["part"], own[-1]["step"]) if own else None
 
 
@@ -257,10 +266,6 @@ def _steps_of(paid: Paid) -> Entry | None:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
     return Entry(event, steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
-
-
-def _alike(paid: Entry | None, entry: Entry) -> bool:
-    return paid is not None and (paid.event, paid.sampling) == (entry.event, entry.sampling)
 
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:

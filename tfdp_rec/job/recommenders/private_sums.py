@@ -6,15 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dp_accounting import ComposedDpEvent, GaussianDpEvent
-
-from tfdp_rec.job.budget import LABELS, SUMS, Budget
+from tfdp_rec.job.budget import LABELS, SUMS
 from tfdp_rec.job.checkpoint import ReleasePayment
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import spectral
-from tfdp_rec.job.run import MadeRecommender, Run
-from tfdp_rec.job.user_subset import UserSubset
-from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.job.run import MadeRecommender, Run, UserSubset
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.spending.statement import Statement, rounded_up
@@ -61,14 +57,6 @@ def made(run: Run, recommender: SpectralRecommender) -> MadeRecommender:
     return MadeRecommender(recommender, scores(recommender), spent, statement(run, spent, recommender), run.budget.sums)
 
 
-def counts_epsilon(run: Run, recommender: SpectralRecommender) -> float:
-    """Cost of the counts alone, with finding items; on later days all that was spent."""
-    if run.checkpoint.earlier:
-        return run.ledger(spectral.name).epsilon(run.delta)
-    counts = GaussianDpEvent(recommender.split.counts)
-    return epsilon_of(ComposedDpEvent([*run.budget.releases().values(), counts]), run.delta)
-
-
 def scores(recommender: SpectralRecommender) -> Scores:
     """Scores for contexts of item numbers."""
     return lambda context: recommender.scores([items[items > 0] for items in context])
@@ -77,13 +65,19 @@ def scores(recommender: SpectralRecommender) -> Scores:
 def statement(run: Run, spent: float, recommender: SpectralRecommender) -> Statement:
     """The guarantee of all days so far."""
     budget, several = run.budget, run.budget.days > 1
-    day, items = recommender.released.fits, len(recommender.catalogue)
+    day, items = recommender.released.fits, f"the {len(recommender.catalogue)} items are a public list"
+    if budget.items is not None:
+        items = (
+            f"which {len(recommender.catalogue)} items many users have, by itself epsilon = {budget.items[0]:.4g} "
+            f"and delta = {budget.items[1]:.3g}{' a day' * several}, in three rounds of a weighted Gaussian with a "
+            "threshold"
+        )
     return Statement({
         "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {run.delta:g})-differential privacy",
         **run.days_field(day),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
-        "Mechanism": f"{_items(budget, items)}; then counts of these with Gaussian noise of multiplier "
+        "Mechanism": f"{items}; then counts of these with Gaussian noise of multiplier "
         f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
         f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users",
         "Public": run.public_numbers,
@@ -93,12 +87,3 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         "of the log's files; another run on the same users, which costs as much again; people with several user ids; "
         "what is asked of the served model",
     })  # fmt: skip
-
-
-def _items(budget: Budget, items: int) -> str:
-    if budget.items is None:
-        return f"the {items} items are a public list"
-    return (
-        f"which {items} items many users have, by itself epsilon = {budget.items[0]:.4g} and delta = "
-        f"{budget.items[1]:.3g}{' a day' * (budget.days > 1)}, in three rounds of a weighted Gaussian with a threshold"
-    )
