@@ -14,7 +14,7 @@ import tensorflow_recommenders as tfrs
 import tfdp_rec  # new
 
 # Ratings from 1 to 5: how good a movie is, and which occupation likes which kind of movie.
-USERS, MOVIES, ZIP_CODES, OCCUPATIONS, AGES, ROWS, TEST = 400, 100, 40, 8, 7, 8_000, 1_000
+USERS, MOVIES, ZIP_CODES, OCCUPATIONS, AGES, ROWS, TEST = 500, 100, 40, 8, 7, 20_000, 2_000
 rng = np.random.default_rng(0)
 user, movie = rng.integers(USERS, size=ROWS + TEST), rng.integers(MOVIES, size=ROWS + TEST)
 occupation, kind = rng.integers(OCCUPATIONS, size=USERS), rng.integers(4, size=MOVIES)
@@ -32,7 +32,7 @@ ratings = {
 vocabularies = {name: np.unique(column) for name, column in ratings.items() if name != "user_rating"}
 held_out = {name: column[ROWS:] for name, column in ratings.items()}
 ratings = {name: column[:ROWS] for name, column in ratings.items()}
-train, test = (tf.data.Dataset.from_tensor_slices(each).batch(400) for each in (ratings, held_out))
+train, test = (tf.data.Dataset.from_tensor_slices(each).batch(500) for each in (ratings, held_out))
 
 
 # was: class DCN(tfrs.Model):
@@ -73,8 +73,8 @@ class DCN(tfdp_rec.PrivateTraining, tfrs.Model):
 
 model = DCN(deep_layer_sizes=[64, 64])
 model.compile(optimizer=keras.optimizers.Adam(0.01))
-# was: model.fit(train, epochs=8)
-tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=400, epochs=8).fit()
+# was: model.fit(train, epochs=5)
+tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=500, epochs=5).fit()
 
 predictions = model.predict({name: tf.constant(held_out[name][:3]) for name in vocabularies})
 scores = model.evaluate(test, return_dict=True)
