@@ -4,9 +4,9 @@ Public original: TensorFlow Recommenders, docs/examples/context_features.ipynb (
 timestamps in buckets and normalised, words of titles by `TextVectorization`; Adagrad).
 Lines changed besides the data: -7 +9. `tfrs.tasks.Retrieval` scores against the batch, and is refused; `TowerScores`
 has the same towers. So is `TextVectorization` within a model: it is run on the public titles once, and an example looks
-its title's words up. The times' mean and variance are those of a public period. Mended for Keras 3: the metric
-`FactorizedTopK` does not run (the top ten are counted below), the task's loss is named, a normalised time has no axis of
-its own, and a Sequential model that begins with a model is told that it takes text.
+its title's words up. The times' mean and variance are those of a public period.
+Mended for Keras 3: the metric `FactorizedTopK` does not run (the top ten are counted below), the task's loss is named,
+a normalised time has no axis of its own, and a Sequential model that begins with a model is told that it takes text.
 """
 
 import keras
