@@ -156,6 +156,20 @@ def test_a_tfrs_model_as_it_is():
     assert np.isfinite(model.evaluate(tf.data.Dataset.from_tensors(data), verbose=0, return_dict=True)["rmse"])
 
 
+@pytest.mark.parametrize("take", [dict.__getitem__, dict.pop])
+def test_labels_that_a_loss_pops_out_of_its_features_stay_the_batchs(take):
+    class Popping(Model):
+        def compute_loss(self, features, training=False):
+            y = take(features, "rating")
+            return keras.losses.MeanSquaredError()(y, self(features["x"]))
+
+    model, data = compiled(Popping(None)), {"x": X, "rating": Y}
+    clipped = evaluated(model, data, 0.7)
+    assert set(data) == {"x", "rating"}
+    alone = [model.compute_loss({"x": X[n : n + 1], "rating": Y[n : n + 1]}) for n in range(SIZE)]
+    np.testing.assert_allclose(clipped.losses[:SIZE], alone, rtol=1e-5)
+
+
 def in_batch(y, p, w):
     return tf.reduce_mean(tf.reduce_logsumexp(tf.matmul(p, p, transpose_b=True), axis=1))
 

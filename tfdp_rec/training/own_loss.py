@@ -53,7 +53,8 @@ def _alone(model: Any, data: Any, number: int, training: bool) -> tf.Tensor:
 
 
 def _computed(model: Any, data: Any, training: bool) -> Any:
-    # TFRS gives `compute_loss` the batch, Keras its parts.
+    # TFRS gives `compute_loss` the batch, Keras its parts. In new containers: TFRS' guides pop the labels out of them.
+    data = tf.nest.map_structure(lambda leaf: leaf, data)
     inputs = inspect.signature(model.compute_loss).parameters
     if "y_pred" not in inputs:
         return model.compute_loss(data, training=training)
