@@ -1,7 +1,8 @@
 """The examples of tutorials/examples: each runs whole, its clipping is checked, and its head counts what was changed.
 
-A line under `# was: …` stands for that line of the public original, and one that ends in `# new` for none, so that the
-unchanged program can be read back, run on the same data and compared: `pytest tests/test_examples.py -m slow -s`.
+A line under `# was: …` stands for that line of the public original, one that ends in `# new` for none, and none for
+`# gone: …`, so that the unchanged program can be read back, run on the same data and compared: `pytest
+tests/test_examples.py -m slow -s`.
 """
 
 import ast
@@ -21,7 +22,8 @@ import tfdp_rec
 FOLDER = pathlib.Path(__file__).parents[1] / "tutorials" / "examples"
 EXAMPLES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
 QUICK = ("basic_ranking", "tfrs_basic_ranking")
-WAS = re.compile(r"( *)# was: (.*)")
+PROJECTS = r"keras-rs|keras\.io|TensorFlow Recommenders|RecLearn|recommenders-team|KerasGRU4Rec"
+WAS = re.compile(r"( *)# (?:was|(gone)): (.*)")
 
 
 def unchanged(source):
@@ -29,8 +31,8 @@ def unchanged(source):
     kept, out, put, waiting = [], 0, 0, False
     for line in source.splitlines():
         if found := WAS.fullmatch(line):
-            kept.append(found[1] + found[2])
-            out, waiting = out + 1, True
+            kept.append(found[1] + found[3])
+            out, waiting = out + 1, not found[2]
         elif waiting or line.endswith("# new"):
             put, waiting = put + 1, False
         else:
@@ -50,7 +52,7 @@ def test_a_head_says_what_it_is_and_counts_what_was_changed(name):
     head = ast.get_docstring(ast.parse(source))
     ast.parse(before)
     assert "tfdp_rec" not in before.split('"""', 2)[2]
-    assert re.search(r"^Public original: (keras-rs|keras\.io|TensorFlow Recommenders)", head, re.M)
+    assert re.search(rf"^Public original: ({PROJECTS})", head, re.M)
     said = re.search(r"^Lines changed besides the data: -(\d+) \+(\d+)([.:])(.*)", head, re.M)
     assert said and (int(said[1]), int(said[2])) == (out, put)
     assert put <= 3 or said[4], "more than three lines, and no reason"

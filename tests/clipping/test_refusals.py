@@ -242,3 +242,35 @@ def test_a_layer_type_can_be_refused():
 
     tfdp_rec.clipping.refuse(Odd, "is odd; use Dense")
     refused([Odd(1, name="odd")], chain, X, "'odd' .Odd. is odd; use Dense")
+
+
+class LightGCN(tfdp_rec.PrivateModel):
+    """After He et al., 2020: rows of all users and items, averaged along the edges of all users."""
+
+    def __init__(self, edges, layers_number=2):
+        super().__init__()
+        degree = np.maximum(edges.sum(1, keepdims=True), 1.0) ** -0.5
+        self.norm_adj, self.layers_number = tf.constant(degree * edges * degree.T, tf.float32), layers_number
+        self.table = layers.Embedding(len(edges), 4)
+
+    def call(self, x):
+        found = [self.table(tf.range(len(self.norm_adj)))]
+        for _ in range(self.layers_number):
+            found.append(tf.matmul(self.norm_adj, found[-1]))
+        user, pos, neg = (tf.gather(tf.reduce_mean(tf.stack(found), axis=0), ids) for ids in tf.unstack(x, axis=1))
+        return tf.reduce_sum(user * (pos - neg), axis=1)
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return tf.reduce_mean(tf.nn.softplus(-y_pred))
+
+
+def test_a_graph_of_all_users_edges_is_refused():
+    rng = np.random.default_rng(0)
+    edges = np.block([[np.zeros([6, 6]), rng.integers(2, size=[6, 5])], [np.zeros([5, 11])]])
+    model = LightGCN(edges + edges.T)
+    model.compile("adam")
+    triples = np.stack([rng.integers(6, size=60), *(6 + rng.integers(5, size=[2, 60]))], axis=1)
+    options = {"epsilon": 8.0, "batch_size": 10, "epochs": 1, "accountant": "rdp"}
+    with pytest.raises(tfdp_rec.NotPrivate, match="that all examples share") as caught:
+        tfdp_rec.make_private(model, triples, **options).fit(verbose=0)
+    assert len(str(caught.value)) < 500

@@ -183,3 +183,11 @@ def test_the_loss_that_fit_reports_is_keras_loss():
     x, y = rng.normal(size=[8, 3]), [rng.normal(size=[8, 1]), rng.integers(0, 3, size=[8])]
     expected = plain.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)["loss"]
     assert model.train_on_batch(x, y, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_compiled_function_that_averages_over_the_batch_is_told_to_return_each_examples():
+    def neg_ll(y, y_pred):
+        return tf.reduce_mean(tf.square(y - y_pred))
+
+    with pytest.raises(ValueError, match="neg_ll given to compile.*one loss an example"):
+        per_example_loss(neg_ll, None, numbers(1), numbers(1), None)

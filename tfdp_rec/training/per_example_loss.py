@@ -71,7 +71,8 @@ def _one_output(loss: Any, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Te
         _refuse_shared_weight(loss)
         values, total = loss.call(y, y_pred), loss.reduction == "sum"
     else:
-        values, total = loss(y, y_pred), False
+        values, total = tf.convert_to_tensor(loss(y, y_pred)), False
+        _refuse_one_number(loss, values)
     return _over_own_axes(values, mask, sample_weight, total)
 
 
@@ -80,6 +81,15 @@ def _refuse_shared_weight(loss: keras.losses.Loss) -> None:
         raise ValueError(
             f"Loss '{loss.name}' divides by the sum of the batch's sample weights, so one loss depends on the "
             "rest; use reduction='sum_over_batch_size'."
+        )
+
+
+def _refuse_one_number(loss: Any, values: tf.Tensor) -> None:
+    if values.shape.rank == 0:
+        raise ValueError(
+            f"The loss function {getattr(loss, '__name__', loss)} given to compile() returns one number for the batch, "
+            "its mean or sum: let it return one loss an example, of shape [batch]. Take the mean over other axes alone, "
+            "tf.reduce_mean(values, axis=-1)."
         )
 
 
