@@ -88,7 +88,7 @@ def _refuse_one_number(loss: Any, values: tf.Tensor) -> None:
     if values.shape.rank == 0:
         raise ValueError(
             f"The loss function {getattr(loss, '__name__', loss)} given to compile() returns one number for the batch, "
-            "its mean or sum: let it return one loss an example, of shape [batch]. Take the mean over other axes alone, "
+            "its mean or sum: let it return one loss an example, of shape [batch]. Take the mean over other axes only: "
             "tf.reduce_mean(values, axis=-1)."
         )
 

@@ -38,11 +38,9 @@ def reshape(at: At) -> Value:
 
 
 def _believed(target: SizeArray | None, sizes: Sequence[Size] | None) -> list[Size | None] | None:
-    """The lengths of a reshaped tensor without examples.
-
-    TensorFlow's optimizer takes a length that it does not know for the one that the entries fill up. If the shape is
-    then the old one, it removes the reshape, and the check that the entries fill up what was asked for with it.
-    """
+    """The lengths of a reshaped tensor without examples."""
+    # TensorFlow's optimizer takes a length that it does not know for the one that the entries fill up. If the shape is
+    # then the old one, it removes the reshape, and with it the check that the entries fill up what was asked for.
     if target is None:
         return None
     lengths = None if sizes is None else _asked_for(target, sizes)
