@@ -205,6 +205,7 @@ def time_mechanism(name: str, sizes: Sizes, vocabulary: int) -> dict[str, float]
         for _ in range(steps)
     ]
     signature = {key: tf.TensorSpec([None, *values.shape[1:]], values.dtype) for key, values in made[0].items()}
+    signature["negatives"] = tf.TensorSpec(made[0]["negatives"].shape, made[0]["negatives"].dtype)
     batches = tf.data.Dataset.from_generator(lambda: iter(made), output_signature=signature)
     batch, private = sizes.batch_size, cells.MECHANISMS.get(name)
     optimizer = keras.optimizers.SGD(sizes.learning_rate)

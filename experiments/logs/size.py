@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{rows:.3g} rows, {on_disk:.0f} MB of Parquet, load {os.getloadavg()[0]:.1f}; {_peak():.0f} MB before")
 
     def read() -> Interactions:
-        return Interactions.read(args.log, user="user_id", item="sku", time="ts", features=["price"], folder=args.into)
+        return Interactions.read(paths, user="user_id", item="sku", time="ts", features=["price"], folder=args.into)
 
     log = _timed("grouped by user", read)
     _timed("found again", read)

@@ -24,6 +24,7 @@ x = {"user_id": np.array(user_vocabulary)[user], "movie_id": np.array(movie_voca
 y = (3 + 2 * np.tanh(quality[movie] + taste[user] * kind[movie])).astype("float32")[:, None]
 test_x, test_y = {name: column[ROWS:] for name, column in x.items()}, y[ROWS:]
 x, y = {name: column[:ROWS] for name, column in x.items()}, y[:ROWS]
+train = tf.data.Dataset.from_tensor_slices((x, y)).batch(400)
 blocks = [movie_vocabulary[:15], movie_vocabulary[15:50], movie_vocabulary[50:]]  # popular, usual, and rare
 
 
@@ -100,7 +101,7 @@ model.compile(
     loss=keras.losses.MeanSquaredError(),
     metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
 )
-# was: model.fit(x, y, batch_size=400, epochs=5)
+# was: model.fit(train, epochs=5)
 tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=400, epochs=5).fit()
 
 predictions = model.predict({name: tf.constant(column[:3]) for name, column in test_x.items()})
