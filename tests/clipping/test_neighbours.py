@@ -91,6 +91,26 @@ class Remembering(layers.Layer):
         return x
 
 
+class DroppingWithin(layers.Layer):
+    """Weights of its own, and Dropout that it calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.kernel = layers.Dropout(0.5), self.add_weight((4, 3), name="kernel")
+
+    def call(self, x, training=False):
+        return self.drop(tf.matmul(x, self.kernel), training=training)
+
+
+def test_check_passes_dropout_within_a_layer_with_weights():
+    """Its masks depend on an example's place in the batch, so that leaving one out changes those of the others."""
+    inputs = keras.Input([4])
+    model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(DroppingWithin()(inputs)))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse")
+    rng = np.random.default_rng(0)
+    check(model, (rng.normal(size=[6, 4]).astype("float32"), rng.normal(size=[6, 1]).astype("float32")))
+
+
 def test_check_refuses_a_layer_that_writes_state_as_fit_does():
     model = functional(Remembering(), layers.Dense(1))
     model.compile(mechanism(), "mse")

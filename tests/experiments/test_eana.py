@@ -63,7 +63,7 @@ def test_kg_measures_speed_and_exposure(tiny, tmp_path):
     arguments = ["--noise", "0.01", "--epsilon", "0", "--mechanisms", "SGD", "LazyDPSGD", "--speed", "300"]
     assert main(["kg", "--quick", "--out", str(out), *arguments]) == 0
     table = json.loads((out / "table_3.json").read_text())
-    assert set(table) == {"300"}
+    assert set(table) == {"study", "300"}
     assert all(table["300"][name]["steps_per_second"] > 0 for name in kg.SPEED_WAYS)
     assert (out / "figure_6.png").exists() and (out / "figure_7.png").exists()
     results = json.loads((out / "results.json").read_text())

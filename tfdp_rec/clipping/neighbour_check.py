@@ -110,7 +110,8 @@ def still(model: keras.Model) -> Iterator[None]:
     def evaluated(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return call(*args, **{**kwargs, "training": False})
 
-    parts = [layer for layer in layers_within(model) if layer is not model and draws(layer)]
+    # Layers around them too: a rule that runs a layer draws the masks of the Dropout in it by what the layer is told.
+    parts = [layer for layer in layers_within(model) if layer is not model and any(map(draws, layers_within(layer)))]
     with replaced([(layer, evaluated) for layer in parts if "training" in inspect.signature(layer.call).parameters]):
         yield
 
