@@ -19,7 +19,8 @@ def test_counts(eager):
     ids = keras.Input([2], dtype="int32")
     hidden = keras.layers.Flatten()(keras.layers.Embedding(100, 5)(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
-    model.compile(tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2), loss="mse", run_eagerly=eager)
+    optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
+    model.compile(optimizer, loss="mse", run_eagerly=eager)
     data = tf.data.Dataset.from_tensor_slices((np.array(BATCHES, "int32"), np.ones([3, 2, 1], "float32")))
     sparsity = GradientSparsity()
     history = model.fit(data, epochs=2, verbose=0, callbacks=[sparsity]).history

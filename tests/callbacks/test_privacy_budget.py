@@ -12,8 +12,8 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.refused import NotPrivate
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, Unaccounted, epsilon_of
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.entries import Entries
 
@@ -319,7 +319,7 @@ def test_steps_of_another_price_are_refused_while_a_budget_is_kept():
 
     for make in (
         lambda model: model.train_on_batch(next(other)),
-        lambda model: model.train_on_batch(next(iter(setup.sampling.batches(rows, seed=3)))),
+        lambda model: model.train_on_batch(next(iter(setup.sampling.batches(rows, seed=3)))),  # noqa: B023
         less_noise,
         sharing,
     ):

@@ -17,8 +17,8 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint, training_checkpoint
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.withheld_rows import held_rows
 
 UNITS, ROWS = 60, 40

@@ -108,7 +108,10 @@ def test_check_passes_dropout_within_a_layer_with_weights():
     model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(DroppingWithin()(inputs)))
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse")
     rng = np.random.default_rng(0)
-    check(model, (rng.normal(size=[6, 4]).astype("float32"), rng.normal(size=[6, 1]).astype("float32")))
+    data = rng.normal(size=[6, 4]).astype("float32"), rng.normal(size=[6, 1]).astype("float32")
+    one, other = (clipped_sum(model, data, 1.0).norms.numpy() for _ in range(2))
+    assert not np.array_equal(one, other)  # masks are drawn
+    check(model, data)
 
 
 def test_check_refuses_a_layer_that_writes_state_as_fit_does():

@@ -1,9 +1,9 @@
 """DLRM against the same forward pass in numpy, its shapes, its refusals, and training under every mechanism."""
 
-import seeding
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 
 import tfdp_rec
@@ -72,7 +72,8 @@ def test_mlperfs_configuration_by_default():
 @pytest.mark.parametrize("pooling", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_clipping_agrees_with_each_examples_own_backward_pass(pooling):
     model, inputs = small(pooling), batch(np.random.default_rng(2), 9, pooling)
-    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.05, noise_multiplier=1.0, expected_batch_size=9), loss="binary_crossentropy")
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=0.05, noise_multiplier=1.0, expected_batch_size=9)
+    model.compile(optimizer, loss="binary_crossentropy")
     data = (inputs, np.ones([9, 1], "float32"))
     found = tfdp_rec.clipping.clipped_sum(model, data, l2_norm_clip=0.05)
     variables = [v.value for v in model.trainable_variables]

@@ -2,10 +2,10 @@
 
 import inspect
 
-import seeding
 import keras
 import numpy as np
 import pytest
+import seeding
 import tensorflow as tf
 
 import tfdp_rec
@@ -104,8 +104,8 @@ def test_clipping_agrees_with_one_example_at_a_time():
 def batches(size=64):
     rng = np.random.default_rng(0)
     examples = [make_batch(rng.integers(0, 2000, size), seed=i) for i in range(6)]
-    lengths = {name: v.shape if name in KGEntity.shared_inputs else [None, *v.shape[1:]] for name, v in examples[0].items()}
-    names = {name: tf.TensorSpec(lengths[name], v.dtype) for name, v in examples[0].items()}
+    first = [None if name not in KGEntity.shared_inputs else len(v) for name, v in examples[0].items()]
+    names = {name: tf.TensorSpec([n, *v.shape[1:]], v.dtype) for n, (name, v) in zip(first, examples[0].items())}
     return tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=names).repeat()
 
 

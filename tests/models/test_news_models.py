@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tfdp_rec.federated import mechanism
-from tfdp_rec.models.news.layers import AdditiveAttention, PrivateAttention, SelfAttentionPooling
 from tfdp_rec.models import news
+from tfdp_rec.models.news.layers import AdditiveAttention, PrivateAttention, SelfAttentionPooling
 
 VOCABULARY, TITLE, DIM = 40, 6, 8
 

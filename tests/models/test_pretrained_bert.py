@@ -146,7 +146,7 @@ def test_a_configuration_that_says_too_little_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("options, name", [({"length": 0}, "length"), ({"length": PLACES + 1}, "length"),
-    ({"trainable_layers": -1}, "trainable_layers"), ({"trainable_layers": LAYERS + 1}, "trainable_layers")])  # fmt: skip
+    ({"trainable_layers": -1}, "trainable_layers"), ({"trainable_layers": LAYERS + 1}, "trainable_layers")])
 def test_arguments_out_of_the_checkpoints_range_are_refused(folder, options, name):
     with pytest.raises(ValueError, match=f"{name} must be in"):
         news.pretrained_bert(folder, **({"length": LENGTH} | options))

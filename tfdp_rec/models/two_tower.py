@@ -46,7 +46,8 @@ class BagOfWords(keras.layers.Layer):
 class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
     """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
 
-    A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none), `negatives` `[S]`.
+    A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none) and `negatives`
+    `[S]`.
 
     Args:
         vocabulary: The raw ids of the public catalogue; movie number i is `vocabulary[i - 1]`, number 0 is padding.

@@ -7,8 +7,8 @@ Nothing is dropped out. What is frozen stays so when it is saved and loaded.
 
 Names of BERT's tensors: embeddings.{word,position,token_type}_embeddings, embeddings.LayerNorm, and for each layer i
 encoder.layer.i.{attention.self.{query,key,value}, attention.output.{dense,LayerNorm}, intermediate.dense,
-output.{dense,LayerNorm}}. They may begin with "bert.", and a norm's may end in `gamma` and `beta`: both are published. A
-title is one sentence, so all its tokens are of type 0, whose vector is added to those of the places once, here.
+output.{dense,LayerNorm}}. They may begin with "bert.", and a norm's may end in `gamma` and `beta`: both are published.
+A title is one sentence, so all its tokens are of type 0, whose vector is added to those of the places once, here.
 
 `tfdp_rec.datasets.mind.wordpiece` reads the same folder's `vocab.txt`.
 
@@ -195,7 +195,7 @@ class Config:
 
 
 class Checkpoint:
-    """The tensors of a safetensors file, as float32 of the shape that is expected, put where Keras' layers have them."""
+    """The tensors of a safetensors file, as float32 of the expected shape, put where Keras' layers have them."""
 
     def __init__(self, path: Path, config: Config):
         library = optional("safetensors", "bert")
@@ -203,7 +203,8 @@ class Checkpoint:
         try:
             self._file = library.safe_open(path, framework="numpy")
         except library.SafetensorError as problem:
-            raise ValueError(f"{path} is damaged or cut short, or of another format ({str(problem)[:200]}).") from problem
+            reason = str(problem)[:200]
+            raise ValueError(f"{path} is damaged or cut short, or of another format ({reason}).") from problem
         self._names = frozenset(self._file.keys())
         self._prefix = "bert." if "bert.embeddings.word_embeddings.weight" in self._names else ""
 
