@@ -56,7 +56,7 @@ def in_memory_order(at: At) -> Value:
     if not isinstance(found, ByExample):
         return found
     one, other = at.sizes(0) or (), at.sizes(1) or ()
-    if not all(isinstance(v, ByExample) for v in at.values) or len(one) != len(other):
+    if not all(isinstance(v, ByExample) for v in at.values):
         return at.mixed("position")
     # Examples along the first axis have equal parts of both, one after the other, whatever the other lengths are.
     if found.axis and one != other:
