@@ -112,6 +112,8 @@ def test_check_passes_dropout_within_a_layer_with_weights():
     one, other = (clipped_sum(model, data, 1.0).norms.numpy() for _ in range(2))
     assert not np.array_equal(one, other)  # masks are drawn
     check(model, data)
+    again = clipped_sum(model, data, 1.0).norms.numpy()
+    assert model.layers[1].drop.rate == 0.5 and not np.array_equal(again, other)  # as before
 
 
 def test_check_refuses_a_layer_that_writes_state_as_fit_does():

@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import os
+import pathlib
 import shutil
 import socket
 import threading
@@ -402,6 +403,18 @@ def test_bytes_on_the_wire_grow_with_the_basis_alone(served, tmp_path):
     np.testing.assert_allclose(client.unpack_query(message), phone.attention(), atol=1e-6)
     assert [len(client.pack_query(np.ones(b))) for b in (3, 5, 50)] == [14, 22, 202]
     phone.close()
+
+
+def test_a_bundle_that_cannot_be_written_whole_is_not_there(served, tmp_path, monkeypatch):
+    from tfdp_rec.federated import serving
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        serving.export_client(*served[1:], tmp_path / "client", MECHANISM, history_length=5, tflite=False)
+    assert not (tmp_path / "client").exists()
 
 
 def test_no_random_state_is_exported(served):

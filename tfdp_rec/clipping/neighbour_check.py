@@ -110,10 +110,17 @@ def still(model: keras.Model) -> Iterator[None]:
     def evaluated(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return call(*args, **{**kwargs, "training": False})
 
-    # Layers around them too: a rule that runs a layer draws the masks of the Dropout in it by what the layer is told.
-    parts = [layer for layer in layers_within(model) if layer is not model and any(map(draws, layers_within(layer)))]
-    with replaced([(layer, evaluated) for layer in parts if "training" in inspect.signature(layer.call).parameters]):
-        yield
+    parts = [layer for layer in layers_within(model) if layer is not model and draws(layer)]
+    # A rule that runs a layer calls the Dropout in it in its own way, and draws no mask where the rate is zero.
+    rates = [(layer, layer.rate) for layer in parts if isinstance(layer, keras.layers.Dropout)]
+    try:
+        for layer, _ in rates:
+            layer.rate = 0.0
+        with replaced([(one, evaluated) for one in parts if "training" in inspect.signature(one.call).parameters]):
+            yield
+    finally:
+        for layer, rate in rates:
+            layer.rate = rate
 
 
 def _state_test(run: _SeededSums, batch: Any, shared: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,16 @@ def export_client(
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights()))
     about = {"mechanism": mechanism.settings(), "history_length": history_length, "model": digest.hexdigest()[:16]}
     files["bundle.json"] = json.dumps({"format": FORMAT, **about}, indent=1).encode()
-    # Nothing is written before a phone would run the graphs.
+    # Nothing is written before a phone would run the graphs, and nothing stays of what could not be written whole.
     path = Path(folder)
     path.mkdir(parents=True)
-    for name, content in files.items():
-        (path / name).write_bytes(content)
-    np.savez(path / "news.npz", ids=np.array(catalogue.ids), vectors=vectors)
+    try:
+        np.savez(path / "news.npz", ids=np.array(catalogue.ids), vectors=vectors)
+        for name, content in files.items():
+            (path / name).write_bytes(content)
+    except BaseException:
+        shutil.rmtree(path)
+        raise
 
 
 def _attention(model: Any, length: int, width: int) -> Any:

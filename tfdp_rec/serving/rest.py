@@ -88,8 +88,10 @@ class Served:
         if set(given) != set(specs):
             got = ", ".join(given) or "nothing"
             raise BadRequest(f"This signature takes {', '.join(specs)}, got {got[:200]}.")
-        if "history" in given and "ragged" in self._signatures:  # a recommender's, which leaves out unknown ids
-            given = {**given, "history": _filled_up(given["history"], _NO_ITEM[specs["history"].dtype])}
+        history = specs.get("history")
+        if "ragged" in self._signatures and history is not None and history.dtype in _NO_ITEM:
+            # A recommender's (`own_ids.py`), which leaves out unknown ids.
+            given = {**given, "history": _filled_up(given["history"], _NO_ITEM[history.dtype])}
         tensors = {name: _tensor(name, given[name], spec) for name, spec in specs.items()}
         self._refuse_too_much(tensors)
         try:
