@@ -15,10 +15,10 @@ def flat(lists):
     return Log([i for items in lists for i in items], np.cumsum([0, *map(len, lists)]))
 
 
-def read(histories, events=2**20):
+def read(histories, events=2**20, in_order=False):
     """Places of each user, as lists."""
     found = []
-    for part in histories.parts(CATALOGUE, events):
+    for part in histories.parts(CATALOGUE, events, in_order):
         found += [part.places[part.users == user].tolist() for user in range(part.num_users)]
         assert part.lengths.tolist() == [len(places) for places in found[-part.num_users :]]
     return found
@@ -30,6 +30,15 @@ def test_every_form_tells_the_same_users_whatever_the_parts(lists, events):
     expected = [sorted({CATALOGUE.ids.tolist().index(i) for i in items if i in (5, 2, 9)}) for items in lists]
     assert read(flat(lists), events) == expected
     assert read(UserLists(lists), events) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from([5, 2, 9, 4, 0, -7])), max_size=9), st.integers(1, 12))
+def test_in_order_items_stand_where_they_first_occur(lists, events):
+    places = {5: 0, 2: 1, 9: 2}
+    expected = [list(dict.fromkeys(places[i] for i in items if i in places)) for items in lists]
+    assert read(flat(lists), events, in_order=True) == expected
+    assert read(UserLists(lists), events, in_order=True) == expected
 
 
 def test_timelines_are_read_by_raw_ids():

@@ -191,7 +191,8 @@ def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
     one, other = ITEMS[[0, 30, 60]], ITEMS[[60, 0, 30]]
     plain = fitted.scores([one])[0]
     own = [fitted.scores([[item]])[0] - fitted.prior for item in one]
-    expected = fitted.prior + own[0] * 3**-0.5 + own[1] * 2**-0.5 + own[2]
+    weights = np.array([3**-0.5, 2**-0.5, 1])
+    expected = fitted.prior + np.average(own, axis=0, weights=weights) * 3
     np.testing.assert_allclose(ordered.scores([one])[0], expected, atol=1e-5)
     np.testing.assert_allclose(fitted.scores([other])[0], plain, atol=1e-6)
     repeating = [ITEMS[60], 5, ITEMS[0], ITEMS[60], ITEMS[30], 999]
@@ -201,6 +202,54 @@ def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
     ids, scores = ordered.recommend([repeating], k=4)
     assert answer["ids"].numpy().tolist() == ids.tolist()
     np.testing.assert_allclose(answer["scores"].numpy(), scores, rtol=1e-4)
+
+
+# In order.
+
+
+def walks(users=2000, seed=0):
+    """Each user goes through the items in steps of one to three, from anywhere, and sees some of them again."""
+    rng = np.random.default_rng(seed)
+    for _ in range(users):
+        path = (rng.integers(120) + np.cumsum(rng.integers(0, 4, 15))) % 120
+        yield ITEMS[path]
+
+
+def found(recommender, users):
+    """Share of users whose last item is among the five that are recommended after the others."""
+    told, last = [walk[:-1][walk[:-1] != walk[-1]] for walk in users], [walk[-1] for walk in users]
+    return np.mean([item in answer for item, answer in zip(last, recommender.recommend(told, k=5)[0], strict=True)])
+
+
+def test_ordered_histories_tell_what_comes_next(tmp_path):
+    counted, asked = list(walks()), list(walks(300, seed=1))
+    ordered = SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, words=seeded(1)).fit(counted, verbose=0)
+    assert ordered.recency == 1.0 and ordered.released.ordered
+    assert "at most 10 places apart" in str(SpectralRecommender(ITEMS, 4.0, ordered=True).fit(counted, 0).statement())
+    plain = SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(1)).fit(counted, verbose=0)
+    assert found(ordered, asked) > 1.5 * found(plain, asked)
+    ordered.save(tmp_path / "ordered.npz")
+    loaded = SpectralRecommender.load(tmp_path / "ordered.npz")
+    assert loaded.ordered and loaded.recency == 1.0
+    np.testing.assert_array_equal(loaded.recommend(asked[:5])[1], ordered.recommend(asked[:5])[1])
+
+
+def test_releases_with_and_without_order_are_not_added_up():
+    first = SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(1)).fit(list(walks(300)), verbose=0).released
+    with pytest.raises(ValueError, match="of any two items .* give ordered=False"):
+        SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, before=first)
+    with pytest.raises(ValueError, match="not added up"):
+        first.paired(first.head, first.pairs, 1.0, ordered=True)
+    both = SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, words=seeded(1)).fit(list(walks(300)), verbose=0)
+    added = SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, before=both.released, words=seeded(2))
+    assert added.fit(list(walks(300)), verbose=0).released.fits == 2
+
+
+def test_a_file_of_a_version_without_order_is_read(fitted, tmp_path):
+    fitted.save(tmp_path / "now.npz")
+    with np.load(tmp_path / "now.npz") as file:
+        np.savez(tmp_path / "older.npz", **{name: file[name] for name in file if name != "released_ordered"})
+    assert not SpectralRecommender.load(tmp_path / "older.npz").ordered
 
 
 # What is refused.

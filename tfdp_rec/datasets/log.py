@@ -89,8 +89,8 @@ class Part:
 class InParts(Protocol):
     """Users whose items are read in parts, more than once."""
 
-    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
-        """The users in order, in parts of about so many events."""
+    def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
+        """The users in order, in parts of about so many events; `in_order`: their items as they first occur."""
 
 
 class Log:
@@ -142,11 +142,11 @@ class Log:
         """The ids by which a catalogue of this log knows these items."""
         return numbers
 
-    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
-        """The users in order, in parts of about so many events."""
+    def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
+        """The users in order, in parts of about so many events; `in_order`: their items as they first occur."""
         for start, end in whole_users(self.offsets, events):
             held = self.ids(self.numbers[self.offsets[start] : self.offsets[end]])
-            yield _part(held, np.diff(self.offsets[start : end + 1]), catalogue)
+            yield _part(held, np.diff(self.offsets[start : end + 1]), catalogue, in_order)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes a folder that `load` maps."""
@@ -178,18 +178,18 @@ class UserLists:
             )
         self.lists = lists
 
-    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
-        """The users in order, in parts of about so many events."""
+    def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
+        """The users in order, in parts of about so many events; `in_order`: their items as they first occur."""
         held: list[NDArray[Any]] = []
         waiting = 0
         for history in self.lists:
             held.append(np.asarray(history).reshape(-1))
             waiting += len(held[-1]) + 1
             if waiting >= events:
-                yield _joined(held, catalogue)
+                yield _joined(held, catalogue, in_order)
                 held, waiting = [], 0
         if held:
-            yield _joined(held, catalogue)
+            yield _joined(held, catalogue, in_order)
 
 
 def log_of(given: Any) -> InParts:
@@ -212,14 +212,16 @@ def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, in
         start = end
 
 
-def _joined(held: list[NDArray[Any]], catalogue: Catalogue) -> Part:
+def _joined(held: list[NDArray[Any]], catalogue: Catalogue, in_order: bool) -> Part:
     lengths = np.array([len(history) for history in held], np.int64)
-    return _part(np.concatenate([history.astype(np.int64) for history in held]), lengths, catalogue)
+    return _part(np.concatenate([history.astype(np.int64) for history in held]), lengths, catalogue, in_order)
 
 
-def _part(items: NDArray[Any], lengths: NDArray[np.int64], catalogue: Catalogue) -> Part:
+def _part(items: NDArray[Any], lengths: NDArray[np.int64], catalogue: Catalogue, in_order: bool) -> Part:
     users = np.repeat(np.arange(len(lengths)), lengths)
     places = catalogue.places(items)
     # One number a (user, item): what a user repeats counts once, and users stay in order.
-    pairs = np.unique((users * len(catalogue) + places)[places >= 0])
+    pairs, first = np.unique((users * len(catalogue) + places)[places >= 0], return_index=True)
+    if in_order:
+        pairs = pairs[np.argsort(first)]
     return Part(len(lengths), pairs // len(catalogue), pairs % len(catalogue))

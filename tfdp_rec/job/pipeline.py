@@ -174,6 +174,8 @@ def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None
             f"--items: none of the {len(public)} ids, such as {str(public.ids[0].as_py())[:40]!r}, is a whole number, "
             f"as the ids of the log are: name the column of ids {settings.item!r}, or put it first."
         )
+    if settings.order == "yes" and not log.ordered:
+        raise ValueError("--order yes needs --time, the column that says in which order rows are.")
     if settings.servers and any(map(is_two_tower, settings.mechanism)) and not log.ordered:
         raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
 
@@ -282,10 +284,11 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
 
 def _sums(run: Run) -> SpectralRecommender:
     users = f"{len(run.users.train):,} users"
-    run.show.begin(f"making private sums of {users}: two readings, then minutes of algebra for thousands of items")
-    counter = functools.partial(run.show.count, "users read", 2 * len(run.log))
+    readings = 2 if run.order is not None or run.checkpoint.earlier else 3
+    run.show.begin(f"making private sums of {users}: {readings} readings, then minutes of algebra for many items")
+    counter = functools.partial(run.show.count, "users read", readings * len(run.log))
     made = private_sums.released(run, UserSubset(run.log, run.users.train, counter))
-    run.show.note(f"pairs of {len(made.released.head):,} items were counted")
+    run.show.note(f"pairs of {len(made.released.head):,} items were counted: {made.pairs_words}")
     return made
 
 
@@ -333,7 +336,7 @@ def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | 
         if _UNPROVEN not in [paid.label for paid in ledger.paid]:
             ledger.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})
     if name == names.exact.name:
-        return private_sums.without_noise(run)
+        return private_sums.without_noise(run, sums)
     if name == names.spectral.name:
         assert sums is not None
         return private_sums.made(run, sums)
@@ -381,7 +384,7 @@ def _conclude(
         "num_users": len(log), "train_users": len(run.users.train), "num_items": log.num_items,
         "day": made.model.released.fits if run.released == names.spectral.name else max(1, run.days(PRIOR)),
         "released": run.released, "public": run.public is not None, "ordered": log.ordered, "delta": run.delta,
-        "recency": run.recency, "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives,
+        "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives,
     }  # fmt: skip
     folder.private.write_json("results.json", results)
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]

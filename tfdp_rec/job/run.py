@@ -38,7 +38,6 @@ from tfdp_rec.sums.counts import Counted, private_counts
 
 _TRAIN, _NEGATIVES = 0.8, 4000  # of the users; where there are so many items
 _TEST_USERS = 8000  # at most
-_RECENCY = 0.25  # where rows have times; see docs/spectral.md
 _TYPICAL = 20  # items of a user: what noisy counts expect
 _SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
 
@@ -61,7 +60,7 @@ class Progress:
 
     def count(self, words: str, most: int, count: int) -> None:
         """How many of how many, on a terminal."""
-        if self.verbose == 1:
+        if self.verbose == 1 and count <= most:
             print(f"\r{'':10}{count:,} of {most:,} {words}", end="\n" if count >= most else "", flush=True)
 
 
@@ -119,10 +118,10 @@ class UserSubset:
     def __len__(self) -> int:
         return int(self._inside.sum())
 
-    def parts(self, catalogue: Catalogue, events: int = PART) -> Iterator[Part]:
-        """The users in order, in parts of about so many events."""
+    def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
+        """As `Log.parts`."""
         start = 0
-        for part in self._all.parts(catalogue, events):
+        for part in self._all.parts(catalogue, events, in_order):
             inside = self._inside[start : start + part.num_users]
             start += part.num_users
             rows, number = inside[part.users], np.cumsum(inside) - 1
@@ -184,10 +183,9 @@ class Run:
         return self.checkpoint.ledgers.get(name)
 
     @property
-    def recency(self) -> float:
-        """Exponent of private sums."""
-        usual = _RECENCY if self.log.ordered else 0.0
-        return usual if self.settings.recency is None else self.settings.recency
+    def order(self) -> bool | None:
+        """Whether order counts in private sums; None if they are to decide it."""
+        return {"auto": None if self.log.ordered else False, "yes": True, "no": False}[self.settings.order]
 
     @property
     def sampling(self) -> Sampling:

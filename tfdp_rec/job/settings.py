@@ -74,8 +74,12 @@ class JobSettings:
         None, "of private two-towers; default: 25 at clip 1, less where noise would drown a row", POSITIVE,
         group=_TRAINING,
     )  # fmt: skip
+    order: str = option(
+        "auto", "of spectral: whether pairs count that are near each other in time, or any two items of a user; auto "
+        "asks the users, privately, if there are times", choices=("auto", "yes", "no"), group=_TRAINING,
+    )  # fmt: skip
     recency: float | None = option(
-        None, "of spectral: an item followed by j others weighs (1 + j)^-recency; default: 0.25 with times, 0 without",
+        None, "of spectral: an item followed by j others weighs (1 + j)^-recency; default: 1 if order counts, else 0",
         NOT_NEGATIVE, group=_TRAINING,
     )  # fmt: skip
     negatives: int | None = option(

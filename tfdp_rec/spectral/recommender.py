@@ -3,12 +3,20 @@
     histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
               -> denoised -> ridge regression: scores = βμ + history · B
 
-Nothing is trained. The private part is `sums/counts.py` and `gram.py`, which bound what one user gives, and
-`sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on releases.
+Nothing is trained. The private part is `sums/counts.py` and `gram.py`, or `near_pairs.py` for ordered histories, which
+bound what one user gives, and `sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on
+releases.
+
+**A history in order**, d items of the catalogue, the oldest first, has weights h: an item that j others follow
+
+    (1 + j)⁻ᵍ d / Σ_{i<d} (1 + i)⁻ᵍ
+
+so that they add up to d, as without order, and stand in the same relation to the prior.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import zipfile
@@ -26,15 +34,17 @@ from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.spectral import rules
+from tfdp_rec.spectral import order, rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.gram import grid_gram
+from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import private_counts
 from tfdp_rec.sums.fixed_point import checked_noise, released_pairs
 
 _USERS_AT_ONCE = 1024
+_PAIRS = {False: "of any two items of a user", True: f"at most {WINDOW} places apart in a user's order"}
 _KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "_private")
 Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -51,8 +61,12 @@ class SpectralRecommender:
         delta: δ of the whole.
         noise_multiplier: σ of the one Gaussian that the whole costs; or give `epsilon`.
         head: Number of items with a row in the matrix; by default the rule of `tfdp_rec.spectral.rules`.
-        recency: g, for histories that are ordered, the oldest item first, and a next item to predict: an item that j
-            others follow has the weight (1 + j)⁻ᵍ. 0.25 helps with films and games in order, and harms without order.
+        ordered: Whether histories are in order of time, the oldest item first, and the next item is to be predicted:
+            then pairs are counted that are near each other in a history, the nearer the more. None decides it by a
+            private vote of the users, within the same budget (`tfdp_rec.spectral.order`); a further fit keeps to
+            what the first one decided.
+        recency: g, the exponent of the weight (1 + j)⁻ᵍ of an item that j others follow; by default 1 for ordered
+            histories, ½ if the vote leaves that in doubt, and 0 for others.
         before: Sum of the releases of earlier fits, of the items with which this catalogue begins; the release of
             `fit` is added to it.
         words: Source of random bits, for tests; the operating system's by default.
@@ -76,7 +90,8 @@ class SpectralRecommender:
         delta: float = 1e-6,
         noise_multiplier: float | None = None,
         head: int | None = None,
-        recency: float = 0.0,
+        ordered: bool | None = False,
+        recency: float | None = None,
         before: Release | None = None,
         words: WordSource = os_entropy,
     ):
@@ -87,13 +102,22 @@ class SpectralRecommender:
             raise ValueError(f"head must be between 2 and the {len(self.catalogue)} items, got {head!r}.")
         if not 0 < delta < 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
-        if not 0 <= recency < math.inf:
+        if recency is not None and not 0 <= recency < math.inf:
             raise ValueError(f"recency must be at least 0, got {recency!r}.")
-        self.delta, self.recency = float(delta), float(recency)
+        self.delta, self._recency = float(delta), recency
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
         self._size, self._words, self._begun = head, words, False
         self._before = before or Release()
+        if ordered is None and self._before.fits:
+            ordered = self._before.ordered
+        self.ordered: bool | None = ordered  # None until `fit` has decided
+        self.vote = order.OrderVote.of(self._before)
+        if self._before.fits and self._before.ordered != ordered:
+            raise ValueError(
+                f"The earlier release counted pairs {_PAIRS[self._before.ordered]}, and this one would count pairs "
+                f"{_PAIRS[bool(ordered)]}: give ordered={self._before.ordered}, or no earlier release."
+            )
         self._private = words is os_entropy and self._before.private
 
     # What it costs.
@@ -121,12 +145,25 @@ class SpectralRecommender:
             "Mechanism": f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
             f"the {len(self.released.head)} items that these put first, of multiplier {self.split.gram:.4g}; together "
             f"no more than one Gaussian of multiplier {self.noise_multiplier:.4g}",
+            "Pairs": self.pairs_words,
             "Public": f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items",
             "Covers": "everything that this recommender holds, answers or exports"
             + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
             "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
             "more than one piece; an observer of the memory of the counting",
         })  # fmt: skip
+
+    @property
+    def pairs_words(self) -> str:
+        """Which pairs were counted, and what the choice cost, in words."""
+        said = _PAIRS[bool(self.ordered)]
+        return said if self.vote is None else f"{said}, {self.vote}"
+
+    @property
+    def recency(self) -> float:
+        """g, the exponent of the weights of a history; nothing is known of it before a vote."""
+        usual = float(bool(self.ordered)) if self.vote is None else self.vote.recency
+        return usual if self._recency is None else float(self._recency)
 
     # Fitting.
 
@@ -135,8 +172,8 @@ class SpectralRecommender:
 
         Args:
             histories: Raw ids of each user, every user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
-                files), `Timelines`, or an iterable over users that can be iterated twice. Repeats count once, and ids
-                outside the catalogue do not count.
+                files), `Timelines`, or an iterable over users that can be iterated twice. Ids outside the catalogue
+                do not count, and repeats count once, in ordered histories where an item first occurs.
             verbose: 0 prints nothing, 1 a line for each task, and the users counted so far.
 
         Raises:
@@ -167,21 +204,49 @@ class SpectralRecommender:
         head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
         say(f"counting pairs of {len(head)} items")
         counted_so_far = _users_counted(self.num_users) if verbose else lambda users: None
-        total = grid_gram(source, self.catalogue, head, counted_so_far)
-        self.released = counted.paired(head, released_pairs(total, self.split.gram, self._words), self.split.gram)
-        del total
+        noisy, noise = self._pairs(source, counted, head, counted_so_far)
+        made = counted.paired(head, noisy, noise, bool(self.ordered))
+        votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
+        self.released = dataclasses.replace(made, votes=votes[0], votes_noise=votes[1])
         say("denoising")
         self._conclude(self.released)
         say("done")
         return self
 
+    def _pairs(
+        self, source: Any, counted: Release, head: NDArray[np.int64], progress: Callable[[int], None]
+    ) -> tuple[NDArray[np.float32], float]:
+        """Noisy pairs and the standard deviation of their noise, once it is decided which pairs."""
+        sigma, words = self.split.gram, self._words
+        if self.ordered is not None:
+            total = (near_pairs if self.ordered else grid_gram)(source, self.catalogue, head, progress)
+            return released_pairs(total, sigma, words), sigma
+        total = near_pairs(source, self.catalogue, head, lambda users: None)
+        first = released_pairs(total, sigma / order.FIRST**0.5, words)
+        self.vote = found = self._voted(source, counted, head, first)
+        self.ordered, noise = found.ordered, sigma / order.REST**0.5
+        if not self.ordered:
+            return released_pairs(grid_gram(source, self.catalogue, head, progress), noise, words), noise
+        progress(self.num_users)
+        second, both = released_pairs(total, noise, words), order.FIRST + order.REST
+        first *= order.FIRST / both
+        second *= order.REST / both
+        return np.add(first, second, out=first), sigma / both**0.5
+
+    def _voted(
+        self, source: Any, counted: Release, head: NDArray[np.int64], first: NDArray[np.float32]
+    ) -> order.OrderVote:
+        """The vote, by the items of the head whose rows stand out of the noise of the first release."""
+        noise = self.split.gram / order.FIRST**0.5
+        few = head[: len(rules.head_of(counted.counts, counted.users, noise))]
+        alone = counted.paired(few, np.ascontiguousarray(first[: len(few), : len(few)]), noise, ordered=True)
+        weights, prior = _estimates(alone)
+        asked = self.num_users, self.catalogue
+        return order.vote(source, *asked, few, weights, prior[few], self.split.gram, self._words)
+
     def _conclude(self, made: Release) -> None:
         """Computes weights and prior from the release."""
-        noise_of_head = made.counts_noise[made.head]
-        diagonal = rules.diagonal_of(made.counts[made.head], made.pairs, made.users, noise_of_head)
-        self.weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
-        prior = rules.prior_of(made.counts, made.users, made.counts_noise)
-        self.prior = (rules.PRIOR * prior).astype(np.float32)
+        self.weights, self.prior = _estimates(made)
 
     # Answering.
 
@@ -220,7 +285,8 @@ class SpectralRecommender:
         places = self.catalogue.places(np.asarray(history, np.int64).reshape(-1))
         latest_first = places[places >= 0][::-1]
         different, age = np.unique(latest_first, return_index=True)
-        return different, np.asarray((1.0 + age) ** -self.recency, np.float64)
+        weights = np.asarray((1.0 + np.arange(len(latest_first))) ** -self.recency, np.float64)
+        return different, weights[age] / np.mean(weights) if len(weights) else weights
 
     def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
         head = self.released.head
@@ -291,14 +357,25 @@ class SpectralRecommender:
                 released = Release.from_arrays(file)
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
-        found = cls(kept.pop("item_ids"), noise_multiplier=kept["noise_multiplier"], delta=kept["delta"])
-        vars(found).update(kept, released=released, _begun=True)
+        settings = {name: kept.pop(name) for name in ("item_ids", "noise_multiplier", "delta", "recency")}
+        found = cls(**settings)
+        vote = order.OrderVote.of(released)
+        vars(found).update(kept, released=released, ordered=released.ordered, vote=vote, _begun=True)
         found.split = rules.Split.of_budget(found.noise_multiplier, found.num_users, len(found.catalogue))
         return found
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "weights"):
             raise RuntimeError("Nothing was released yet: call fit(histories) first.")
+
+
+def _estimates(made: Release) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Weights between the items of the head, and the prior of all items."""
+    noise_of_head = made.counts_noise[made.head]
+    diagonal = rules.diagonal_of(made.counts[made.head], made.pairs, made.users, noise_of_head, made.ordered)
+    prior = rules.prior_of(made.counts, made.users, made.counts_noise)
+    weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
+    return weights, (rules.PRIOR * prior).astype(np.float32)
 
 
 def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:

@@ -40,6 +40,9 @@ class Release:
         pairs: Noisy pairs of the head, symmetric, the diagonal 0.
         pairs_noise: Standard deviation of the noise of each row; that of an entry is the lesser of its two rows'.
         fits: Number of fits in the sums.
+        ordered: Whether pairs are those near each other in ordered histories; else of any two items of a user.
+        votes: Noisy sum of the votes on order (`tfdp_rec.spectral.order`) of the first fit.
+        votes_noise: Standard deviation of its noise; 0 if there was no vote.
         private: Whether all noise came from the operating system's entropy.
 
     Example:
@@ -56,6 +59,9 @@ class Release:
     pairs: NDArray[np.float32] = dataclasses.field(default_factory=lambda: np.zeros((0, 0), np.float32))
     pairs_noise: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
     fits: int = 0
+    ordered: bool = False
+    votes: float = 0.0
+    votes_noise: float = 0.0
     private: bool = True
 
     def faded(self, keep: float) -> Release:
@@ -92,8 +98,12 @@ class Release:
         """Largest standard deviation of the noise of pairs, after those of a further fit of noise `sigma` are added."""
         return float(np.hypot(self.pairs_noise.max(initial=0.0), sigma))
 
-    def paired(self, head: NDArray[np.int64], noisy: NDArray[np.float32], sigma: float) -> Release:
+    def paired(
+        self, head: NDArray[np.int64], noisy: NDArray[np.float32], sigma: float, ordered: bool = False
+    ) -> Release:
         """The release with the `noisy` pairs of a further fit's head added; rows of items outside it are dropped."""
+        if len(self.head) and ordered != self.ordered:
+            raise ValueError("Pairs of ordered histories and pairs of any two items are not added up.")
         row = np.full(len(self.counts), -1)
         row[self.head] = np.arange(len(self.head))
         stay = np.flatnonzero(row[head] >= 0)
@@ -101,7 +111,7 @@ class Release:
         total, noise = noisy.copy(), np.full(len(head), sigma)
         total[np.ix_(stay, stay)] += self.pairs[np.ix_(before, before)]
         noise[stay] = np.hypot(self.pairs_noise[before], sigma)
-        return dataclasses.replace(self, head=head, pairs=total, pairs_noise=noise)
+        return dataclasses.replace(self, head=head, pairs=total, pairs_noise=noise, ordered=ordered)
 
     # Files.
 
@@ -112,5 +122,8 @@ class Release:
     @classmethod
     def from_arrays(cls, file: Mapping[str, Any]) -> Release:
         """The inverse of `arrays`."""
-        found = {field.name: file[f"released_{field.name}"] for field in dataclasses.fields(cls)}
+        # 0.3.0 knew no order.
+        older = {"ordered", "votes", "votes_noise"} - {name.removeprefix("released_") for name in file}
+        names = {field.name for field in dataclasses.fields(cls)} - older
+        found = {name: file[f"released_{name}"] for name in names}
         return cls(**{name: value if value.ndim else value.item() for name, value in found.items()})

@@ -23,6 +23,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.spectral.near_pairs import OWN
+
 LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
 ROW_NOISE = 0.25
 LEAST_HEAD, MOST_HEAD = 16, 6000
@@ -69,9 +71,11 @@ def prior_of(counts: NDArray[np.float64], num_users: float, sigma: Noise) -> NDA
 
 
 def diagonal_of(
-    counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: float, sigma: Noise
+    counts: NDArray[np.float64], noisy: NDArray[np.float32], num_users: float, sigma: Noise, ordered: bool = False
 ) -> NDArray[np.float64]:
     """D, an estimate of the diagonal of the Gram matrix, which is not released; `sigma` is σ_c, of all or of each."""
+    if ordered:
+        return np.maximum(counts, 0.5 * sigma) * OWN
     # A user with d items of the head gives √2 d to the sum of the matrix, nearly: the sum over √2 n is the mean d, and
     # a count at weight 1/√d becomes one at weight √2/√(d(d-1)).
     mean = float(noisy.sum(dtype=np.float64)) / (np.sqrt(2) * num_users)

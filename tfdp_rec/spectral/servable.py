@@ -54,9 +54,11 @@ class SpectralAnswers(tf.Module):
         return self._first(tf.where(_held(history, allowed), LEFT_OUT, scores), allowed, k)
 
     def _weighed(self, history: tf.Tensor) -> tf.Tensor:
-        """Weight of each entry."""
+        """Weight of each entry: those of the known ones are 1 on average."""
         known = tf.cast(history >= 0, tf.float32)
-        return (1.0 + tf.cumsum(known, axis=1, reverse=True, exclusive=True)) ** -self.recency
+        weight = (1.0 + tf.cumsum(known, axis=1, reverse=True, exclusive=True)) ** -self.recency
+        total = tf.reduce_sum(known * weight, axis=1, keepdims=True)
+        return tf.math.divide_no_nan(weight * tf.reduce_sum(known, axis=1, keepdims=True), total)
 
     def _has(self, history: tf.Tensor, weighed: tf.Tensor, first: int, size: Any) -> tf.Tensor:
         """Weights of the slots from `first` on in each history, `[batch, size]`; of a repeated slot the last weight."""

@@ -29,8 +29,9 @@ def released(run: Run, users: UserSubset) -> SpectralRecommender:
     earlier = run.checkpoint.earlier
     before = earlier.release.faded(run.settings.keep) if earlier and earlier.release else None
     unfitted = SpectralRecommender(
-        run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, recency=run.recency, before=before
-    )
+        run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, ordered=run.order,
+        recency=run.settings.recency, before=before,
+    )  # fmt: skip
 
     def make(payment: ReleasePayment, file: Any) -> None:
         payment.spend(unfitted.event, LABELS[SUMS])
@@ -41,12 +42,14 @@ def released(run: Run, users: UserSubset) -> SpectralRecommender:
     return run.checkpoint.release(SUMS, [spectral.name], most, make, SpectralRecommender.load)
 
 
-def without_noise(run: Run) -> MadeRecommender:
+def without_noise(run: Run, private: SpectralRecommender | None) -> MadeRecommender:
     """The same arithmetic on the same users, as good as exact: no privacy."""
     head = min(_EXACT_HEAD, run.log.num_items)
+    ordered = run.order if private is None else private.ordered
     peer = SpectralRecommender(
-        run.log.catalogue.ids, None, run.delta, noise_multiplier=_HARDLY, head=head, recency=run.recency
-    )
+        run.log.catalogue.ids, None, run.delta, noise_multiplier=_HARDLY, head=head, ordered=ordered,
+        recency=run.settings.recency,
+    )  # fmt: skip
     peer.fit(UserSubset(run.log, run.users.train), verbose=0)
     return MadeRecommender(peer, scores(peer))
 
@@ -80,6 +83,7 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         "Mechanism": f"{items}; then counts of these with Gaussian noise of multiplier "
         f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
         f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users",
+        "Pairs": recommender.pairs_words,
         "Public": run.public_numbers,
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
         "ledger.jsonl, card.md and this statement",
