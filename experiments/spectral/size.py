@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--mean", type=float, default=20.0, help="events of a user")
     parser.add_argument("--epsilon", type=float, default=8.0)
+    parser.add_argument("--order", choices=("no", "yes", "auto"), default="no", help="as of tfdp-rec train")
     parser.add_argument("--out", default="runs/spectral-size", metavar="FOLDER", help="default: %(default)s")
 
 
@@ -35,11 +36,13 @@ def run(args: argparse.Namespace) -> int:
         _write(folder, args)
     before, load = _peak(), os.getloadavg()[0]
     start = time.perf_counter()
-    recommender = SpectralRecommender(np.arange(1, args.items + 1), args.epsilon).fit(Histories.load(folder))
+    ordered = {"no": False, "yes": True, "auto": None}[args.order]
+    recommender = SpectralRecommender(np.arange(1, args.items + 1), args.epsilon, ordered=ordered)
+    recommender.fit(Histories.load(folder))
     taken = time.perf_counter() - start
     events = (folder / "items.npy").stat().st_size / 8
     print(
-        f"{args.users} users, {args.items} items, {events:.3g} events, ε {args.epsilon:g}: head "
+        f"{args.users} users, {args.items} items, {events:.3g} events, ε {args.epsilon:g}, order {args.order}: head "
         f"{len(recommender.released.head)}, {taken:.0f} s, {(_peak() - before) / 1024:.0f} MB beside "
         f"{before / 1024:.0f} MB of Python, load before {load:.1f} on {os.cpu_count()} cores"
     )
