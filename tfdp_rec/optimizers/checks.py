@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import LEAST_CLIP
 from tfdp_rec.clipping.data_flow import refuse_data_read
 from tfdp_rec.keras_internals import handles_of, learning_rate_of
 from tfdp_rec.optimizers.rules import Recursion, TableRule
@@ -182,11 +181,4 @@ def not_negative(name: str, value: float) -> float:
     """A setting as a finite number of at least 0."""
     if not 0 <= float(value) < float("inf"):
         raise ValueError(f"{name} must be a number of at least 0, got {value}.")
-    return float(value)
-
-
-def checked_clip(name: str, value: float) -> float:
-    """C as a number that float32 can keep to."""
-    if positive(name, value) < LEAST_CLIP:
-        raise ValueError(f"{name} must be at least {LEAST_CLIP}, got {value}: float32 cannot keep to less.")
     return float(value)
