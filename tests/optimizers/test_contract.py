@@ -200,6 +200,7 @@ def test_noise_is_never_in_the_config(kind):
         ("loss_scale_factor", 8.0),
         ("gradient_accumulation_steps", 2),
         ("dense_optimizer", tfdp_rec.EANA(**BASICS)),
+        ("dense_optimizer", keras.optimizers.Adam(gradient_accumulation_steps=2)),
     ],
 )
 def test_what_it_cannot_honour_it_refuses(kind, option, value):
