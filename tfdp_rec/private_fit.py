@@ -201,6 +201,13 @@ def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
             f"{type(data).__name__}. For data on disk, tfdp_rec.PrivatePlan(...).batches(fetch) takes a function from "
             "row numbers to a batch."
         )
+    for leaf in tf.nest.flatten(data):
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(leaf, "tocsr"):
+            raise TypeError(
+                f"The data hold a {type(leaf).__name__}, whose rows have no length in common: "
+                "tfdp_rec.data.padded(ids, length) makes arrays of it, ids and weights, at a length that you choose "
+                "without the data."
+            )
     if hasattr(data, "columns"):
         raise TypeError(
             f"data is one {type(data).__name__}: give its columns as arrays, such as "
