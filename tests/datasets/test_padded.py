@@ -61,6 +61,10 @@ def test_text_and_bags_of_nothing():
         (([[1], [2]], 3, [[1.0, 1.0], []]), "in the same bags"),
         (((FLAT, SPLITS), 3, np.ones(4)), "one for each id"),
         ((scipy.sparse.eye(3), 3, [[1.0]] * 3), "leave weights= out"),
+        ((tf.ragged.constant([[[1], [2, 3]], [[4]]]), 3), r"one axis beside .* got \(2, None, None\)"),
+        ((tf.sparse.from_dense(np.ones([2, 2, 3], "int32")), 3), r"one axis beside .* got \(2, 2, 3\)"),
+        ((tf.sparse.from_dense([1, 0, 2]), 3), r"one axis beside .* got \(3,\)"),
+        (([[[1, 2]], [[3, 4], [5, 6]]], 3), "one axis beside .* have 2 axes"),
     ],
 )
 def test_what_is_no_bag_is_refused(arguments, words):

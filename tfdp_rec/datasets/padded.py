@@ -14,6 +14,8 @@ import numpy as np
 import scipy.sparse
 import tensorflow as tf
 
+_ONE_AXIS = "ids and weights must have one axis beside that of the bags"
+
 
 def padded(ids: Any, length: int, weights: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Ids and weights of one length, for `keras_rs.layers.EmbedReduce` and other layers that take both.
@@ -35,7 +37,8 @@ def padded(ids: Any, length: int, weights: Any = None) -> tuple[np.ndarray, np.n
         Ids, and float32 weights, both `[bags, length]`.
 
     Raises:
-        ValueError: The length is below 1, the splits are no row splits, or the weights do not match the ids.
+        ValueError: The length is below 1, the splits are no row splits, bags have several axes, or the weights do not
+            match the ids.
 
     Example:
         >>> ids, weights = padded([[7, 5], [], [1, 2, 3, 4]], 3)
@@ -70,6 +73,8 @@ def _flat(ids: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return rows.indices, rows.indptr.astype(np.int64), rows.data.astype("float32")
     pair = isinstance(ids, tuple) and len(ids) == 2 and all(isinstance(part, (np.ndarray, tf.Tensor)) for part in ids)
     values, splits = (np.asarray(part) for part in ids) if pair else _bags(ids)
+    if values.ndim != 1:
+        raise ValueError(f"{_ONE_AXIS}; their values have {values.ndim} axes.")
     if weights is None:
         return values, splits, np.ones(values.shape, "float32")
     by, same = (np.asarray(weights), splits) if pair else _bags(weights)
@@ -79,6 +84,9 @@ def _flat(ids: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _bags(given: Any) -> tuple[np.ndarray, np.ndarray]:
+    # A sparse tensor of more axes would be read as bags of all that an example has.
+    if isinstance(given, (tf.RaggedTensor, tf.SparseTensor)) and given.shape.rank != 2:
+        raise ValueError(f"{_ONE_AXIS}, [bags, any]; got {given.shape}.")
     if isinstance(given, tf.RaggedTensor):
         return np.asarray(given.values), np.asarray(given.row_splits)
     if isinstance(given, tf.SparseTensor):
