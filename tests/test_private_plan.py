@@ -45,6 +45,8 @@ def test_an_optimizer_takes_what_it_is_not_given(kind):
     optimizer = kind(0.1, plan=plan)
     assert (optimizer.noise_multiplier, optimizer.expected_batch_size, optimizer.l2_norm_clip) == (1.3, BATCH, 0.5)
     assert kind(0.1, plan=plan, l2_norm_clip=2.0).l2_norm_clip == 2.0
+    normalising = kind(0.1, plan=plan_of(l2_norm_clip="auto"))
+    assert normalising.get_config()["l2_norm_clip"] == "auto"
     assert optimizer.get_config()["plan"] is None and optimizer.get_config()["noise_multiplier"] == 1.3
     assert plan.epsilon == plan.accountant.epsilon(STEPS)
     with pytest.raises(ValueError, match="leave it out"):

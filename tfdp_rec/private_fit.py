@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec import optimizers
+from tfdp_rec.clipping.weights import Auto
 from tfdp_rec.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
@@ -97,7 +98,7 @@ class PrivateFit:
 def make_private(
     model: keras.Model, data: Any, *others: Any, epsilon: float, batch_size: int, epochs: int,
     learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: str = "LazyDPSGD",
-    l2_norm_clip: float = 1.0, accountant: str = "pld", **settings: Any,
+    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", **settings: Any,
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -120,7 +121,8 @@ def make_private(
         unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
         mechanism: Mechanism that replaces the model's optimizer, "LazyDPSGD" or "DPSGD". For others, compile a
             `PrivateModel` with `tfdp_rec.<mechanism>(..., plan=tfdp_rec.PrivatePlan(...))`.
-        l2_norm_clip: Clip C.
+        l2_norm_clip: Clip C; or "auto", C = 1 and every gradient scaled to nearly that length, as for
+            `tfdp_rec.LazyDPSGD`.
         accountant: "pld", which is tight, or "rdp", which is quick.
         **settings: Further settings of the mechanism, such as momentum, and `microbatch_size` and `diagnostics` of
             `PrivateModel.compile`.
@@ -199,6 +201,13 @@ def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
             f"{type(data).__name__}. For data on disk, tfdp_rec.PrivatePlan(...).batches(fetch) takes a function from "
             "row numbers to a batch."
         )
+    for leaf in tf.nest.flatten(data):
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(leaf, "tocsr"):
+            raise TypeError(
+                f"The data hold a {type(leaf).__name__}, whose rows have no length in common: "
+                "tfdp_rec.data.padded(ids, length) makes arrays of it, ids and weights, at a length that you choose "
+                "without the data."
+            )
     if hasattr(data, "columns"):
         raise TypeError(
             f"data is one {type(data).__name__}: give its columns as arrays, such as "

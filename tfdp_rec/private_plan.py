@@ -24,6 +24,7 @@ from typing import Any
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.callbacks.privacy_budget import PrivacyBudget
+from tfdp_rec.clipping.weights import Auto
 from tfdp_rec.files import Path
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.composition import checked_epsilon
@@ -51,7 +52,7 @@ class PrivatePlan:
         steps: Number of steps that the budget pays for.
         epsilon: Budget; its noise is computed at the first use of `noise_multiplier`.
         noise_multiplier: Noise multiplier σ, instead of ε; the budget is then the cost of `steps` steps.
-        l2_norm_clip: Clip C of optimizers that are given none.
+        l2_norm_clip: Clip C, or "auto", of optimizers that are given none.
         accountant: "pld", which is tight, or "rdp", which is quick.
         make_event: Function from σ to the event of one step, for mechanisms whose step is more than one Gaussian.
         correlation: Correlation of the noise, for `DPFTRL` and `LazyDPFTRL` on an order, with as many steps as the
@@ -80,7 +81,7 @@ class PrivatePlan:
 
     def __init__(
         self, *, sampling: Sampling, delta: float, steps: int, epsilon: float | None = None,
-        noise_multiplier: float | None = None, l2_norm_clip: float = 1.0, accountant: str = "pld",
+        noise_multiplier: float | None = None, l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
         make_event: Callable[[float], DpEvent] = GaussianDpEvent, correlation: Correlation | None = None,
         spent: Iterable[tuple[DpEvent, str]] = (), allow_large_delta: bool = False, asserted: str = "",
         ledger: Path | Ledger | None = None,

@@ -250,6 +250,7 @@ def test_settings_changed_in_training_are_resumed(finished):
     [
         ({"noise_multiplier": 1.5}, ("2.0", "1.5")),
         ({"l2_norm_clip": 3.0}, ("1.0", "3.0")),
+        ({"l2_norm_clip": "auto"}, ("1.0", "auto")),
         ({"expected_batch_size": 16}, ("6.0", "16.0")),
         ({"momentum": 0.25}, ("0.5", "0.25")),
         ({"aggregate_noise": True}, ("False", "True")),

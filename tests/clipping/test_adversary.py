@@ -1,4 +1,5 @@
-"""A search for data that breaks the clip: removal, as computed in float32, must stay within C for whatever it finds.
+"""A search for data that breaks the clip: removal, as computed in float32, must stay within C for whatever it finds,
+under both rules for weights.
 
 Each kind of factor is clipped and summed by the code that trains, in one traced function; what differs from
 try to try is
@@ -18,9 +19,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.clipping import Outer, PerExample, Rows, Scores, cross_terms, engine
+from tfdp_rec.clipping import Outer, PerExample, Rows, Scores, cross_terms, engine, weights
 
 ROWS, WIDTH, CANDIDATES = 5, 3, 4
+RULES = [weights.clipped, weights.normalised]
+EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 TRIES = int(os.environ.get("TFDP_REC_TRIES", "3000"))
 
 
@@ -73,7 +76,7 @@ def variables_of(kind, a):
 
 
 @functools.cache
-def clipped_sum_of(kind):
+def clipped_sum_of(kind, rule):
     """(arrays of a batch) -> its clipped sum at C = 1, as training would compute it."""
     types = {name: tf.int64 if name == "ids" else tf.float32 for name in SHAPES[kind]}
     spec = {name: tf.TensorSpec([None, *shape], types[name]) for name, shape in SHAPES[kind].items()}
@@ -82,14 +85,14 @@ def clipped_sum_of(kind):
     def compute(arrays):
         collected = {path: cross_terms.merge(own) for path, own in variables_of(kind, arrays).items()}
         size = tf.shape(next(iter(arrays.values())))[0]
-        clipped = engine.clip(collected, tf.zeros([size]), tf.constant(1.0))
+        clipped = engine.clip(collected, tf.zeros([size]), tf.constant(1.0), rule=rule)
         return [tf.reshape(tf.convert_to_tensor(g), [-1]) for g in clipped.gradients.values()]
 
     return compute
 
 
-def removal(kind, arrays, out):
-    compute = clipped_sum_of(kind)
+def removal(kind, arrays, out, rule=weights.clipped):
+    compute = clipped_sum_of(kind, rule)
     whole = np.concatenate(compute({k: tf.constant(v) for k, v in arrays.items()})).astype(np.float64)
     fewer = {k: tf.constant(np.delete(v, out, axis=0)) for k, v in arrays.items()}
     found = np.linalg.norm(whole - np.concatenate(compute(fewer)).astype(np.float64))
@@ -188,14 +191,14 @@ def mutate(kind, arrays, out, rng):
     return arrays
 
 
-def climb(kind, seed, size, steps):
+def climb(kind, seed, size, steps, rule=weights.clipped):
     """The largest removal met on the way up from one batch."""
     rng = np.random.default_rng(seed)
     arrays, out = draw(kind, seed, size), int(rng.integers(size))
-    highest = removal(kind, arrays, out)
+    highest = removal(kind, arrays, out, rule)
     for _ in range(steps):
         changed = mutate(kind, arrays, out, rng)
-        found = removal(kind, changed, out)
+        found = removal(kind, changed, out, rule)
         if found >= highest:
             arrays, highest = changed, found
     return highest
@@ -203,21 +206,39 @@ def climb(kind, seed, size, steps):
 
 @pytest.mark.parametrize("kind", SHAPES)
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 2, 3, 5, 17, 64]), place=st.integers(0, 63))
-def test_drawn(kind, seed, size, place):
-    assert removal(kind, draw(kind, seed, size), place % size) <= 1
+@given(
+    seed=st.integers(0, 2**32), size=st.sampled_from([1, 2, 3, 5, 17, 64]), place=st.integers(0, 63),
+    rule=st.sampled_from(RULES),
+)  # fmt: skip
+def test_drawn(kind, seed, size, place, rule):
+    assert removal(kind, draw(kind, seed, size), place % size, rule) <= 1
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_climbed(kind):
-    assert max(climb(kind, seed, 6, 20) for seed in range(2)) <= 1
+    assert max(climb(kind, seed, 6, 20, rule) for seed, rule in enumerate(RULES)) <= 1
 
 
+@EVERY_RULE
 @pytest.mark.parametrize("kind", ["dense", "rows", "formed"])
 @pytest.mark.parametrize("size", [1024, 4096])
-def test_drawn_of_many(kind, size):
+def test_drawn_of_many(kind, size, rule):
     """Large batches are summed in pieces, or in float64."""
-    assert max(removal(kind, draw(kind, seed, size), seed) for seed in range(4)) <= 1
+    assert max(removal(kind, draw(kind, seed, size), seed, rule) for seed in range(4)) <= 1
+
+
+@EVERY_RULE
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e-2, 1.0, 1e18])
+@pytest.mark.parametrize("kind", ["positions, formed", "positions, Gram", "rows", "two scores"])
+def test_parts_that_cancel_at_every_size(kind, scale, rule):
+    rng = np.random.default_rng(7)
+    for size in (2, 33):
+        arrays = {
+            name: rng.integers(0, ROWS, [size, *shape]) if name == "ids" else rng.normal(size=[size, *shape])
+            for name, shape in SHAPES[kind].items()
+        }
+        arrays = {k: v if k == "ids" else (v * scale**0.5).astype("float32") for k, v in arrays.items()}
+        assert removal(kind, _tampered(rng, arrays, range(size)), 0, rule) <= 1
 
 
 @pytest.mark.slow
@@ -229,8 +250,8 @@ def test_a_night():
     while tries < TRIES:
         kind = str(rng.choice(list(SHAPES)))
         size = int(rng.choice([1, 2, 3, 8, 33, 257, 1024, 4096], p=[0.1, 0.2, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04]))
-        seed, steps = int(rng.integers(2**62)), 20
-        found = climb(kind, seed, size, steps)
+        seed, steps, rule = int(rng.integers(2**62)), 20, RULES[rng.integers(2)]
+        found = climb(kind, seed, size, steps, rule)
         assert found <= 1, (kind, seed, size, found)
         highest[kind] = max(found, highest.get(kind, 0.0))
         tries += steps + 1

@@ -4,11 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Scored, assert_matches_oracle
+from helpers import Scored, assert_matches_oracle, dense_gradients
 from keras import layers
 
 import tfdp_rec
 from tfdp_rec.clipping import EmbedReduceRule, clipped_sum
+from tfdp_rec.clipping.engine import SLACK
 
 keras_rs = pytest.importorskip("keras_rs")
 
@@ -90,9 +91,54 @@ def test_a_bag_is_a_table_that_lazy_training_knows():
 def test_bags_of_no_fixed_length_are_refused(kind):
     make = tf.sparse.from_dense if kind == "SparseTensor" else tf.RaggedTensor.from_tensor
     model, batch = scored([bag("sum")], lambda p, b: p[0](make(b["ids"])), {"ids": IDS})
-    with pytest.raises(tfdp_rec.NotPrivate, match=f"'bag' is given a {kind}.*fixed length") as refused:
+    with pytest.raises(tfdp_rec.NotPrivate, match=f"'bag' is given a {kind}.*fixed length.*data.padded") as refused:
         clipped_sum(model, batch, 1.0)
     assert len(str(refused.value)) < 500
+
+
+BAGS = [[7, 5], [], [1, 2, 3, 8], [2, 2, 8], [4]]
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("distributed", [False, True], ids=["EmbedReduce", "DistributedEmbedding"])
+def test_padded_bags_are_clipped_as_the_bags_were(combiner, distributed):
+    ids, by = tfdp_rec.data.padded(BAGS, 6)
+    if distributed:
+        table = keras_rs.layers.TableConfig("t", ROWS, WIDTH, initializer="normal", combiner=combiner)
+        feature = keras_rs.layers.FeatureConfig("ids", table, (SIZE, 6), (SIZE, WIDTH))
+        layer = keras_rs.layers.DistributedEmbedding({"ids": feature}, table_stacking=None)
+        forward = lambda p, b: p[1](p[0]({"ids": b["ids"]}, {"ids": b["by"]})["ids"])  # noqa: E731
+    else:
+        layer, forward = bag(combiner), lambda p, b: p[1](p[0](b["ids"], b["by"]))
+    model, batch = scored([layer, layers.Dense(2)], forward, {"ids": ids, "by": by})
+    table = next(v for v in model.trainable_variables if v.shape == (ROWS, WIDTH))
+    dense = [v for v in model.trainable_variables if v is not table]
+    total = {v.path: np.zeros(v.shape) for v in model.trainable_variables}
+    for number, own in enumerate(BAGS):  # no layer of keras-rs, and no padding
+        divisor = {"sum": 1.0, "mean": len(own), "sqrtn": len(own) ** 0.5}[combiner] or 1.0
+        with tf.GradientTape() as tape:
+            values = [v.value for v in model.trainable_variables]
+            tape.watch(values)
+            z = tf.reduce_sum(tf.gather(table.value, tf.constant(own, tf.int64)), axis=0, keepdims=True) / divisor
+            out = tf.matmul(z, dense[0].value) + dense[1].value
+            loss = tf.reduce_sum(tf.sin(out) * [1.0, 2.0]) * SIZES[number]
+        found = [np.asarray(tf.convert_to_tensor(g), np.float64) for g in tape.gradient(loss, values)]
+        norm = np.sqrt(sum(np.sum(g**2) for g in found))
+        for variable, g in zip(model.trainable_variables, found):
+            total[variable.path] += g * min(1, 0.7 / (1 + SLACK) / norm)
+    for path, gradient in dense_gradients(model, clipped_sum(model, batch, 0.7)).items():
+        np.testing.assert_allclose(gradient, total[path], rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def test_padded_bags_train_privately_in_one_call():
+    ids, by = tfdp_rec.data.padded(tf.ragged.constant(BAGS * 20), 3)
+    inputs = keras.Input([3], dtype="int32"), keras.Input([3])
+    model = keras.Model(inputs, layers.Dense(1)(bag("mean")(*inputs)))
+    model.compile(loss="mse")
+    settings = {"epsilon": 3.0, "batch_size": 25, "epochs": 1, "accountant": "rdp"}
+    private = tfdp_rec.make_private(model, ((ids, by), np.ones([100, 1], "float32")), **settings)
+    private.fit(verbose=0)
+    assert [path.endswith("bag/embeddings") for path in private.model.optimizer.tables] == [True]
 
 
 def test_a_subclass_that_does_something_else_has_not_its_rule():

@@ -220,6 +220,15 @@ def test_optimizer_options(option):
         mechanism(**{option: 2})
 
 
+@pytest.mark.parametrize("where", ["of the mechanism", "of dense_optimizer"])
+def test_accumulated_gradients_are_refused_with_what_does_the_same(where):
+    steps = {"gradient_accumulation_steps": 2}
+    options = steps if where == "of the mechanism" else {"dense_optimizer": keras.optimizers.Adam(**steps)}
+    with pytest.raises(ValueError, match="gradient_accumulation_steps: .*microbatch_size=") as refusal:
+        mechanism(**options)
+    assert len(str(refusal.value)) < 500 and str(refusal.value).endswith(".")
+
+
 def test_wrong_arguments():
     private = model()
     private.compile(mechanism(), "mse")

@@ -62,6 +62,7 @@ MECHANISMS = {
     "lazy, decay": ("LazyDPSGD", {"weight_decay": 0.1}),
     "lazy, regularized": ("LazyDPSGD", {"weight_decay": 0.1, "l2": 0.2}),
     "lazy, schedule and Adam": ("LazyDPSGD", {"dense_optimizer": "adam", "schedule": True}),
+    "lazy, normalised": ("LazyDPSGD", {"l2_norm_clip": "auto"}),
     "eager": ("DPSGD", {}),
     "eager, momentum": ("DPSGD", {"momentum": 0.9}),
     "eager, decay": ("DPSGD", {"weight_decay": 0.1}),
@@ -76,7 +77,7 @@ def optimizer_of(name):
     options.pop("l2", None)  # the model's
     rate = keras.optimizers.schedules.ExponentialDecay(0.3, 3, 0.7) if options.pop("schedule", False) else 0.3
     return getattr(tfdp_rec, kind)(
-        rate, l2_norm_clip=1.0, noise_multiplier=0.7, expected_batch_size=BATCH, noise=KeyedNoise(7), **options
+        rate, noise_multiplier=0.7, expected_batch_size=BATCH, noise=KeyedNoise(7), **{"l2_norm_clip": 1.0, **options}
     )
 
 

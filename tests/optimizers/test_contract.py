@@ -167,6 +167,18 @@ def test_config_makes_the_same_again(kind):
 
 
 @EVERY
+def test_a_rule_that_normalises_is_in_the_config_and_cannot_be_set(kind):
+    optimizer = optimizer_of(kind, l2_norm_clip="auto")
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert again.get_config() == optimizer.get_config() and again.get_config()["l2_norm_clip"] == "auto"
+    assert again.l2_norm_clip == 1.0 and again.clip_rule is optimizer.clip_rule
+    assert in_words(again.dp_event()) == in_words(optimizer_of(kind, l2_norm_clip=1.0).dp_event())
+    for one, value in ((optimizer, 1.0), (optimizer_of(kind), "auto")):
+        with pytest.raises(ValueError, match='l2_norm_clip cannot be set to or from "auto"'):
+            one.l2_norm_clip = value
+
+
+@EVERY
 def test_noise_is_never_in_the_config(kind):
     optimizer = optimizer_of(kind, noise=KeyedNoise(123456789))
     assert "123456789" not in str(keras.optimizers.serialize(optimizer))
@@ -188,6 +200,7 @@ def test_noise_is_never_in_the_config(kind):
         ("loss_scale_factor", 8.0),
         ("gradient_accumulation_steps", 2),
         ("dense_optimizer", tfdp_rec.EANA(**BASICS)),
+        ("dense_optimizer", keras.optimizers.Adam(gradient_accumulation_steps=2)),
     ],
 )
 def test_what_it_cannot_honour_it_refuses(kind, option, value):

@@ -118,14 +118,51 @@ def test_gradients_of_nothing_leave_finite_weights():
         np.testing.assert_array_equal(run.weights, 1.0)
 
 
+class Both(Run):
+    """A mechanism on a table and a dense variable."""
+
+    def __init__(self, kind, rate, table, dense, **options):
+        self.table, self.dense = keras.Variable(table, name="table"), keras.Variable(dense, name="dense")
+        self.optimizer = kind(rate, **BASICS, **OWN[kind], noise=KeyedNoise(3), **options)
+        self.optimizer.build([self.table, self.dense], {self.table.path: None})
+
+    def step(self, ids, value):
+        slices = tf.IndexedSlices(tf.fill([len(ids), WIDTH], np.float32(value)), tf.constant(ids, tf.int64))
+        one, found = tf.ones([len(ids)]), {self.table.path: slices, self.dense.path: tf.fill([2], np.float32(value))}
+        self.optimizer.apply(ClippedSum(found, one, tf.constant(2.0), one, {self.table.path: Reads(ids)}))
+
+    def moved_from(self, table, dense):
+        return self.weights - table, np.array(self.dense._value, np.float64) - dense
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+def test_one_line_gives_adagrad_to_the_tables_and_any_optimizer_to_the_rest(kind):
+    table, dense = np.zeros([ROWS, WIDTH], "float32"), np.zeros(2, "float32")
+    both = Both(kind, 0.05, table, dense, table_rule=Adagrad(), dense_optimizer=keras.optimizers.Adam(0.01))
+    adagrad, adam, alone = ByHand(Adagrad()), keras.optimizers.Adam(0.01), keras.Variable(dense)
+    expected = table.astype(np.float64)
+    for number, (ids, value) in enumerate(STEPS):
+        twin = Both(kind, 1.0, table, dense)
+        twin.optimizer.iterations.assign(number)
+        for run in (twin, both):
+            run.step(ids, value)
+        by_table, by_dense = twin.moved_from(table, dense)
+        rows = np.flatnonzero(np.any(by_table != 0, axis=1))
+        expected[rows] -= 0.05 * adagrad.direction(rows, -by_table[rows])
+        adam.apply([tf.constant(-by_dense, tf.float32)], [alone])
+    np.testing.assert_allclose(both.weights, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(both.dense.numpy(), alone.numpy(), rtol=1e-4, atol=1e-7)
+    assert np.any(both.weights) and np.any(both.dense.numpy())
+
+
 PLAN = {"correlation": Correlation(BufferedToeplitz([0.3], [0.9]), steps=5, separation=5)}
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        (tfdp_rec.LazyDPSGD, {"table_rule": Adagrad()}, "not linear.*use DPSGD"),
-        (tfdp_rec.DPFTRL, {"table_rule": Adam(), **PLAN}, "takes back"),
+        (tfdp_rec.LazyDPSGD, {"table_rule": Adagrad()}, "not linear.*Use DPSGD, or AdaFEST.*dense_optimizer="),
+        (tfdp_rec.DPFTRL, {"table_rule": Adam(), **PLAN}, "takes back.*Use DPSGD"),
         (tfdp_rec.LazyDPFTRL, {"table_rule": Adagrad(), **PLAN}, "takes back"),
         (tfdp_rec.DPSGD, {"table_rule": keras.optimizers.Adagrad()}, "dense_optimizer takes any"),
         (tfdp_rec.DPSGD, {"table_rule": "adam"}, "must be one of"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
-from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping
+from tfdp_rec.clipping.engine import ClippedSum, Clipping
 from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
 from tfdp_rec.clipping.microbatches import clipped_sum, in_parts
 from tfdp_rec.clipping.negatives import Negatives
@@ -24,6 +24,7 @@ from tfdp_rec.clipping.rules import (
     register,
 )
 from tfdp_rec.clipping.tower_scores import TowerScores
+from tfdp_rec.clipping.weights import LEAST_CLIP
 from tfdp_rec.refused import NotPrivate
 
 __all__ = [

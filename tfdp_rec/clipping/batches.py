@@ -88,8 +88,9 @@ def refuse_padding(leaf: Any) -> None:
     """Raises `NotPrivate` for tensors whose lengths may depend on the longest example of the batch."""
     if not isinstance(leaf, tf.Tensor):
         raise NotPrivate(
-            f"The batch holds a {type(leaf).__name__}, which has no axis with one row an example; convert it to a "
-            "tensor of fixed length in the data pipeline (to_tensor(shape=[None, length]), tf.sparse.to_dense)."
+            f"The batch holds a {type(leaf).__name__}, which has no axis with one row an example: give arrays of "
+            "a fixed length, ids and weights by tfdp_rec.data.padded(ids, length), or convert it in the data pipeline "
+            "(to_tensor(shape=[None, length]), tf.sparse.to_dense)."
         )
     if leaf.shape.rank is None or None in leaf.shape[1:]:
         raise NotPrivate(

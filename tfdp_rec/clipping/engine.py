@@ -1,4 +1,4 @@
-"""The clipped sum: Σ over the batch of each example's gradient g_b scaled to w_b g_b, w_b = min(1, C / ‖g_b‖).
+"""The clipped sum: Σ over the batch of each example's gradient g_b scaled to w_b g_b, ‖w_b g_b‖ ≤ C (`weights.py`).
 
 Removing or adding one example changes the sum by at most C, its sensitivity, whatever the other examples are. The sum
 carries that number with it, and the mechanisms scale their noise by it.
@@ -34,6 +34,7 @@ from tfdp_rec.clipping.recorder import (
 )
 from tfdp_rec.clipping.rules import Call, resource
 from tfdp_rec.clipping.step_reading import CallRead, StepReading
+from tfdp_rec.clipping.weights import WeightRule, clipped
 from tfdp_rec.demands import demand, given
 from tfdp_rec.refused import NotPrivate
 
@@ -46,7 +47,6 @@ MOST_EXAMPLES = 1 << 16  # rounding a float32 sum of more would exceed the slack
 _WRITTEN = 2  # roundings of the sum as a whole: added up from parts, and scaled by the mechanism
 _MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64, where all examples' positions cancel
 _TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions."
-LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest float32 numbers
 _OF_WEIGHTS = 2.0**-12  # share of the slack for the roundings of weights and of weighted contributions
 _NOTHING = 2.0**-30  # share of the clip that a row that does not count may contribute
 
@@ -179,9 +179,9 @@ def refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
             )
 
 
-def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
-    """min(1, C / norm), and zero where the norm is not finite."""
-    weights = l2_norm_clip / tf.maximum(norms, l2_norm_clip)
+def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor, rule: WeightRule = clipped) -> tf.Tensor:
+    """The weights by a rule, and zero where the norm is not finite."""
+    weights = rule(norms, l2_norm_clip)
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 
 
@@ -244,12 +244,14 @@ class Clipping:
         loss: Function that maps a batch to each example's loss, `[batch]`.
         l2_norm_clip: Largest norm C of an example's contribution.
         before_read: Function that is called with a table and ids before these rows are read.
+        rule: Rule of the examples' weights.
     """
 
     model: keras.Model
     loss: Callable[[Any], tf.Tensor]
     l2_norm_clip: tf.Tensor
     before_read: BeforeRead = no_settling
+    rule: WeightRule = clipped
 
     def batch_size(self, batch: Any) -> tf.Tensor:
         """The number of examples in a batch."""
@@ -285,7 +287,7 @@ class Clipping:
                 losses = checked_losses(self.loss(rows.batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
         collected = collect(recorder, tape, losses, reading, rows.counted)
-        return clip(collected, losses, self.l2_norm_clip, share, rows.count)
+        return clip(collected, losses, self.l2_norm_clip, share, rows.count, self.rule)
 
 
 class _Computed(NamedTuple):
@@ -302,17 +304,19 @@ def clip(
     l2_norm_clip: tf.Tensor,
     share: Share | None = None,
     count: tf.Tensor | None = None,
+    rule: WeightRule = clipped,
 ) -> ClippedSum:
     """The clipped sum of factored per-example gradients; microbatches share the slack."""
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
     norms = given(norms, _not_too_many(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    weights = where_exact(clip_weights(norms, bound), norms)
+    weights = where_exact(clip_weights(norms, bound, rule), norms)
     if count is not None:
         # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search
         # the tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
-        weights = tf.where((tf.range(tf.size(norms)) < count) | (norms <= _NOTHING * bound), weights, 0)
+        beside = tf.cast(norms <= _NOTHING * bound, weights.dtype)
+        weights = tf.where(tf.range(tf.size(norms)) < count, weights, beside)
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
     written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import float_sums
 from tfdp_rec.clipping.batches import hide_batch_axis, map_examples, tensors
-from tfdp_rec.clipping.engine import LEAST_CLIP, ClippedSum, Clipping, Reads, Share, shared_inputs, traced
+from tfdp_rec.clipping.engine import ClippedSum, Clipping, Reads, Share, shared_inputs, traced
 from tfdp_rec.clipping.recorder import guard_of
+from tfdp_rec.clipping.weights import Auto, clip_and_rule
 
 SumOf = Callable[[Clipping, Any, Any], ClippedSum]
 """The clipped sum of one part, from the clipping, the part and its `Share` of the batch."""
@@ -26,7 +27,7 @@ SumOf = Callable[[Clipping, Any, Any], ClippedSum]
 def clipped_sum(
     model: keras.Model,
     batch: Any,
-    l2_norm_clip: float,
+    l2_norm_clip: float | Auto,
     strategy: str = "bookkeeping",
     microbatch_size: int | None = None,
     training: bool = True,
@@ -38,7 +39,7 @@ def clipped_sum(
     Args:
         model: Built `PrivateModel`, or any other built model with `per_example_loss`.
         batch: Batch in the form in which the training data give it.
-        l2_norm_clip: Largest norm C of an example's contribution.
+        l2_norm_clip: Largest norm C of an example's contribution; or "auto", C = 1 and each gradient normalised.
         strategy: Name of the algorithm; "bookkeeping" is the only one whose sensitivity is proved.
         microbatch_size: Number of examples computed at a time, to bound memory; the sum is the same.
         training: Value of the argument `training` of `per_example_loss`.
@@ -57,8 +58,7 @@ def clipped_sum(
         >>> found.norms.shape
         TensorShape([4])
     """
-    if not l2_norm_clip >= LEAST_CLIP:
-        raise ValueError(f"l2_norm_clip must be at least {LEAST_CLIP}, got {l2_norm_clip}.")
+    bound, rule = clip_and_rule(l2_norm_clip)
     if strategy != "bookkeeping":
         raise ValueError(
             f"strategy must be 'bookkeeping', got {strategy!r}. Other algorithms, without a proved sensitivity, "
@@ -67,7 +67,7 @@ def clipped_sum(
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
     loss = functools.partial(model.per_example_loss, training=training)
-    clipping = Clipping(model, loss, tf.constant(float(l2_norm_clip)), guard_of(model))
+    clipping = Clipping(model, loss, tf.constant(bound), guard_of(model), rule)
 
     def run(batch: Any) -> ClippedSum:
         batch = hide_batch_axis(batch, shared_inputs(model))

@@ -353,7 +353,7 @@ def no_length(layer: keras.layers.Layer, given: Any) -> str:
         return ""
     return (
         f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give it "
-        "ids of one fixed length, padded with any id, and weights of 0 for the padding."
+        "ids and weights of one fixed length, as tfdp_rec.data.padded(ids, length) makes them, weights 0 for padding."
     )
 
 

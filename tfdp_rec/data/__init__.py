@@ -6,6 +6,7 @@ from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.datasets.movielens import files as movielens
 from tfdp_rec.datasets.movielens import generated as synthetic
 from tfdp_rec.datasets.next_item import NextItemExamples
+from tfdp_rec.datasets.padded import padded
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.sampling.bounded_stream import BoundedStream
 from tfdp_rec.sampling.orders import FixedOrder
@@ -14,5 +15,5 @@ from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [
     "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "Sampling",
-    "ShuffledEpochs", "Timelines", "lookahead", "mind", "movielens", "synthetic",
+    "ShuffledEpochs", "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfdp_rec import noise as noise_sources
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.clipping.data_flow import ours
+from tfdp_rec.clipping.weights import Auto, WeightRule, clip_and_rule, normalised
 from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.optimizers import checks
@@ -93,6 +94,30 @@ class Setting:
         """The variable of an optimizer."""
         return resource(getattr(optimizer, f"_{self.name}"))
 
+    def argument(self, optimizer: Any) -> Any:
+        """What a constructor is given for an optimizer with the present setting."""
+        return self.__get__(optimizer)
+
+
+class ClipSetting(Setting):
+    """C, a number under "auto" too; the optimizer's `clip_rule` is how examples are weighed to keep to it."""
+
+    def __set__(self, optimizer: Any, value: float | Auto) -> None:
+        clip, rule = clip_and_rule(value)
+        new = self.name not in optimizer.constructed_with
+        if not new and normalised in (rule, optimizer.clip_rule):
+            raise ValueError(
+                f'{self.name} cannot be set to or from "auto", which weighs examples by another rule: make another '
+                f"{type(optimizer).__name__}, and compile with it."
+            )
+        super().__set__(optimizer, clip)
+        if new:
+            optimizer.clip_rule = rule
+            optimizer.constructed_with[self.name] = self.argument(optimizer)
+
+    def argument(self, optimizer: Any) -> float | Auto:
+        return "auto" if optimizer.clip_rule is normalised else self.__get__(optimizer)
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -144,7 +169,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     Args:
         learning_rate: Learning rate: a number or a Keras schedule.
-        l2_norm_clip: C, the bound on each example's gradient norm.
+        l2_norm_clip: C, the bound on each example's gradient norm; or "auto", C = 1 and every gradient g scaled to
+            g / (‖g‖ + 0.01). That is biased: a sum of directions, in which an example whose loss is nearly at its least
+            weighs as much as any other, unless its gradient is shorter than 0.01; zero stays zero.
         noise_multiplier: σ, the noise's standard deviation in units of the sensitivity.
         expected_batch_size: B, the constant that every step divides by, whatever the batch's size.
         momentum: Momentum of SGD.
@@ -165,13 +192,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     plan: Any = None  # the `PrivatePlan` that the optimizer was made with
     step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
+    clip_rule: WeightRule  # how examples are weighed to keep to the clip
     counts_steps = True  # False where the coordinator of a cluster counts them
     why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
 
     # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
-    l2_norm_clip = Setting(checks.checked_clip)
+    l2_norm_clip = ClipSetting()
     noise_multiplier = Setting(checks.not_negative, priced=True)
     expected_batch_size = Setting()
 
@@ -179,7 +207,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self,
         learning_rate: Any,
         *,
-        l2_norm_clip: float,
+        l2_norm_clip: float | Auto,
         noise_multiplier: float,
         expected_batch_size: float,
         momentum: float = 0.0,
@@ -205,7 +233,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.noise = noise or (noise_sources.SecureNoise() if secure else noise_sources.EntropyNoise())
         self.dense_optimizer = checks.checked_dense(dense_optimizer)
         self.table_rule = checks.checked_rule(self, table_rule)
-        self.constructed_with: dict[str, float] = {}
+        self.constructed_with: dict[str, Any] = {}
         self.l2_norm_clip, self.noise_multiplier = l2_norm_clip, noise_multiplier
         self.expected_batch_size = expected_batch_size
         self.privacy_history = Meter(self)
@@ -475,7 +503,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         return {
             "name": self.name,
             "learning_rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else checks.serialized(rate),
-            **{name: getattr(self, name) for name in self.constructed_with},
+            **{name: getattr(type(self), name).argument(self) for name in self.constructed_with},
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "weight_decay": self.decoupled_weight_decay,

@@ -9,13 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import LEAST_CLIP
 from tfdp_rec.clipping.data_flow import refuse_data_read
 from tfdp_rec.keras_internals import handles_of, learning_rate_of
 from tfdp_rec.optimizers.rules import Recursion, TableRule
 from tfdp_rec.refused import NotPrivate
 
 _BY_EXAMPLE = "clipping is by example, through l2_norm_clip"
+_ACCUMULATED = (
+    "make batches (expected_batch_size, batch_size) as large as the accumulated ones, and give compile or make_private "
+    "microbatch_size=, the number of examples that fit into memory at once: one clipped sum, one noise"
+)
 _AVERAGE = "average saved models instead: averages of released weights cost no privacy"
 _REFUSED_OPTIONS = {
     **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), _BY_EXAMPLE),
@@ -23,7 +26,7 @@ _REFUSED_OPTIONS = {
     "loss_scale_factor": "it would scale gradients past the clip; mixed_bfloat16 needs no loss scaling",
     **dict.fromkeys(("history", "arrivals"), "it is for parameter servers, which set it themselves"),
     "row_scale": "it brought no gain and was removed (docs/adaptive.md); load such a model with compile=False",
-    "gradient_accumulation_steps": "use a larger batch and compile(microbatch_size=...), which adds noise once",
+    "gradient_accumulation_steps": _ACCUMULATED,
 }
 
 
@@ -50,6 +53,8 @@ def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
             f"dense_optimizer must be an ordinary Keras optimizer, got {type(optimizer).__name__}: the gradients it "
             "receives are clipped and noised already."
         )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(f"dense_optimizer takes no gradient_accumulation_steps: {_ACCUMULATED}.")
     return optimizer
 
 
@@ -78,7 +83,10 @@ def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
             "whole tables at every step. dense_optimizer takes any of Keras."
         )
     if optimizer.why_no_table_rule:
-        raise ValueError(f"{name} takes no table_rule: {optimizer.why_no_table_rule}. Leave it out, or use DPSGD.")
+        raise ValueError(
+            f"{name} takes no table_rule: {optimizer.why_no_table_rule}. Use DPSGD, or AdaFEST with work for "
+            "chosen rows alone, which take it; or leave it out: dense_optimizer= takes any of Keras for the rest."
+        )
     if recursion.has_velocity or recursion.weight_decay:
         raise ValueError(
             f"{name} with table_rule={rule!r} takes no momentum and no weight_decay, which are of plain SGD: leave "
@@ -182,11 +190,4 @@ def not_negative(name: str, value: float) -> float:
     """A setting as a finite number of at least 0."""
     if not 0 <= float(value) < float("inf"):
         raise ValueError(f"{name} must be a number of at least 0, got {value}.")
-    return float(value)
-
-
-def checked_clip(name: str, value: float) -> float:
-    """C as a number that float32 can keep to."""
-    if positive(name, value) < LEAST_CLIP:
-        raise ValueError(f"{name} must be at least {LEAST_CLIP}, got {value}: float32 cannot keep to less.")
     return float(value)

@@ -100,7 +100,10 @@ def _blank(spec: Any) -> Any:
 
     def blank(leaf: Any) -> tf.Tensor:
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank is None:
-            raise TypeError(f"Look-ahead needs dense tensors of known rank, got {leaf}; convert with to_tensor().")
+            raise TypeError(
+                f"Look-ahead needs dense tensors of known rank, got {leaf}: pad with tfdp_rec.data.padded(ids, "
+                "length), or to_tensor(shape=[None, length])."
+            )
         shape = [size or 0 for size in leaf.shape]
         return tf.fill(shape, "") if leaf.dtype == tf.string else tf.zeros(shape, leaf.dtype)
 

@@ -78,7 +78,7 @@ class PrivateStep:
             return self.losses(Batch(examples))
 
         size = self.microbatch_size
-        clipping = Clipping(self.model, loss, clip, self.model.release.before_read)
+        clipping = Clipping(self.model, loss, clip, self.model.release.before_read, self.model.optimizer.clip_rule)
         if size is not None:
             return in_parts(clipping, examples, size), None
         clipped = clipping.sum(examples)

@@ -369,7 +369,8 @@ def model_of(kind, **options):
     model = tfdp_rec.PrivateModel({"context": context, "label": label}, keras.layers.Dense(1)(joined))
     compile_options = {k: options.pop(k) for k in ("steps_per_execution", "run_eagerly", "microbatch_size") if
     k in options}
-    optimizer = kind(0.3, l2_norm_clip=1.0, noise_multiplier=0.7, expected_batch_size=4, noise=KeyedNoise(3), **options)
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.7, "expected_batch_size": 4, **options}
+    optimizer = kind(0.3, noise=KeyedNoise(3), **settings)
     model.compile(optimizer=optimizer, loss="mse", **compile_options)
     return model
 
@@ -414,18 +415,19 @@ def eager_weights():
 
 
 @pytest.mark.parametrize(
-    ("ahead", "recursion", "options"),
+    ("ahead", "settings", "options"),
     [
         ("on", {"momentum": 0.8}, {}),
         ("off", {}, {}),
         ("wrong", {"weight_decay": 0.2}, {}),
+        ("on", {"l2_norm_clip": "auto"}, {}),
         pytest.param("on", {}, {"steps_per_execution": 3}, marks=pytest.mark.slow),
         pytest.param("off", {}, {"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param("off", {}, {"microbatch_size": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_fit(eager_weights, ahead, recursion, options):
-    model = model_of(tfdp_rec.LazyDPSGD, aggregate_noise=False, **recursion, **options)
+def test_fit(eager_weights, ahead, settings, options):
+    model = model_of(tfdp_rec.LazyDPSGD, aggregate_noise=False, **settings, **options)
     data = data_of(SIZES)
     if ahead == "wrong":
         data = announce_wrongly(data, model)
@@ -435,7 +437,7 @@ def test_fit(eager_weights, ahead, recursion, options):
                 model.train_on_batch(x, y)
     else:
         model.fit(data, epochs=2, verbose=0)
-    for found, expected in zip(model.get_weights(), eager_weights(**recursion), strict=True):
+    for found, expected in zip(model.get_weights(), eager_weights(**settings), strict=True):
         assert np.max(np.abs(found - expected)) <= TOLERANCE * np.max(np.abs(expected))
 
 
