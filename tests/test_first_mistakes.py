@@ -116,3 +116,53 @@ def test_a_public_list_of_another_column_is_seen_before_anything_is_paid(log, tm
     said = "".join(capsys.readouterr())
     assert "the ids are taken from column 'name'" in said
     assert "for you alone: 0 of 1,200 rows are of listed items. Is another column that of the ids?" in said
+
+
+# Ids that are text.
+
+
+class OfIds(tfdp_rec.PrivateModel):
+    """A retrieval model of a table of users, and of what scores candidates."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.users, self.scores = layers.Embedding(ITEMS, 4), scores
+
+    def call(self, user):
+        return self.users(user)
+
+    def per_example_loss(self, data, training=True):
+        user, item = data
+        return self.scores.cross_entropy(self.users(user), item)
+
+
+@pytest.mark.parametrize(
+    ("scores", "texts", "says"),
+    [
+        (lambda: tfdp_rec.CandidateScores(ITEMS, 4, negatives=5), 0, r"'embedding.*' is given text.*StringLookup"),
+        (lambda: tfdp_rec.CandidateScores(ITEMS, 4, negatives=5), 1, r"is given text.*CandidateScores\(vocabulary=ids"),
+        (
+            lambda: tfdp_rec.TowerScores(layers.Embedding(ITEMS, 4), np.arange(ITEMS), negatives=5), 1,
+            "is given text for candidates that are numbers.*of one type",
+        ),
+    ],
+)  # fmt: skip
+def test_text_that_a_model_of_ones_own_takes_for_ids_is_told_what_numbers_it(scores, texts, says):
+    """TensorFlow said, in the middle of the first step, that it cannot cast text to int32."""
+    model, data = OfIds(scores()), [IDS, IDS]
+    data[texts] = IDS.astype(str)
+    model.compile("adam")
+    with pytest.raises(tfdp_rec.NotPrivate, match=says) as caught:
+        tfdp_rec.make_private(model, tuple(data), **SETTINGS).fit(verbose=0)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_a_step_of_an_ordinary_optimizer_by_hand_says_once_that_it_is_not_private():
+    inputs = keras.Input([], dtype="int32")
+    model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(layers.Embedding(ITEMS, 4)(inputs)))
+    model.compile("adam", "mse")
+    with pytest.warns(UserWarning, match="PrivateModel trains under Adam, which is not private"):
+        model.train_on_batch(IDS, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.train_on_batch(IDS, Y)

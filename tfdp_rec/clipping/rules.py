@@ -357,6 +357,17 @@ def no_length(layer: keras.layers.Layer, given: Any) -> str:
     )
 
 
+def is_text(layer: keras.layers.Layer, ids: Any) -> str:
+    """The reason why a layer has no rows for ids that are text, or "" if they are numbers."""
+    # Keras casts them, which TensorFlow refuses when the step is run, of one of its own operations.
+    if tf.convert_to_tensor(ids).dtype != tf.string:
+        return ""
+    return (
+        f"Layer '{layer.name}' is given text, and looks up its rows by number: put a "
+        "keras.layers.StringLookup(vocabulary=...) before it, whose vocabulary is public, or give numbers."
+    )
+
+
 class EmbeddingRule(Rule):
     """Rows looked up by id, by a gather from the variable itself: the table is never read as a whole."""
 
@@ -364,7 +375,7 @@ class EmbeddingRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        if why := no_length(layer, call.input):
+        if why := no_length(layer, call.input) or is_text(layer, call.input):
             raise NotPrivate(why)
         ids = of_rows(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)

@@ -404,6 +404,7 @@ class PrivateTraining(ReleaseMethods):
         """As Keras'; errors from within the graph are raised with their sentence alone."""
         if not self.is_private:
             count_ordinary_steps_of(self)
+            warn_not_private(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
         with self.release.training(), refusals_in_words():
             self._refuse_thawed_or_frozen()
