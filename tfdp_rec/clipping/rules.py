@@ -30,7 +30,10 @@ NO_BATCH = (
     "tfdp_rec.clipping.CandidateScores."
 )
 
-NO_ROWS = "takes an input whose first axis is not the batch; register a rule for it"
+NO_ROWS = (
+    "takes an input whose first axis is not the batch, and so is not split among the examples; give it [batch, ...] "
+    "and reshape within the layer, or register a rule for it"
+)
 
 
 @dataclasses.dataclass
@@ -496,8 +499,8 @@ class UniversalRule(Rule):
             random = any(_is_positive(getattr(part, name, None)) for name in _RANDOM)
             if random and (loops or not _is_plain_dropout(part)):
                 raise NotPrivate(
-                    f"Layer '{layer.name}' has dropout inside, so running it again for its gradient would draw another "
-                    "mask; put a Dropout layer before or after it."
+                    f"Layer '{layer.name}' has dropout inside ('{part.name}'), so running it again for its gradient "
+                    f"would draw another mask; {_without_dropout(layer)}."
                 )
         state = [v.path for part in parts for v in own_state(part) if "float" in v.dtype]
         if state or any(getattr(part, "stateful", False) for part in parts):
@@ -549,6 +552,16 @@ class UniversalRule(Rule):
         rows = tf.shape(output)[:1]
         with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
+
+
+def _without_dropout(layer: keras.layers.Layer) -> str:
+    # The way out. What `TimeDistributed` runs step by step may as well be run on all steps at once.
+    if isinstance(layer, keras.layers.TimeDistributed):
+        return (
+            f"in place of TimeDistributed call '{layer.layer.name}' on all steps at once: inner = "
+            "layer(ops.reshape(x, [-1, *x.shape[2:]])), and then ops.reshape(inner, [-1, x.shape[1], *inner.shape[1:]])"
+        )
+    return "put a keras.layers.Dropout before or after it"
 
 
 def _is_plain_dropout(layer: keras.layers.Layer) -> bool:
