@@ -1,5 +1,6 @@
 """What a new user types wrongly in the first hour, and what is said: the line to write instead."""
 
+import re
 import warnings
 
 import keras
@@ -105,6 +106,28 @@ def test_a_file_without_its_columns_is_told_which_to_name(log, tmp_path, capsys)
     said = capsys.readouterr().err
     assert "is a file: say which of its columns hold users and items, with --user and --item" in said
     assert "'user', 'item'" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["train", "--epsilom", "3"], "train: .*--epsilom 3; did you mean --epsilon"),
+        (["train", "--itmes", "a.csv"], "train: .*did you mean --items"),
+        (["recommend", "run", "--histroy", "3"], "recommend: .*did you mean --history"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_nearest_of_its_command(typed, meant, capsys):
+    with pytest.raises(SystemExit):
+        main(typed)
+    assert re.search(meant, said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+def test_item_0_is_an_item_like_others():
+    """It was refused, since 0 pads histories: rows are numbered within."""
+    histories = [[0, 10]] * 200 + [[20, 30]] * 200
+    recommender = tfdp_rec.spectral.SpectralRecommender([0, 10, 20, 30], epsilon=8.0, delta=1e-4)
+    assert recommender.fit(histories, verbose=0).recommend([[10], [0]], k=1)[0].tolist() == [[0], [10]]
+    assert list(tfdp_rec.models.TwoTower(vocabulary=[0, 10, 20], width=4, hidden=0).vocabulary) == [0, 10, 20]
 
 
 def test_a_public_list_of_another_column_is_seen_before_anything_is_paid(log, tmp_path, capsys):
