@@ -59,6 +59,7 @@ def test_names_of_no_likeness_and_private_ones_are_left_alone():
     [
         ({"validation_split": 0.1}, r"make_private\(validation_split=\.\.\.\).*Hold rows out before make_private"),
         ({"class_weight": {0: 1.0}}, r"make_private\(class_weight=\.\.\.\).*give make_private \(x, y, sample_weight\)"),
+        ({"y": Y}, r"x and y are one argument.*make_private\(model, \(x, y\), \.\.\.\)"),
         ({"validation_data": (IDS, Y)}, r"an option of fit: make_private\(\.\.\.\)\.fit\(validation_data=\.\.\.\)"),
         ({"verbose": 0}, r"an option of fit: make_private\(\.\.\.\)\.fit\(verbose=\.\.\.\)"),
         ({"optimizer": "adam"}, r"optimizer= is the mechanism's place.*dense_optimizer=keras.optimizers.Adam"),

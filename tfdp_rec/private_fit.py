@@ -55,6 +55,7 @@ _GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
     "class_weight": "give make_private (x, y, sample_weight), with each row's weight by its class",
     "sample_weight": "give make_private (x, y, sample_weight)",
 }
+_APART = "x and y are one argument, as in fit(): make_private(model, (x, y), ...)."
 _OF_FIT = frozenset(inspect.signature(keras.Model.fit).parameters)
 _OF_OPACUS = {"max_grad_norm": "l2_norm_clip", "target_epsilon": "epsilon", "target_delta": "delta"}
 
@@ -207,6 +208,8 @@ def _refuse_options_of_others(settings: Mapping[str, Any]) -> None:
             )
         if name in _LOSSES_OF_COMPILE:
             raise TypeError(f"{name}= is an option of compile: model.compile({name}=...) before make_private.")
+        if name in ("x", "y"):
+            raise TypeError(_APART)
         if name in _GIVEN_BEFORE:
             raise TypeError(f"make_private({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
         if name in _OF_FIT:
@@ -215,7 +218,7 @@ def _refuse_options_of_others(settings: Mapping[str, Any]) -> None:
 
 def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
     if others:
-        raise TypeError("x and y are one argument, as in fit(): make_private(model, (x, y), ...).")
+        raise TypeError(_APART)
     if isinstance(data, tf.data.Dataset) or isinstance(data, Iterator) or hasattr(data, "__getitem__") and not (
         isinstance(data, (list, tuple, dict)) or hasattr(data, "__array__")
     ):
