@@ -75,6 +75,17 @@ def test_options_of_other_calls_are_told_whose_they_are(options, says):
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(("y", "loss"), [(Y[:, 0], "mse"), (Y[:, 0], keras.losses.BinaryCrossentropy())])
+def test_targets_that_would_be_stretched_over_the_batch_are_told_their_shapes(y, loss):
+    """It was said of a line of Keras' that it puts examples together."""
+    model = sequential()
+    model.compile("adam", loss)
+    match = r"targets have shape \[batch\] and the predictions \[batch, 1, 1\].*ids of shape \[batch\]"
+    with pytest.raises(ValueError, match=match) as caught:
+        tfdp_rec.make_private(model, (IDS[:, None], y), **SETTINGS).fit(verbose=0)
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("data", [(IDS, Y), (IDS,), (None, IDS)])
 def test_a_fit_that_is_given_the_data_again_says_that_it_has_them(data):
     with pytest.raises(TypeError, match=r"fit\(\) takes no data: .*those of make_private.* options .*by name"):
