@@ -86,6 +86,15 @@ def test_targets_that_would_be_stretched_over_the_batch_are_told_their_shapes(y,
     assert len(str(caught.value)) < 500
 
 
+def test_an_id_beyond_the_table_is_told_in_a_sentence():
+    """It stood under 3,000 characters of TensorFlow's."""
+    private = tfdp_rec.make_private(sequential(), (IDS + 1, Y), **SETTINGS)
+    match = r"^Layer .* was given ids outside its table of 30 rows, which takes 0 to 29: make .*IntegerLookup\.$"
+    with pytest.raises(Exception, match=match) as caught:
+        private.fit(verbose=0)
+    assert caught.value.__suppress_context__
+
+
 @pytest.mark.parametrize("data", [(IDS, Y), (IDS,), (None, IDS)])
 def test_a_fit_that_is_given_the_data_again_says_that_it_has_them(data):
     with pytest.raises(TypeError, match=r"fit\(\) takes no data: .*those of make_private.* options .*by name"):

@@ -345,7 +345,10 @@ def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) ->
     # A GPU reads zeros at an id outside the table, without an error. And (example, id) pairs are one number in
     # `factors`, where such an id would be a row of the next example. Row 0 concerns its own example alone.
     known = (ids >= 0) & (ids < table.shape[0])
-    message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
+    message = (
+        f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows, which takes 0 to "
+        f"{table.shape[0] - 1}: make the table larger, or number the ids first, by keras.layers.IntegerLookup."
+    )
     with tf.control_dependencies(demand(known, message)):
         return tf.where(known, ids, tf.constant(0, ids.dtype))
 
