@@ -281,10 +281,7 @@ _NOT_DIVISIBLE = (
 
 @contextlib.contextmanager
 def refusals_in_words() -> Iterator[None]:
-    """Raises TensorFlow's errors about checks of a step's graph or a data pipeline with their sentence alone.
-
-    A refused batch is `NotPrivate`; other errors keep their type.
-    """
+    """Raises TensorFlow's errors about failed checks with their sentence alone; one about a batch as `NotPrivate`."""
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as problem:
