@@ -370,3 +370,18 @@ def test_the_lengths_of_a_variable_are_known_where_the_graph_alone_has_them():
 
     read()
     assert found == [[7, 4]]
+
+
+def test_an_error_within_a_layer_is_raised_as_it_is():
+    class Refused(ValueError):
+        pass
+
+    class Refusing(keras.layers.Layer):
+        def call(self, x):
+            raise Refused("One sentence.")
+
+    with pytest.raises(Refused, match="when calling Refusing"):
+        Refusing()(np.ones([2, 3]))
+    keras_internals.raised_as_it_is(Refused)
+    with pytest.raises(Refused, match="^One sentence.$"):
+        Refusing()(np.ones([2, 3]))

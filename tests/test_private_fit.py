@@ -267,6 +267,50 @@ def test_models_that_share_weights_are_told_whose_steps_count():
         tfdp_rec.make_private(models[1], (IDS, Y), **SETTINGS).fit(verbose=0)
 
 
+def test_towers_that_were_trained_before_and_frozen_are_told_of_in_words():
+    """It said: epsilon is 3.996 after 0 steps. So it goes in two stages: of towers, and of a ranking model on them."""
+    tower = layers.Embedding(ITEMS, 4)
+    retrieval = keras.Sequential([tower, layers.Dense(1)])
+    retrieval.compile(loss="mse")
+    half = IDS[: ROWS // 2], Y[: ROWS // 2]
+    tfdp_rec.make_private(retrieval, half, **SETTINGS).fit(verbose=0)
+    tower.trainable = False
+    ranking = keras.Sequential([tower, layers.Dense(3), layers.Dense(1)])
+    ranking.compile(loss="mse")
+    match = r"No step fits the budget: epsilon is 3.* before the first .*target 3 .* 4 steps under another.*frozen ones"
+    with pytest.raises(ValueError, match=match) as caught:
+        tfdp_rec.make_private(ranking, (IDS, Y), **SETTINGS).fit(verbose=0)
+    assert len(str(caught.value)) < 500
+    private = tfdp_rec.make_private(ranking, (IDS, Y), **{**SETTINGS, "epsilon": 6.0})
+    private.fit(verbose=0)
+    assert 3.0 < private.plan.accountant.epsilon() <= 6.0 and "Spent besides" in private.statement()
+
+
+def test_a_model_with_nothing_to_train_says_so():
+    model = sequential()
+    for layer in model.layers:
+        layer.trainable = False
+    with pytest.raises(ValueError, match="nothing to train: it has 3 weights, all of them frozen.*Leave a layer"):
+        tfdp_rec.make_private(model, (IDS, Y), **SETTINGS).fit(verbose=0)
+
+
+def test_a_loss_that_is_added_and_no_other_is_told_how_to_be_returned():
+    class Pairs(tfdp_rec.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.items = layers.Embedding(ITEMS, 1)
+
+        def call(self, ids):
+            better, worse = keras.ops.unstack(self.items(ids), axis=1)
+            self.add_loss(-keras.ops.mean(keras.ops.log_sigmoid(better - worse)))
+            return better
+
+    model = Pairs()
+    model.compile("adam")
+    with pytest.raises(tfdp_rec.NotPrivate, match=r"add_loss in .*test_private_fit.py:\d+ \(call\).*per_example_loss"):
+        tfdp_rec.make_private(model, np.stack([IDS, IDS[::-1]], axis=1), **SETTINGS).fit(verbose=0)
+
+
 def test_a_private_model_under_an_ordinary_optimizer_says_once_that_it_is_not_private():
     inputs = keras.Input([], dtype="int32")
     model = tfdp_rec.PrivateModel(inputs, layers.Dense(1)(layers.Embedding(ITEMS, 4)(inputs)))

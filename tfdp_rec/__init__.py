@@ -45,13 +45,21 @@ _HOMES = {
     "spectral": "spectral",
 }
 
-# Names of TF Privacy and Opacus, and what does their work here.
+# Names of TF Privacy, Opacus and TFRS, and what does their work here.
+_SGD = "tfdp_rec.DPSGD, or tfdp_rec.LazyDPSGD, which is as private and faster on large tables"
+_MODEL = "tfdp_rec.PrivateModel(inputs, outputs), or class Mine(tfdp_rec.PrivateModel)"
+_STATEMENT = "private.plan.accountant.statement(), of what make_private returned; beforehand: tfdp-rec epsilon"
 _ELSEWHERE = {
-    "DPKerasSGDOptimizer": "tfdp_rec.DPSGD, or tfdp_rec.LazyDPSGD, which is as private and faster on large tables",
+    **dict.fromkeys(("DPKerasSGDOptimizer", "VectorizedDPKerasSGDOptimizer"), _SGD),
     "DPKerasAdamOptimizer": "tfdp_rec.LazyDPSGD(..., dense_optimizer=keras.optimizers.Adam(1e-3))",
     "DPKerasAdagradOptimizer": "tfdp_rec.LazyDPSGD(..., dense_optimizer=keras.optimizers.Adagrad(0.1))",
     "PrivacyEngine": "tfdp_rec.make_private(model, (x, y), epsilon=..., batch_size=..., epochs=...)",
     "make_private_with_epsilon": "tfdp_rec.make_private",
+    **dict.fromkeys(("DPModel", "DPSequential"), _MODEL),
+    "ModuleValidator": "tfdp_rec.validate(model, batch)",
+    **dict.fromkeys(("compute_dp_sgd_privacy", "compute_dp_sgd_privacy_statement"), _STATEMENT),
+    "get_epsilon": "private.plan.accountant.epsilon(), of what make_private returned",
+    "Retrieval": "tfdp_rec.CandidateScores(vocabulary=ids, width=32, negatives=100), or tfdp_rec.TowerScores",
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -18,6 +18,7 @@ Operations under `with tf.control_dependencies(demand(...))` therefore wait for 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -66,6 +67,12 @@ def given(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
         if is_check(check):
             value = value + tf.cast(check.outputs[0], value.dtype)
     return value
+
+
+def sentence_of(problem: tf.errors.OpError) -> str:
+    """The sentence of the check that failed, from TensorFlow's error about the graph; "" if it was no check."""
+    found = re.search(r"StringToNumberOp could not correctly convert string: (\S+ [^\n]*\.)(?=\n|$)", problem.message)
+    return found[1] if found else ""
 
 
 def is_check(operation: Any) -> bool:

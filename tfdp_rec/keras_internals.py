@@ -71,6 +71,11 @@ def before_saving(check: Callable[[Any, bool], None]) -> None:
     saving_lib._save_state, legacy_h5_format.save_model_to_hdf5 = checked_state, checked_hdf5
 
 
+def raised_as_it_is(error: type[Exception]) -> None:
+    """Has Keras raise an error within a layer's call as it is, without a heading and the arguments of the call."""
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+
+
 def layers_within(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
     """A layer and all layers in it, each once."""
     return model._flatten_layers()

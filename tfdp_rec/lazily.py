@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import types
 from collections.abc import Callable, Mapping
@@ -19,10 +20,16 @@ def imported_when_asked(
         elsewhere: Names of other libraries, and what to write here instead.
     """
 
+    def hint_of(name: str) -> str:
+        if name in elsewhere:
+            return f"; write {elsewhere[name]}"
+        known = {each.lower(): each for each in homes}
+        near = [] if name.startswith("_") else difflib.get_close_matches(name.lower(), known, 1, cutoff=0.8)
+        return f"; did you mean {known[near[0]]}?" if near else ""
+
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            hint = f"; write {elsewhere[name]}" if name in elsewhere else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint_of(name)}")
         module = importlib.import_module(f"{package}.{homes[name]}")
         return module if homes[name] == name else getattr(module, name)
 

@@ -16,6 +16,7 @@ The call combines these parts:
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import warnings
 import weakref
@@ -55,6 +56,9 @@ _GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
     "class_weight": "give make_private (x, y, sample_weight), with each row's weight by its class",
     "sample_weight": "give make_private (x, y, sample_weight)",
 }
+_APART = "x and y are one argument, as in fit(): make_private(model, (x, y), ...)."
+_OF_FIT = frozenset(inspect.signature(keras.Model.fit).parameters)
+_OF_OPACUS = {"max_grad_norm": "l2_norm_clip", "target_epsilon": "epsilon", "target_delta": "delta"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +79,19 @@ class PrivateFit:
     steps_per_epoch: int
     epochs: int
 
-    def fit(self, callbacks: Any = None, **options: Any) -> Any:
+    def fit(self, callbacks: Any = None, *others: Any, **options: Any) -> Any:
         """Trains until the budget is spent; ε is in the logs.
 
         Args:
             callbacks: Callback, or list of callbacks, in addition to the budget.
+            *others: Refused, if any: the data are those of `make_private`.
             **options: Options of Keras' `fit`, such as validation_data and verbose.
 
         Returns:
             Keras' history.
         """
+        if others or not all(isinstance(each, keras.callbacks.Callback) for each in several(callbacks)):
+            raise TypeError(f"fit() takes no data: {_ITS_OWN}. Give callbacks and other options of Keras' fit by name.")
         for name in _GIVEN_BEFORE.keys() & options.keys():
             raise TypeError(f"fit({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
@@ -146,6 +153,7 @@ def make_private(
         (0.0001, True)
     """
     _refuse_no_arrays(data, others)
+    _refuse_options_of_others(settings)
     if not isinstance(epochs, (int, np.integer)) or epochs < 1:
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
     data = _tuples(data)
@@ -190,9 +198,29 @@ def _mechanism(name: str) -> Any:
     return getattr(optimizers, name)
 
 
+def _refuse_options_of_others(settings: Mapping[str, Any]) -> None:
+    # What Keras would say of them, "not recognized", with all that they hold.
+    for name in settings:
+        if name in _OF_OPACUS:
+            raise TypeError(f"{name}= is {_OF_OPACUS[name]}= here.")
+        if name == "optimizer":
+            raise TypeError(
+                "optimizer= is the mechanism's place: leave it out, or say how variables that are not tables are "
+                "trained, dense_optimizer=keras.optimizers.Adam(1e-3)."
+            )
+        if name in _LOSSES_OF_COMPILE:
+            raise TypeError(f"{name}= is an option of compile: model.compile({name}=...) before make_private.")
+        if name in ("x", "y"):
+            raise TypeError(_APART)
+        if name in _GIVEN_BEFORE:
+            raise TypeError(f"make_private({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
+        if name in _OF_FIT:
+            raise TypeError(f"{name}= is an option of fit: make_private(...).fit({name}=...).")
+
+
 def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
     if others:
-        raise TypeError("x and y are one argument, as in fit(): make_private(model, (x, y), ...).")
+        raise TypeError(_APART)
     if isinstance(data, tf.data.Dataset) or isinstance(data, Iterator) or hasattr(data, "__getitem__") and not (
         isinstance(data, (list, tuple, dict)) or hasattr(data, "__array__")
     ):

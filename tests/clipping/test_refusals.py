@@ -15,6 +15,10 @@ SEQUENCES = np.random.default_rng(1).normal(size=[4, 5, 3]).astype("float32")
 IDS = np.array([[1, 2, 2], [3, 1, 0], [0, 0, 0], [2, 1, 3]])
 
 
+LINE = r"[^ ]*test_refusals.py:\d+ \(call\)"
+ONE_STEP = {"epsilon": 8.0, "batch_size": 2, "epochs": 1, "accountant": "rdp", "learning_rate": 0.1}
+
+
 def refused(parts, forward, x, match):
     model = Scored(parts, lambda p, b: forward(p, b["x"]))
     batch = {"x": x, "weight": np.ones([len(x)], "float32")}
@@ -89,7 +93,72 @@ def test_add_loss():
             self.add_loss(tf.reduce_sum(x))
             return x
 
-    refused([Adds(name="adds"), layers.Dense(1)], chain, X, "'adds'.*add_loss")
+    refused([Adds(name="adds"), layers.Dense(1)], chain, X, f"'adds' .*add_loss in {LINE}.*per_example_loss.*L2")
+
+
+def test_what_would_draw_another_mask_is_refused_with_the_way():
+    inner = layers.TimeDistributed(WithDropout(layers.Dropout(0.1), name="title"), name="titles")
+    refused([inner], chain, SEQUENCES, r"^Layer 'titles' .*call 'title' on all steps at once: .*ops.reshape")
+    refused([layers.GRU(2, dropout=0.5, name="gru")], chain, SEQUENCES, "'gru' .*keras.layers.Dropout before or after")
+
+
+class InOneAxis(layers.Layer):
+    """Dropout over batch times length, in the manner of HSTU."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.drop, self.dense = layers.Dropout(0.5), layers.Dense(3)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), name="scale")
+
+    def call(self, x):
+        rows = self.drop(tf.reshape(x, [-1, 3]) * self.scale, training=True)
+        return tf.reshape(rows, [-1, 5, 3])
+
+
+def test_a_mask_over_batch_times_length_is_refused_with_its_line():
+    match = rf"'long' draws a dropout mask in {LINE}.*not the batch.*Call Dropout on \[batch, T, n\]"
+    refused([InOneAxis(name="long")], chain, SEQUENCES, match)
+
+
+class Sampled(tfdp_rec.PrivateModel):
+    """A softmax over negatives that TensorFlow draws, in the manner of RecLearn's YoutubeDNN."""
+
+    def __init__(self, table, way):
+        super().__init__()
+        self.users, self.way = layers.Embedding(4, 3), way
+        self.items = layers.Embedding(9, 3, name="items") if table == "layer" else self.add_weight((9, 3), name="items")
+
+    def call(self, inputs, training=False):
+        user, item = tf.unstack(inputs, axis=1)
+        if not isinstance(self.items, keras.Variable) and not self.items.built:
+            self.items.build([])
+        table = getattr(self.items, "embeddings", self.items)
+        weights, label = tf.convert_to_tensor(table), tf.cast(item, tf.int64)[:, None]
+        loss = tf.nn.sampled_softmax_loss(weights, tf.zeros([9]), label, self.users(user), 4, 9)
+        if self.way == "add_loss":
+            self.add_loss(tf.reduce_mean(loss))
+        return loss
+
+
+class SampledByItself(Sampled):
+    """The same losses, returned."""
+
+    def per_example_loss(self, data, training=True):
+        return self(data, training=training)
+
+
+@pytest.mark.parametrize("table", ["layer", "weight"])
+@pytest.mark.parametrize("way", ["per_example_loss", "add_loss"])
+def test_a_sampled_softmax_is_told_its_line_here(table, way):
+    model = (Sampled if way == "add_loss" else SampledByItself)(table, way)
+    model.compile("adam")
+    private = tfdp_rec.make_private(model, IDS[:, :2], **ONE_STEP)
+    way_out = rf"in {LINE}.*CandidateScores\(.*cross_entropy\(queries, item_ids\)"
+    with pytest.raises(tfdp_rec.NotPrivate, match=way_out) as caught:
+        private.fit(verbose=0)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_layer_that_mixes_positions_called_without_the_batch_axis():
@@ -253,19 +322,30 @@ def test_a_layer_type_can_be_refused():
     refused([Odd(1, name="odd")], chain, X, "'odd' .Odd. is odd; use Dense")
 
 
+GRAPH = rf"in {LINE} .*every score reads every user's edges.*No rewriting helps.*tfdp-rec train --data.*two-tower"
+
+
 class LightGCN(tfdp_rec.PrivateModel):
     """After He et al., 2020: rows of all users and items, averaged along the edges of all users."""
 
-    def __init__(self, edges, layers_number=2):
+    def __init__(self, edges, way="dense", layers_number=2):
         super().__init__()
         degree = np.maximum(edges.sum(1, keepdims=True), 1.0) ** -0.5
         self.norm_adj, self.layers_number = tf.constant(degree * edges * degree.T, tf.float32), layers_number
-        self.table = layers.Embedding(len(edges), 4)
+        self.sparse, self.number = tf.sparse.from_dense(self.norm_adj), len(edges)
+        self.way, shape = way, (len(edges), 4)
+        self.table = self.add_weight(shape, name="ego") if "own" in way else layers.Embedding(*shape, name="ego")
+        if "read" in way:
+            self.table.build([])
 
     def call(self, x):
-        found = [self.table(tf.range(len(self.norm_adj)))]
+        whole = self.table(tf.range(self.number)) if self.way in ("dense", "sparse") else None
+        whole = getattr(self.table, "embeddings", self.table) if whole is None else whole
+        found = [tf.convert_to_tensor(whole)]
         for _ in range(self.layers_number):
-            found.append(tf.matmul(self.norm_adj, found[-1]))
+            sparse = "sparse" in self.way
+            dot, edges = (tf.sparse.sparse_dense_matmul, self.sparse) if sparse else (tf.matmul, self.norm_adj)
+            found.append(dot(edges, found[-1]))
         user, pos, neg = (tf.gather(tf.reduce_mean(tf.stack(found), axis=0), ids) for ids in tf.unstack(x, axis=1))
         return tf.reduce_sum(user * (pos - neg), axis=1)
 
@@ -273,13 +353,26 @@ class LightGCN(tfdp_rec.PrivateModel):
         return tf.reduce_mean(tf.nn.softplus(-y_pred))
 
 
-def test_a_graph_of_all_users_edges_is_refused():
+@pytest.mark.parametrize("way", ["dense", "sparse", "dense read", "sparse read", "dense own", "sparse own"])
+def test_a_graph_of_all_users_edges_is_refused(way):
     rng = np.random.default_rng(0)
     edges = np.block([[np.zeros([6, 6]), rng.integers(2, size=[6, 5])], [np.zeros([5, 11])]])
-    model = LightGCN(edges + edges.T)
+    model = LightGCN(edges + edges.T, way)
     model.compile("adam")
     triples = np.stack([rng.integers(6, size=60), *(6 + rng.integers(5, size=[2, 60]))], axis=1)
-    options = {"epsilon": 8.0, "batch_size": 10, "epochs": 1, "accountant": "rdp"}
-    with pytest.raises(tfdp_rec.NotPrivate, match="that all examples share") as caught:
-        tfdp_rec.make_private(model, triples, **options).fit(verbose=0)
+    with pytest.raises(tfdp_rec.NotPrivate, match=GRAPH) as caught:
+        tfdp_rec.make_private(model, triples, **ONE_STEP).fit(verbose=0)
     assert len(str(caught.value)) < 500
+
+
+def test_a_graph_within_a_layer_is_refused_too():
+    """Run again for each example, such a layer was trained, and its edges, which are private, were taken for public."""
+
+    class Propagation(layers.Layer):
+        def build(self, shape):
+            self.rows = self.add_weight((4, 3), name="rows")
+
+        def call(self, ids):
+            return tf.gather(tf.sparse.sparse_dense_matmul(tf.sparse.eye(4), tf.convert_to_tensor(self.rows)), ids)
+
+    refused([Propagation(), layers.Dense(1)], chain, IDS, GRAPH)

@@ -336,3 +336,48 @@ def test_a_metric_that_is_counted_beside_a_prediction_is_not_read_for_it():
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
     model.fit(X, Y, verbose=0)
     assert model.predict(X, verbose=0).shape == model(X).shape == (8, 1)
+
+
+@pytest.mark.parametrize("own_loss", [True, False])
+def test_a_metrics_property_that_hides_keras_own_is_told_what_to_do(own_loss):
+    """What it said before, that train_step gives a variable something, was about no line of the user's."""
+
+    class Hiding(tfdp_rec.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.score, self.loss_tracker = keras.layers.Dense(1), keras.metrics.Mean(name="loss")
+
+        def call(self, x):
+            return self.score(x)
+
+        @property
+        def metrics(self):
+            return [self.loss_tracker]
+
+    class WithALoss(Hiding):
+        def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+            loss = keras.ops.mean(keras.ops.square(y - y_pred))
+            self.loss_tracker.update_state(loss)
+            return loss
+
+    model = (WithALoss if own_loss else Hiding)()
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, None if own_loss else "mse")
+    line = Hiding.metrics.fget.__code__.co_firstlineno
+    match = rf"overrides metrics in [^ ]*test_overridden_steps.py:{line}, and hides Keras' own.*Leave the property out"
+    with pytest.raises(NotPrivate, match=match) as caught:
+        model.fit(X, Y, verbose=0)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_metrics_property_that_shows_keras_own_is_taken():
+    class Showing(tfdp_rec.PrivateModel):
+        @property
+        def metrics(self):
+            return super().metrics[::-1]
+
+    inputs = keras.Input([3])
+    model = Showing(inputs, keras.layers.Dense(1)(inputs))
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    assert {"loss", "mae"} <= set(model.fit(X, Y, verbose=0).history)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import operator
+import textwrap
 from typing import Any
 
 import keras
@@ -208,6 +209,14 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _overspending(self, ahead: int) -> str:
         accountant = self.accountant
+        besides = "; ".join(dict.fromkeys(label for _, label in accountant.spent_besides))
+        if besides and not accountant.steps:
+            return (
+                f"No step fits the budget: epsilon is {accountant.epsilon():.4g} before the first one here, and the "
+                f"target {self.target_epsilon:g} is for everything that was done with the data, which is "
+                f"{textwrap.shorten(besides, 160, placeholder=' ...')}. Weights keep what they were trained at, frozen "
+                "ones too. Give a larger epsilon, of which this much is spent, or train earlier models with less."
+            )
         others = accountant.steps - int(self._optimizer.iterations)
         shared = f", {others} of them by another model or optimizer of the same weights" if others > 0 else ""
         said = (

@@ -35,11 +35,15 @@ class Command:
 class Parser(argparse.ArgumentParser):
     """Parser that reports a wrong argument in one line."""
 
+    used: Parser | None = None  # of the command that was given, which knows its options
+
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        option, of = re.match(r"unrecognized arguments: (--[\w-]+)", message), self.used or self
         near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1) if wrong else []
+        near += difflib.get_close_matches(option[1], re.findall(r"--[\w-]+", of.format_usage()), 1) if option else []
         message += f"; did you mean {near[0]}?" if near else ""
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{of.prog}: error: {message} (see {of.prog} --help)\n")
 
 
 def run(
@@ -64,6 +68,7 @@ def run(
         member = members.add_parser(command.name, help=command.headline.replace("%", "%%"))
         if command.name in given[:1]:
             _fill(member, command)
+            parser.used = member
     return _answer(parser, given)
 
 

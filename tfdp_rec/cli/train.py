@@ -128,6 +128,7 @@ def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
     if not settings.mechanism:
         usual = names.fitting(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
         settings = dataclasses.replace(settings, mechanism=usual)
+    _refuse_untrained(settings)
     _refuse_servers(settings)
     _refuse_release(settings, bool(args.continues))
     return settings
@@ -149,6 +150,22 @@ def _refuse_release(settings: JobSettings, continues: bool) -> None:
         raise ValueError(
             "--days and --continue go with private sums, and with two-towers of independent noise in this process: "
             f"leave them out, or release another than {released}, such as --mechanism spectral."
+        )
+
+
+def _refuse_untrained(settings: JobSettings) -> None:
+    """A two-tower that the servers, or users drawn anew, cannot train: said before a log is read and paid for."""
+    if settings.servers and names.adam.name in settings.mechanism:
+        raise ValueError(
+            "--mechanism adam keeps state for each weight, which parameter servers do not: take --mechanism sgd with "
+            f"--{settings.servers}, or leave --{settings.servers} out."
+        )
+    planned = [each.name for each in names.IN_ORDER if each.name in settings.mechanism]
+    if planned and settings.sampling == POISSON:
+        elsewhere = f", without --{settings.servers}" if settings.servers else ""
+        raise ValueError(
+            f"--mechanism {planned[0]} plans its noise for users in one order: add --sampling shuffled{elsewhere}, or "
+            "take --mechanism lazydpsgd."
         )
 
 

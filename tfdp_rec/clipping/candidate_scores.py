@@ -24,6 +24,7 @@ from tfdp_rec.clipping import factors, rules
 from tfdp_rec.clipping.negatives import Negatives, Softmax, best, cross_entropy, is_among, negatives_of
 from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows
 
 
@@ -107,6 +108,11 @@ class CandidateScores(keras.layers.Layer):
             raise ValueError(
                 f"Layer '{self.name}' was called without negatives: give ids [S] from the public catalogue, shared by "
                 "the batch, or let the layer draw them: CandidateScores(negatives=S)."
+            )
+        if self.lookup is None and tf.convert_to_tensor(positives).dtype == tf.string:
+            raise NotPrivate(
+                f"Layer '{self.name}' is given text, and knows its candidates by number: make it with their ids, "
+                "tfdp_rec.CandidateScores(vocabulary=ids, width=..., negatives=...), which are public, or give numbers."
             )
         known = self.lookup or tf.identity
         positives, exclude = known(positives), None if exclude is None else known(exclude)

@@ -24,10 +24,20 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import rules
 from tfdp_rec.clipping.rules import Call
-from tfdp_rec.keras_internals import added_losses, layers_within, own_weights, parts, random_states, resource
+from tfdp_rec.independence.refusals import cause, sentence, users_line
+from tfdp_rec.keras_internals import (
+    added_losses,
+    layers_within,
+    own_weights,
+    parts,
+    raised_as_it_is,
+    random_states,
+    resource,
+)
 from tfdp_rec.noise.system_words import system_words
 from tfdp_rec.refused import NotPrivate
 
+raised_as_it_is(NotPrivate)
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
 
@@ -115,6 +125,7 @@ class Recording:
         self._tape, self._before_read = tape, before_read
         self._within = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._began = self._made()
 
     def run(self, layer: keras.layers.Layer, rule: rules.Rule, original: Callable[..., Any], args: Any, kw: Any) -> Any:
         if self._within:  # part of a layer that is recorded whole
@@ -151,6 +162,9 @@ class Recording:
         others = [v for v in model.trainable_variables if id(v) not in own]
         escaped = [v.path for v in others if id(rules.resource(v)) in read]
         if escaped:
+            made = [] if self._graph is None else self._graph.get_operations()[self._began :]
+            if found := cause(made):
+                raise NotPrivate(sentence(*found))
             raise NotPrivate(
                 f"Trainable variables are read outside a layer call that can be recorded: {', '.join(escaped)}. Move "
                 "what reads them into the call of the layer that owns them (keras.layers.ReversibleEmbedding gives "
@@ -228,10 +242,21 @@ def refuse_duplicate_paths(model: keras.Model) -> None:
 def refuse_added_losses(model: keras.Model) -> None:
     """Refuses `add_loss` and activity regularisers: they depend on the batch and are in no example's loss."""
     for layer in layers_within(model):
-        if getattr(layer, "activity_regularizer", None) is not None or added_losses(layer):
+        if getattr(layer, "activity_regularizer", None) is not None:
             raise NotPrivate(
-                f"Layer '{layer.name}' adds a loss of its own (add_loss or activity_regularizer), which clipping by "
-                "example does not cover; make it part of per_example_loss."
+                f"Layer '{layer.name}' adds a loss of its own by activity_regularizer, which clipping by example does "
+                "not cover: make it part of per_example_loss."
+            )
+        for loss in added_losses(layer):
+            made = None if isinstance(loss, tf.__internal__.EagerTensor) else loss.op
+            if made is not None and (found := cause(made.graph.get_operations())):
+                raise NotPrivate(sentence(*found))
+            line = None if made is None else users_line(made)
+            raise NotPrivate(
+                f"Layer '{layer.name}' adds a loss by add_loss{f' in {line}' * bool(line)}, which clipping by example "
+                "does not cover. Return it, one number an example, from per_example_loss(self, data, training=True), "
+                "added to that of the model; in place of a penalty on weights alone give their layer "
+                "kernel_regularizer=keras.regularizers.L2(l2), or embeddings_regularizer=."
             )
 
 

@@ -30,7 +30,10 @@ NO_BATCH = (
     "tfdp_rec.clipping.CandidateScores."
 )
 
-NO_ROWS = "takes an input whose first axis is not the batch; register a rule for it"
+NO_ROWS = (
+    "takes an input whose first axis is not the batch, and so is not split among the examples; give it [batch, ...] "
+    "and reshape within the layer, or register a rule for it"
+)
 
 
 @dataclasses.dataclass
@@ -342,7 +345,10 @@ def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) ->
     # A GPU reads zeros at an id outside the table, without an error. And (example, id) pairs are one number in
     # `factors`, where such an id would be a row of the next example. Row 0 concerns its own example alone.
     known = (ids >= 0) & (ids < table.shape[0])
-    message = f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows; map them into it first."
+    message = (
+        f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows, which takes 0 to "
+        f"{table.shape[0] - 1}: make the table larger, or number the ids first, by keras.layers.IntegerLookup."
+    )
     with tf.control_dependencies(demand(known, message)):
         return tf.where(known, ids, tf.constant(0, ids.dtype))
 
@@ -357,6 +363,17 @@ def no_length(layer: keras.layers.Layer, given: Any) -> str:
     )
 
 
+def is_text(layer: keras.layers.Layer, ids: Any) -> str:
+    """The reason why a layer has no rows for ids that are text, or "" if they are numbers."""
+    # Keras casts them, which TensorFlow refuses when the step is run, of one of its own operations.
+    if tf.convert_to_tensor(ids).dtype != tf.string:
+        return ""
+    return (
+        f"Layer '{layer.name}' is given text, and looks up its rows by number: put a "
+        "keras.layers.StringLookup(vocabulary=...) before it, whose vocabulary is public, or give numbers."
+    )
+
+
 class EmbeddingRule(Rule):
     """Rows looked up by id, by a gather from the variable itself: the table is never read as a whole."""
 
@@ -364,7 +381,7 @@ class EmbeddingRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        if why := no_length(layer, call.input):
+        if why := no_length(layer, call.input) or is_text(layer, call.input):
             raise NotPrivate(why)
         ids = of_rows(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)
@@ -485,8 +502,8 @@ class UniversalRule(Rule):
             random = any(_is_positive(getattr(part, name, None)) for name in _RANDOM)
             if random and (loops or not _is_plain_dropout(part)):
                 raise NotPrivate(
-                    f"Layer '{layer.name}' has dropout inside, so running it again for its gradient would draw another "
-                    "mask; put a Dropout layer before or after it."
+                    f"Layer '{layer.name}' has dropout inside ('{part.name}'), so running it again for its gradient "
+                    f"would draw another mask; {_without_dropout(layer)}."
                 )
         state = [v.path for part in parts for v in own_state(part) if "float" in v.dtype]
         if state or any(getattr(part, "stateful", False) for part in parts):
@@ -538,6 +555,16 @@ class UniversalRule(Rule):
         rows = tf.shape(output)[:1]
         with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
+
+
+def _without_dropout(layer: keras.layers.Layer) -> str:
+    # The way out. What `TimeDistributed` runs step by step may as well be run on all steps at once.
+    if isinstance(layer, keras.layers.TimeDistributed):
+        return (
+            f"in place of TimeDistributed call '{layer.layer.name}' on all steps at once: inner = "
+            "layer(ops.reshape(x, [-1, *x.shape[2:]])), and then ops.reshape(inner, [-1, x.shape[1], *inner.shape[1:]])"
+        )
+    return "put a keras.layers.Dropout before or after it"
 
 
 def _is_plain_dropout(layer: keras.layers.Layer) -> bool:

@@ -22,7 +22,7 @@ from tfdp_rec.clipping.batches import example_leaves, refuse_padding
 from tfdp_rec.clipping.rules import NO_BATCH, NO_ROWS, Call, DenseRule, EmbeddingRule, UniversalRule
 from tfdp_rec.independence.gradient_shares import GradientShares
 from tfdp_rec.independence.reading import Reading, Walk
-from tfdp_rec.independence.refusals import forward, is_gradient
+from tfdp_rec.independence.refusals import forward, is_gradient, users_line
 from tfdp_rec.independence.sizes import ONE, Size
 from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Value
 from tfdp_rec.keras_internals import layers_within, metrics_variables, random_states, resource, resource_key
@@ -142,7 +142,20 @@ class StepReading:
                 self._require(tensor, f"what {name} is called with", rows)
             elif tensor.shape.rank and isinstance(call.rule, UniversalRule):  # it would be split among the examples
                 raise NotPrivate(f"Layer '{call.layer.name}' {NO_ROWS}.")
+        self._refuse_other_masks(call, rows)
         return CallRead(call, gradients, rows not in (None, ONE))
+
+    def _refuse_other_masks(self, call: Call, rows: Size | None) -> None:
+        # Each example is given its row of a mask, which has as many rows as the output.
+        for mask in (mask for mask in call.masks if mask is not None and mask.graph is self._graph):
+            value = self._seen.value(mask)
+            if not isinstance(value, ByExample) or value.axis or value.inner != rows:
+                line = users_line(mask.op)
+                raise NotPrivate(
+                    f"Layer '{call.layer.name}' draws a dropout mask{f' in {line}' * bool(line)} whose first axis is "
+                    "not the batch (but batch times length, say), so that no example has a row of it. Call Dropout on "
+                    "[batch, T, n], before a reshape to [batch * T, n] or after the one back."
+                )
 
     def refuse_beside(self, call: Call) -> None:
         """Refuses a layer that, run for one example, read more than its arguments and what all examples share."""

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping.negatives import Negatives, Softmax, best, cross_entropy, is_among, negatives_of
+from tfdp_rec.refused import NotPrivate
 
 _FILE = "candidates.npz"
 
@@ -78,6 +79,7 @@ class TowerScores(keras.layers.Layer):
         self.negatives = negatives_of(negatives, sizes.pop())
 
     def call(self, query: tf.Tensor, positives: Any, exclude: Any = None) -> tf.Tensor:
+        self._refuse_text_for_numbers(positives)
         drawn = self.negatives.draw()
         others = tf.nest.map_structure(lambda feature: tf.gather(feature, drawn), self.candidates)
         # One axis of B (1 + S) rows, example by example: the tower's layers see rows, as in any other call.
@@ -87,6 +89,15 @@ class TowerScores(keras.layers.Layer):
         hits = [_same(*pair) for pair in zip(tf.nest.flatten(positives), tf.nest.flatten(others))]
         hit = tf.reduce_all(tf.stack(hits), axis=0)
         return self.softmax.logits(logits, self.negatives.log_expected(drawn), hit, is_among(drawn, exclude))
+
+    def _refuse_text_for_numbers(self, positives: Any) -> None:
+        for own, known in zip(tf.nest.flatten(positives), tf.nest.flatten(self.candidates)):
+            kinds = ["text" if tf.convert_to_tensor(each).dtype == tf.string else "numbers" for each in (own, known)]
+            if kinds[0] != kinds[1]:
+                raise NotPrivate(
+                    f"Layer '{self.name}' is given {kinds[0]} for candidates that are {kinds[1]}: features of "
+                    "positives and of candidates must be of one type, since the tower is run on both."
+                )
 
     def cross_entropy(self, query: tf.Tensor, positives: Any, exclude: Any = None) -> tf.Tensor:
         """Each example's loss `[batch]`, which estimates that of a softmax over the catalogue."""

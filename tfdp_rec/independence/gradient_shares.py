@@ -17,6 +17,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdp_rec.independence.reading import At, Walk
+from tfdp_rec.independence.refusals import cause
 from tfdp_rec.independence.rules.products import letters
 from tfdp_rec.independence.values import ByExample, Mixed, Shared
 
@@ -79,5 +80,7 @@ class GradientShares:
         return tf.add_n([self.of_tensor(t) for t in at.op.inputs])
 
     def _refusal(self, operation: tf.Operation) -> Exception:
+        if found := cause(operation.graph.get_operations()):
+            return self._walk.reading.refuse(*found)
         reason = "slice" if operation.type == "StridedSliceGrad" else "shares"
         return self._walk.reading.refuse(operation, reason, subject=self._subject)

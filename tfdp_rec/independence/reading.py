@@ -379,6 +379,8 @@ def _apply(at: At) -> list[Value]:
     if known is None:
         # What a function reads beside its arguments is unknown as long as its body is not read.
         shared = all(isinstance(v, Shared) for v in at.values) and not _functions(operation)
+        if shared and kind in refusals.GRAPHS:
+            return [at.mixed("graph")] * count
         at.reading.without_rule.update([] if shared else [kind])
         return [Shared() if shared else at.mixed(refusals.WITHOUT_RULE.get(kind, "unknown"))] * count
     if not known.sizes and any(isinstance(v, Sized) for v in at.values):

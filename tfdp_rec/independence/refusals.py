@@ -68,6 +68,18 @@ REASONS = {
         "converts a fraction out of range to a number that depends on its place in the batch",
         "Cast to tf.int32 or tf.int64",
     ),
+    "sampler": (
+        "draws negatives for a loss that reads the items' table past its layer (tf.nn.sampled_softmax_loss, nce_loss)",
+        "Let a layer hold the table and draw: self.items = tfdp_rec.CandidateScores(count, width, negatives=100); "
+        "per_example_loss returns self.items.cross_entropy(queries, item_ids). If the table is read elsewhere, too: "
+        "tfdp_rec.TowerScores(table, np.arange(count), negatives=100)",
+    ),
+    "graph": (
+        "multiplies a whole table by a graph (as LightGCN does): every score reads every user's edges, so that one "
+        "example's edges enter the gradients of all others",
+        "No rewriting helps. Recommend from private sums (tfdp-rec train --data log.csv --mechanism spectral), or "
+        "train a two-tower: each example's rows of a user and an item, and negatives by tfdp_rec.CandidateScores",
+    ),
     "seed": (
         "draws random numbers for the examples from a seed that is not drawn anew",
         "Use a layer of keras.layers, or give the operation a keras.random.SeedGenerator that belongs to the layer",
@@ -116,9 +128,14 @@ WITHOUT_RULE = {
     **dict.fromkeys(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"), "seed"),
     **dict.fromkeys(("StringLower", "StringUpper", "StringStrip", "RegexReplace", "StaticRegexReplace"), "text"),
     **dict.fromkeys(("StringSplit", "StringSplitV2", "StringNGrams", "StringJoin", "Substr", "UnicodeDecode"), "text"),
+    **dict.fromkeys(("UniformCandidateSampler", "LogUniformCandidateSampler", "AllCandidateSampler"), "sampler"),
+    **dict.fromkeys(("LearnedUnigramCandidateSampler", "FixedUnigramCandidateSampler"), "sampler"),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), "branch"),
 }  # fmt: skip
 """Reasons for operations without a rule that are known to be unfit."""
+
+GRAPHS = "SparseTensorDenseMatMul", "SparseMatrixMatMul"
+"""Products that are unfit although no example is in their inputs: a user's edges are no public constant."""
 
 EFFECTS = "Inplace", "Debug", "Copy"
 """Beginnings of the types that TensorFlow does not call stateful, and that write into their inputs or to files."""
@@ -129,6 +146,24 @@ def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", l
     why, way_out = REASONS[reason]
     found = f" (found in {subject})" if subject else ""
     return f"{operation.type} {_place(operation, layers)} {why.format(detail)}{found}. {way_out}."
+
+
+def cause(operations: Iterable[Any]) -> tuple[Any, str] | None:
+    """The first operation that explains why tables are read whole, and the reason; None if there is none."""
+    for operation in operations:
+        if WITHOUT_RULE.get(operation.type) == "sampler":
+            return operation, "sampler"
+        dense = operation.type == "MatMul" and not is_gradient(operation) and _is_dense_graph(*operation.inputs)
+        if dense or operation.type in GRAPHS:
+            return operation, "graph"
+    return None
+
+
+def _is_dense_graph(edges: Any, rows: Any) -> bool:
+    # Edges of all users and items times their rows: [n, n], not of the batch and no weight, times [n, width].
+    known = edges.shape.rank == rows.shape.rank == 2 and None not in (*edges.shape, *rows.shape)
+    constant = edges.op.type in ("Const", "Placeholder")  # a constant of the program is captured by a placeholder
+    return known and constant and edges.shape[0] == edges.shape[1] == rows.shape[0] > rows.shape[1]
 
 
 def _place(operation: Any, layers: Iterable[str]) -> str:

@@ -67,6 +67,7 @@ def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: T
     try:
         run = _begun(source, checkpoint, show, log)
         run.log = log.with_items(_items(run))
+        _note_listed(run, log)
         sums = _sums(run) if names.spectral.name in made else None
         run.prior = _prior(run) if any(map(is_two_tower, made)) else run.prior
         results, others = _popularity(run, sums), dict[str, Statement]()
@@ -250,6 +251,14 @@ def _items(run: Run) -> Items:
     way = "" if run.public is not None else "; --items names a public list of more"
     run.show.note(f"{len(items):,} items can be recommended{new}{way}")
     return items
+
+
+def _note_listed(run: Run, whole: Interactions) -> None:
+    """Says how much of the log a public list covers. No refusal: whether there is one would tell of the rows."""
+    if run.settings.items:
+        listed, rows = run.log.num_rows, whole.num_rows
+        other = "" if 2 * listed >= rows else ". Is another column that of the ids?"
+        run.show.note(f"for you alone: {listed:,} of {rows:,} rows are of listed items{other}")
 
 
 def _joined(run: Run, joining: Items) -> Items:

@@ -181,6 +181,12 @@ class MovieLens(LogSource):
         if self.settings.items_epsilon is not None:
             raise ValueError("--items-epsilon is spent on finding items, and movies are a public list: leave it out.")
         for folder in self.settings.data:
+            if os.path.isfile(folder):
+                names = ", ".join(map(repr, log_files.column_names(pathlib.Path(folder))))
+                raise ValueError(
+                    f"--data: {folder} is a file: say which of its columns hold users and items, with --user and "
+                    f"--item. It has {names[:200]}."
+                )
             if not os.path.isdir(folder):
                 raise FileNotFoundError(
                     f"--data: there is no folder {folder}; for files of your own say --user and --item, too."

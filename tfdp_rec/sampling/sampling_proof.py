@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp_rec.clipping.batches import example_leaves
-from tfdp_rec.demands import demand, demand_all, given
+from tfdp_rec.demands import demand, demand_all, given, sentence_of
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.fetch import Shared, joined, spec_of
 from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
@@ -281,11 +281,13 @@ _NOT_DIVISIBLE = (
 
 @contextlib.contextmanager
 def refusals_in_words() -> Iterator[None]:
-    """Raises TensorFlow's error about a refused batch, of a step's graph or a data pipeline, as `NotPrivate`."""
+    """Raises TensorFlow's errors about failed checks with their sentence alone; one about a batch as `NotPrivate`."""
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as problem:
         found = re.search(rf"{_REFUSED}([^\n]*?)\.(?=\\n|\n|$)", str(problem))
+        if found is None and (said := sentence_of(problem)):
+            raise type(problem)(problem.node_def, problem.op, said) from None
         if found is None:
             raise
         raise NotPrivate(f"{_REFUSED}{found.group(1)}.") from problem

@@ -40,6 +40,7 @@ from tfdp_rec.training.own_loss import (
     ordinary_step,
     refuse_no_call,
     refuse_no_loss,
+    refuse_nothing_to_train,
     refuse_unsaid_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
@@ -237,8 +238,8 @@ class PrivateTraining(ReleaseMethods):
         """
         if self.averages_its_loss:
             return averaged_losses(self, data, training)
-        refuse_no_loss(self)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        refuse_no_loss(self, x)
         y_pred = self(x, training=training)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
 
@@ -317,6 +318,7 @@ class PrivateTraining(ReleaseMethods):
             return None
         with tf.init_scope():
             reader = self.table_reader(open_specs(examples_of(data), self.shared_inputs))
+            refuse_nothing_to_train(self)
             self._build_optimizer()
             return reader
 
@@ -404,6 +406,7 @@ class PrivateTraining(ReleaseMethods):
         """As Keras'; errors from within the graph are raised with their sentence alone."""
         if not self.is_private:
             count_ordinary_steps_of(self)
+            warn_not_private(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
         with self.release.training(), refusals_in_words():
             self._refuse_thawed_or_frozen()

@@ -36,13 +36,16 @@ def count_ordinary_steps_of(model: Any) -> None:
         model.train_function = None
 
 
-def warn_not_private(model: Any) -> None:
+_COMPILE = "compile it with a mechanism of this package, such as tfdp_rec.LazyDPSGD, or call tfdp_rec.make_private"
+_FIT = "on private data call fit of what make_private returned, whose weights these are, not of this model"
+
+
+def warn_not_private(model: Any, way_out: str = _COMPILE) -> None:
     """Warns, once, of a private model's training by an ordinary optimizer."""
     if not vars(model).setdefault("_told_not_private", False):
         vars(model)["_told_not_private"] = True
         warnings.warn(
-            f"{type(model).__name__} trains under {type(model.optimizer).__name__}, which is not private: compile it "
-            "with a mechanism of this package, such as tfdp_rec.LazyDPSGD, or call tfdp_rec.make_private.",
+            f"{type(model).__name__} trains under {type(model.optimizer).__name__}, which is not private: {way_out}.",
             stacklevel=3,
         )
 
@@ -59,6 +62,7 @@ def watch(model: keras.Model) -> None:
     def counted(train: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             count_ordinary_steps_of(model)
+            warn_not_private(model, _FIT)
             return train(*args, **kwargs)
 
         return run

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
-from tfdp_rec.keras_internals import handles_of, metrics_variables, resource_key
+from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker, metrics_variables, resource_key
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.own_loss import is_own
 
@@ -26,12 +26,29 @@ def read_step(model: Any, name: str, data: Any) -> Any:
     if tf.executing_eagerly():
         _refuse_unread(model, name)
         return step(model, data)
+    _refuse_hidden_metrics(model, name)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     results = step(model, data)
     names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
     refuse_writes(f"The model's {name}", graph, start, _tensors(data), handles_of(model.metrics_variables), names)
     return results
+
+
+def _refuse_hidden_metrics(model: Any, name: str) -> None:
+    # Only what is among a model's metrics may hold numbers of the batch: those are reset, never saved, and followed.
+    shown = type(model).metrics
+    if name == "predict_step" or getattr(shown, "fget", None) is keras.Model.metrics.fget:
+        return
+    own = (loss_tracker(model), compiled_metrics(model))
+    if any(one is not None and not any(one is each for each in model.metrics) for one in own):
+        code = getattr(getattr(shown, "fget", None), "__code__", None)
+        line = f" in {code.co_filename}:{code.co_firstlineno}" if code else ""
+        raise NotPrivate(
+            f"{type(model).__name__} overrides metrics{line}, and hides Keras' own: its mean of the loss, and what "
+            "compile was given. A private step writes to them, and they would not be reset. Leave the property out, "
+            "since Keras finds metrics that are attributes of the model; or return super().metrics, which has them all."
+        )
 
 
 def _refuse_unread(model: Any, name: str) -> None:

@@ -13,6 +13,7 @@ A model's own metrics are updated by its loss.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -20,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples
+from tfdp_rec.clipping.recorder import refuse_added_losses
 from tfdp_rec.clipping.step_reading import StepReading
 from tfdp_rec.independence import by_example
 from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
@@ -75,10 +77,28 @@ def refuse_unsaid_loss(model: Any) -> None:
         )
 
 
-def refuse_no_loss(model: Any) -> None:
-    """Refuses a model without a loss, its own or from `compile`."""
-    if model._loss is None:
-        raise ValueError(f"{type(model).__name__} needs compile(loss=...) or a per_example_loss(data, training).")
+def refuse_no_loss(model: Any, x: Any = None) -> None:
+    """Refuses a model without a loss, its own or from `compile`; if it adds one when it is called, by that."""
+    if model._loss is not None:
+        return
+    if x is not None and _has_call(model):
+        with contextlib.suppress(Exception):  # whatever else is wrong with the call comes second
+            model(x, training=True)
+        refuse_added_losses(model)
+    raise ValueError(
+        f"{type(model).__name__} has no loss: give compile(loss=...), or define per_example_loss(self, data, "
+        "training=True), which returns each example's, of shape [batch]."
+    )
+
+
+def refuse_nothing_to_train(model: Any) -> None:
+    """Refuses a model whose weights are all frozen, or that has none."""
+    if not model.trainable_variables:
+        had = f"{len(model.weights)} weights, all of them frozen" if model.weights else "no weights"
+        raise ValueError(
+            f"{type(model).__name__} has nothing to train: it has {had} (trainable=False). Leave a layer trainable; a "
+            "model that is only to predict needs no training, private or other."
+        )
 
 
 def is_own(model: Any, method: str) -> bool:

@@ -15,6 +15,13 @@ import tensorflow as tf
 from tfdp_rec.keras_internals import mask_of
 
 _SEVERAL = (list, tuple, dict)
+_ENTRY_BY_ENTRY = frozenset(
+    """
+    mean_squared_error mean_absolute_error mean_absolute_percentage_error mean_squared_logarithmic_error huber log_cosh
+    poisson binary_crossentropy binary_focal_crossentropy hinge squared_hinge
+    """.split()
+)
+"""Keras' losses that compare targets with predictions entry by entry."""
 
 
 def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
@@ -67,6 +74,7 @@ def _one_output(loss: Any, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Te
     # Same rank by static shape only: a squeeze would drop the batch axis of a batch of one.
     if y.shape.rank == y_pred.shape.rank - 1 and y_pred.shape[-1] == 1:
         y = y[..., None]
+    _refuse_stretching(loss, y, y_pred)
     if isinstance(loss, keras.losses.Loss):
         _refuse_shared_weight(loss)
         values, total = loss.call(y, y_pred), loss.reduction == "sum"
@@ -74,6 +82,17 @@ def _one_output(loss: Any, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Te
         values, total = tf.convert_to_tensor(loss(y, y_pred)), False
         _refuse_one_number(loss, values)
     return _over_own_axes(values, mask, sample_weight, total)
+
+
+def _refuse_stretching(loss: Any, y: tf.Tensor, y_pred: tf.Tensor) -> None:
+    # Arrays are aligned by their last axes: of too few, the first one of y, the batch, meets an axis of an example.
+    if getattr(getattr(loss, "fn", loss), "__name__", "") in _ENTRY_BY_ENTRY and y.shape.rank < y_pred.shape.rank:
+        of_y, of_predictions = (", ".join(["batch", *map(str, each.shape[1:])]) for each in (y, y_pred))
+        raise ValueError(
+            f"The targets have shape [{of_y}] and the predictions [{of_predictions}], which the compiled loss would "
+            "stretch to each other across the examples. Give both one shape: ids of shape [batch] for one id an "
+            "example, x[:, 0]; keras.layers.Flatten() before the last layer; or targets of the predictions' shape."
+        )
 
 
 def _refuse_shared_weight(loss: keras.losses.Loss) -> None:
