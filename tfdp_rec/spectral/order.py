@@ -5,8 +5,8 @@ arbitrary. So, of σ_g⁻², the share of the pairs,
 
     1/10    pays for a first release of the near pairs,
     1/100   for a vote: for each of at most 2¹³ users, drawn at random, a recommender of the first release ranks the
-            head for their last new item, after the items before it weighed by recency and weighed alike. The vote is
-            +1 or -1, for the better rank; 0 if neither is below 50, or without such an item. Its sensitivity is 1.
+            head for their last new item, after the 20 items before it weighed by recency and weighed alike. The vote
+            is +1 or -1, for the better rank; 0 if neither is below 50, or without such an item: sensitivity 1.
     the rest, for the near pairs, if the noisy sum is above -2 of its standard deviations, and for any pairs else.
 
 The first release is added to the second one of near pairs, each weighed by its share, so that nothing of it is lost:
@@ -30,7 +30,7 @@ from tfdp_rec.sums.fixed_point import ONE, released
 
 FIRST, VOTES = 0.10, 0.01  # shares of σ_g⁻²
 REST = 1 - FIRST - VOTES
-_JUDGES, _AMONG, _SURE = 2**13, 50, 2.0
+_JUDGES, _TOLD, _AMONG, _SURE = 2**13, 20, 50, 2.0
 _AT_ONCE = 2**22  # scores
 
 
@@ -106,10 +106,10 @@ def _ballots(part: Part, weights: NDArray[np.float32], prior: NDArray[np.float32
     some = np.flatnonzero(part.lengths > 1)
     last = part.places[ends[some] - 1]
     age = ends[part.users] - 2 - np.arange(len(part.users))  # in the history before the last item
-    before = (age >= 0) & (part.places >= 0)
+    before = (age >= 0) & (age < _TOLD) & (part.places >= 0)
     users, places, age = part.users[before], part.places[before], age[before]
-    total = part.lengths - 1.0
-    mean = np.divide(_harmonic(part.lengths - 1), total, out=np.ones_like(total), where=total > 0)
+    told = np.clip(part.lengths - 1, 0, _TOLD)
+    mean = np.divide(_harmonic(told), told, out=np.ones(len(told)), where=told > 0)
     shape = (part.num_users, size)
     alike = sparse.csr_matrix((np.ones(len(users), np.float32), (users, places)), shape)
     recent = sparse.csr_matrix(((1 / (1.0 + age) / mean[users]).astype(np.float32), (users, places)), shape)
