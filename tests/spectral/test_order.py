@@ -82,7 +82,7 @@ def test_votes_in_parts_are_the_same(monkeypatch):
 
 
 def test_the_noise_of_the_vote_is_what_it_says():
-    """200 votes of nobody: a scale wrong by a fifth is rejected, and the right one fails once in a million."""
+    """200 sums of no votes: a scale wrong by a fifth is rejected, and the right one fails once in a million."""
     found = [vote(log_of([[]]), 1, CATALOGUE, HEAD, WEIGHTS, PRIOR, 2.0, seeded(s)) for s in range(200)]
     assert {each.noise for each in found} == {20.0}
     spread = np.sum([(each.votes / 20.0) ** 2 for each in found])
