@@ -72,7 +72,7 @@ def _unfitted(count: int, head: int) -> Any:
     made.num_users, made.split = count, Split.of_budget(1.0, count, count)
     counts, made.prior = rng.random(count), rng.random(count, np.float32)
     made.released = Release(counts=counts, head=np.sort(rng.permutation(count)[:head]))
-    made.weights = rng.standard_normal([head, head], np.float32)
+    made.weights, made.overlap = rng.standard_normal([head, head], np.float32), rng.random(head, np.float32)
     return made
 
 

@@ -46,11 +46,13 @@ def test_an_eigenvalue_becomes_what_its_direction_has_of_the_truth(truth):
     np.testing.assert_allclose(eigenvalues_without_noise(values, SIGMA)[-12:], has, rtol=0.05, atol=4)
 
 
-def test_without_noise_it_is_ridge_regression(truth):
+@pytest.mark.parametrize("sigma", [1e-9, 0.01])
+def test_without_noise_it_is_ridge_regression(truth, sigma):
     diagonal = np.full(SIZE, 50.0)
-    got = weights_between_items(truth.astype(np.float32), 1e-9, diagonal)
+    got = weights_between_items(truth.astype(np.float32), sigma, diagonal)
     own = np.diag(np.diag(truth))
-    inverse = np.linalg.inv(truth + denoising.RIDGE * np.diag(diagonal))
+    ridge = 0.2 * (50.0 + np.sqrt(sigma**2 * SIZE + 10.0**2))  # 10 where there is no noise
+    inverse = np.linalg.inv(truth + ridge * np.eye(SIZE))
     np.testing.assert_allclose(got, inverse @ (truth - denoising.DIAGONAL_KEPT * own), atol=2e-3)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.noise.words import seeded
-from tfdp_rec.spectral import SpectralRecommender, order
+from tfdp_rec.spectral import SpectralRecommender, order, rules
 from tfdp_rec.spectral.order import OrderVote, ballots, vote
 
 CATALOGUE = Catalogue([10, 20, 30, 40, 50, 60])
@@ -147,6 +147,20 @@ def test_the_first_release_is_added_to_the_second():
     assert abs(spread - count) < 5 * (2 * count) ** 0.5
     assert abs(spread / 1.1 - count) > 5 * (2 * count) ** 0.5
     assert made.released.pairs_noise[0] == pytest.approx(made.split.gram / 0.99**0.5)
+
+
+@pytest.mark.parametrize("votes", [100.0, -100.0])
+def test_the_head_is_that_of_the_pairs_which_are_counted(votes, monkeypatch):
+    """Long histories make any pairs' head smaller."""
+    monkeypatch.setattr(order, "vote", lambda *asked: OrderVote(votes, 5.0))
+    rng = np.random.default_rng(0)
+    long = [ITEMS[rng.random(120) < np.linspace(1, 0.05, 120)] for _ in range(200)]
+    made = SpectralRecommender(ITEMS, epsilon=4.0, delta=1e-4, ordered=None, words=seeded(1)).fit(long, verbose=0)
+    noise = {True: made.split.gram, False: made.released.pairs_noise[0]}
+    heads = {each: rules.head_of(made.released.counts, 200, noise[each], ordered=each) for each in noise}
+    assert made.released.head.tolist() == heads[made.ordered].tolist() and made.ordered == (votes > 0)
+    assert len(heads[False]) < 0.9 * len(heads[True])
+    assert made.overlap.shape == made.released.head.shape == (len(made.released.pairs),)
 
 
 def order_free_pairs(histories, head):

@@ -190,9 +190,11 @@ def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
     ordered = SpectralRecommender(ITEMS, epsilon=4.0, recency=0.5, words=seeded(1)).fit(list(tastes()), verbose=0)
     one, other = ITEMS[[0, 30, 60]], ITEMS[[60, 0, 30]]
     plain = fitted.scores([one])[0]
-    own = [fitted.scores([[item]])[0] - fitted.prior for item in one]
+    alone = fitted.prior.copy()
+    alone[fitted.released.head] -= fitted.overlap
+    own = [fitted.scores([[item]])[0] - alone for item in one]
     weights = np.array([3**-0.5, 2**-0.5, 1])
-    expected = fitted.prior + np.average(own, axis=0, weights=weights) * 3
+    expected = alone + np.average(own, axis=0, weights=weights) * 3
     np.testing.assert_allclose(ordered.scores([one])[0], expected, atol=1e-5)
     np.testing.assert_allclose(fitted.scores([other])[0], plain, atol=1e-6)
     repeating = [ITEMS[60], 5, ITEMS[0], ITEMS[60], ITEMS[30], 999]
@@ -245,11 +247,17 @@ def test_releases_with_and_without_order_are_not_added_up():
     assert added.fit(list(walks(300)), verbose=0).released.fits == 2
 
 
-def test_a_file_of_a_version_without_order_is_read(fitted, tmp_path):
+def test_a_file_of_a_version_without_order_is_read_and_answers_as_it_did(fitted, tmp_path):
     fitted.save(tmp_path / "now.npz")
+    since = ("released_ordered", "overlap")
     with np.load(tmp_path / "now.npz") as file:
-        np.savez(tmp_path / "older.npz", **{name: file[name] for name in file if name != "released_ordered"})
-    assert not SpectralRecommender.load(tmp_path / "older.npz").ordered
+        np.savez(tmp_path / "older.npz", **{name: file[name] for name in file if name not in since})
+    older = SpectralRecommender.load(tmp_path / "older.npz")
+    assert not older.ordered
+    one, head = ITEMS[:1], older.released.head
+    expected = older.prior[head] + older.weights[head.tolist().index(0)]
+    np.testing.assert_allclose(older.scores([one])[0, head], expected, rtol=1e-6)
+    np.testing.assert_allclose(fitted.scores([one])[0, head], expected - fitted.overlap, rtol=1e-5, atol=1e-7)
 
 
 # What is refused.

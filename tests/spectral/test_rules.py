@@ -18,10 +18,23 @@ def test_counts_get_more_where_few_users_meet_many_items(total, users, items, sh
 def test_the_head_ends_where_counts_drown_in_a_rows_noise():
     counts = np.arange(1000, 0, -1.0)
     users, sigma = 50_000, 3.0
-    head = rules.head_of(counts, users, sigma)
+    head = rules.head_of(counts, users, sigma, ordered=True)
     least = rules.ROW_NOISE * np.sqrt(rules.mean_root(counts, users)) * sigma
     assert counts[head[-1]] >= least * np.sqrt(len(head)) and head.tolist() == list(range(len(head)))
     assert counts[len(head)] < least * np.sqrt(len(head) + 1)
+
+
+def test_a_head_ends_earlier_where_its_items_make_long_histories():
+    """The rule in words, item by item."""
+    counts, users, sigma = np.linspace(4000, 10, 1000), 20_000, 1.0
+    r = rules.mean_root(counts, users)
+    length, last = 0.0, 0
+    for place, count in enumerate(counts, start=1):
+        length += count * r / users
+        if count >= 0.25 * r**0.5 * sigma * place**0.5 * max(1.0, length / 30):
+            last = place
+    assert rules.head_of(counts, users, sigma).tolist() == list(range(last))
+    assert length > 60 and last < np.flatnonzero(counts >= 0.25 * r**0.5 * sigma * np.arange(1, 1001) ** 0.5)[-1]
 
 
 def test_a_head_that_was_asked_for_is_given():
@@ -30,7 +43,7 @@ def test_a_head_that_was_asked_for_is_given():
 
 
 def test_a_head_is_never_too_large_to_compute_with():
-    assert len(rules.head_of(np.full(9000, 1e9), 10**9, 1.0)) == rules.MOST_HEAD
+    assert len(rules.head_of(np.full(9000, 1e5), 10**9, 1.0)) == rules.MOST_HEAD
     assert len(rules.head_of(np.full(9000, -1.0), 1000, 1.0)) == rules.LEAST_HEAD
 
 
@@ -39,6 +52,18 @@ def test_the_prior_is_a_share_of_users():
     counts = np.concatenate([np.full(9, 1000 / 3), np.zeros(5)])
     prior = rules.prior_of(counts, num_users=1000, sigma=2.0)
     assert prior[:9] == pytest.approx(1.0) and (prior[9:] > 0).all() and (prior[9:] < 0.01).all()
+
+
+@pytest.mark.parametrize("length, share", [(6.0, 0.2), (30.0, 1.0), (90.0, 1.0)])
+def test_what_prior_and_histories_both_tell_is_told_once(length, share):
+    """The longer histories are, the more of it; an item's weight for itself is not for what a user has not."""
+    prior = np.array([0.3, 0.5, 0.2])
+    weights = np.array([[0.9, 0.2, 0.1], [0.4, 0.8, 0.7], [0.0, -0.1, 0.6]], np.float32)
+    by_histories = [0.5 * 0.4, 0.3 * 0.2 - 0.2 * 0.1, 0.3 * 0.1 + 0.5 * 0.7]
+    expected = [0.5 * min(share * both, mine) for both, mine in zip(by_histories, prior)]
+    overlap = rules.overlap_of(prior, weights, length)
+    np.testing.assert_allclose(overlap, expected, rtol=1e-6)
+    assert (overlap[2] == 0.5 * prior[2]) == (share == 1)
 
 
 def test_the_diagonal_is_told_by_the_sum_of_the_matrix():

@@ -15,10 +15,10 @@ halved.
 
 **Regression.** Items x_j are predicted from the others, x̂ = βμ + hB, by ridge regression on the denoised matrix,
 
-    B = (G + Λ)⁻¹ (G - ½ diag G),   Λ = a (D + f s),
+    B = (G + Λ)⁻¹ (G - ½ diag G),   Λ = a (D + √(s² + b²)),
 
-D the diagonal that the release leaves out, estimated from the counts; a and f are constants. Noise makes the ridge
-heavier, for rare items most of all. Large entries S enter to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
+D the diagonal that the release leaves out, estimated from the counts; a and b are constants. Noise makes the ridge
+heavier, for rare items most of all; b is for the chance in the data itself, which is left where there is no noise. Large entries S enter to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
 
 **Sums of several releases** have noise that differs from row to row: the spectrum is denoised with the average, large
 entries with their own.
@@ -38,7 +38,7 @@ from scipy import linalg
 from tfdp_rec.files import row_chunks
 
 _AT_ONCE = 2**22
-RIDGE, NOISE_IN_RIDGE = 0.2, 1.0
+RIDGE, LEAST_NOISE = 0.2, 10.0
 DIAGONAL_KEPT = 0.5
 LARGE, BELIEVED = 4.0, 0.5
 
@@ -83,7 +83,7 @@ def weights_between_items(
     np.fill_diagonal(beyond, 0)
     own = np.diag(true).copy()
     # B = (G + Λ)⁻¹ (G - ½ diag G), then the first-order term of the large entries.
-    ridge = RIDGE * (diagonal + NOISE_IN_RIDGE * sigma * np.sqrt(len(true)))
+    ridge = RIDGE * (diagonal + np.hypot(sigma * np.sqrt(len(true)), LEAST_NOISE))
     factor = linalg.cho_factor(true + np.diag(ridge), lower=True, check_finite=False)
     weights = linalg.cho_solve(factor, true - np.diag((1 - DIAGONAL_KEPT) * own), check_finite=False)
     if beyond.any():

@@ -1,7 +1,7 @@
 """Recommendations from two sums over users, each released once: counts of items, and counts of pairs of items.
 
     histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
-              -> denoised -> ridge regression: scores = βμ + history · B
+              -> denoised -> ridge regression: scores = βμ + history · B - o
 
 Nothing is trained. The private part is `sums/counts.py` and `gram.py`, or `near_pairs.py` for ordered histories, which
 bound what one user gives, and `sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on
@@ -45,7 +45,7 @@ from tfdp_rec.sums.fixed_point import checked_noise, released_pairs
 
 _USERS_AT_ONCE = 1024
 _PAIRS = {False: "of any two items of a user", True: f"at most {WINDOW} places apart in a user's order"}
-_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "_private")
+_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "overlap", "_private")
 Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -201,11 +201,11 @@ class SpectralRecommender:
         say(f"counting {len(self.catalogue)} items of {self.num_users} users")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
-        head = rules.head_of(counted.counts, counted.users, counted.noise_with(self.split.gram), self._size)
+        head = self._head(counted, counted.noise_with(self.split.gram), self.ordered is not False)
         say(f"counting pairs of {len(head)} items")
         counted_so_far = _users_counted(self.num_users) if verbose else lambda users: None
         noisy, noise = self._pairs(source, counted, head, counted_so_far)
-        made = counted.paired(head, noisy, noise, bool(self.ordered))
+        made = counted.paired(head[: len(noisy)], noisy, noise, bool(self.ordered))
         votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
         self.released = dataclasses.replace(made, votes=votes[0], votes_noise=votes[1])
         say("denoising")
@@ -213,10 +213,13 @@ class SpectralRecommender:
         say("done")
         return self
 
+    def _head(self, counted: Release, sigma: float, ordered: bool) -> NDArray[np.int64]:
+        return rules.head_of(counted.counts, counted.users, sigma, self._size, ordered)
+
     def _pairs(
         self, source: Any, counted: Release, head: NDArray[np.int64], progress: Callable[[int], None]
     ) -> tuple[NDArray[np.float32], float]:
-        """Noisy pairs and the standard deviation of their noise, once it is decided which pairs."""
+        """Noisy pairs of the head, or of its first items, and the noise's deviation, once it is decided which pairs."""
         sigma, words = self.split.gram, self._words
         if self.ordered is not None:
             total = (near_pairs if self.ordered else grid_gram)(source, self.catalogue, head, progress)
@@ -226,6 +229,7 @@ class SpectralRecommender:
         self.vote = found = self._voted(source, counted, head, first)
         self.ordered, noise = found.ordered, sigma / order.REST**0.5
         if not self.ordered:
+            head = self._head(counted, noise, ordered=False)
             return released_pairs(grid_gram(source, self.catalogue, head, progress), noise, words), noise
         progress(self.num_users)
         second, both = released_pairs(total, noise, words), order.FIRST + order.REST
@@ -238,15 +242,15 @@ class SpectralRecommender:
     ) -> order.OrderVote:
         """The vote, by the items of the head whose rows stand out of the noise of the first release."""
         noise = self.split.gram / order.FIRST**0.5
-        few = head[: len(rules.head_of(counted.counts, counted.users, noise))]
+        few = head[: len(rules.head_of(counted.counts, counted.users, noise, ordered=True))]
         alone = counted.paired(few, np.ascontiguousarray(first[: len(few), : len(few)]), noise, ordered=True)
-        weights, prior = _estimates(alone)
+        weights, prior, overlap = _estimates(alone)
         asked = self.num_users, self.catalogue
-        return order.vote(source, *asked, few, weights, prior[few], self.split.gram, self._words)
+        return order.vote(source, *asked, few, weights, prior[few] - overlap, self.split.gram, self._words)
 
     def _conclude(self, made: Release) -> None:
-        """Computes weights and prior from the release."""
-        self.weights, self.prior = _estimates(made)
+        """Computes weights, prior and overlap from the release."""
+        self.weights, self.prior, self.overlap = _estimates(made)
 
     # Answering.
 
@@ -299,6 +303,7 @@ class SpectralRecommender:
         has = sparse.csr_matrix((counts, (rows[known], columns[known])), (len(held), len(head)))
         scores = np.tile(self.prior, (len(held), 1))
         scores[:, head] += has @ self.weights
+        scores[np.ix_(has.getnnz(axis=1) > 0, head)] -= self.overlap
         return scores
 
     def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -319,7 +324,7 @@ class SpectralRecommender:
         self._check_fitted()
         from tfdp_rec.spectral.servable import SpectralAnswers  # TensorFlow is needed here alone
 
-        return SpectralAnswers(self.released.head, self.weights, self.prior, self.recency)
+        return SpectralAnswers(self.released.head, self.weights, self.prior, self.overlap, self.recency)
 
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
@@ -353,8 +358,10 @@ class SpectralRecommender:
         """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
-                kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
+                names = {*_KEPT, "item_ids"} - ({"overlap"} - set(file))  # 0.3.0 knew none
+                kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released = Release.from_arrays(file)
+                kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
         settings = {name: kept.pop(name) for name in ("item_ids", "noise_multiplier", "delta", "recency")}
@@ -369,13 +376,15 @@ class SpectralRecommender:
             raise RuntimeError("Nothing was released yet: call fit(histories) first.")
 
 
-def _estimates(made: Release) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Weights between the items of the head, and the prior of all items."""
-    noise_of_head = made.counts_noise[made.head]
-    diagonal = rules.diagonal_of(made.counts[made.head], made.pairs, made.users, noise_of_head, made.ordered)
+def _estimates(made: Release) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Weights between the items of the head, the prior of all items, and what both tell of the head."""
+    head = made.head
+    diagonal = rules.diagonal_of(made.counts[head], made.pairs, made.users, made.counts_noise[head], made.ordered)
     prior = rules.prior_of(made.counts, made.users, made.counts_noise)
     weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
-    return weights, (rules.PRIOR * prior).astype(np.float32)
+    length = float(rules.history_lengths(made.counts, head, made.users)[-1])
+    overlap = rules.overlap_of(prior[head], weights, length)
+    return weights, (rules.PRIOR * prior).astype(np.float32), overlap.astype(np.float32)
 
 
 def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:

@@ -7,12 +7,17 @@ noise alone.
 
 **Head.** An item gets a row of the matrix as long as its count exceeds the noise of a row, σ_g √m:
 
-    m is the greatest for which the m-th best noisy count is at least ¼ √r σ_g √m,
+    m is the greatest for which the m-th best noisy count is at least ¼ √r σ_g √m · max(1, d_m / 30),
 
-r the mean of √d over users, which is the sum of the counts over n (long histories: more pairs share a user's weight).
-So m falls as the noise grows, and does not depend on the catalogue's tail.
+r the mean of √d over users, which is the sum of the counts over n, and d_m the mean number of items of the head that a
+user has, r Σ c / n over the head (long histories: more pairs share a user's weight). So m falls as the noise grows, and
+does not depend on the catalogue's tail. Near pairs of ordered histories are fewer, and have the head without max.
 
-**Prior.** The share of users that have an item: c_j r / n, c_j its noisy count, no less than half of the noise.
+**Prior.** The share of users that have an item: μ_j = c_j r / n, c_j its noisy count, no less than half of the noise.
+What histories add to a score holds popularity too: one of mean μ adds μB₀ to the items of the head, B₀ the weights B
+without their diagonal. So a score is βμ for a history without items of the head, and else, h the history,
+
+    βμ + hB - o,   o = β min(κ μB₀, μ),   κ = min(1, d_m / 30).
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from tfdp_rec.spectral.near_pairs import OWN
 LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
 ROW_NOISE = 0.25
 LEAST_HEAD, MOST_HEAD = 16, 6000
+LONG_HISTORY = 30.0
 PRIOR = 0.5  # β
 Noise: TypeAlias = float | NDArray[np.float64]
 
@@ -51,8 +57,13 @@ def mean_root(counts: NDArray[np.float64], num_users: float) -> float:
     return max(1.0, float(counts.sum()) / num_users)
 
 
+def history_lengths(counts: NDArray[np.float64], head: NDArray[np.int64], num_users: float) -> NDArray[np.float64]:
+    """d_m for each m, the mean number of a user's items among the first m of the head."""
+    return np.cumsum(np.maximum(counts[head], 0)) * (mean_root(counts, num_users) / num_users)
+
+
 def head_of(
-    counts: NDArray[np.float64], num_users: float, sigma: float, size: int | None = None
+    counts: NDArray[np.float64], num_users: float, sigma: float, size: int | None = None, ordered: bool = False
 ) -> NDArray[np.int64]:
     """Places of the items that get a row, the best noisy count first; `sigma` is σ_g."""
     # Without `size` at most 6,000, for which dense algebra takes a minute or two.
@@ -61,6 +72,8 @@ def head_of(
         return best
     rows = np.arange(1, len(best) + 1)
     least = ROW_NOISE * np.sqrt(mean_root(counts, num_users)) * sigma * np.sqrt(rows)
+    if not ordered:
+        least *= np.maximum(history_lengths(counts, best, num_users) / LONG_HISTORY, 1)
     worth = np.flatnonzero(counts[best] >= least)
     return best[: max(int(worth[-1]) + 1 if len(worth) else 0, LEAST_HEAD)]
 
@@ -68,6 +81,12 @@ def head_of(
 def prior_of(counts: NDArray[np.float64], num_users: float, sigma: Noise) -> NDArray[np.float64]:
     """μ, an estimate of the share of users that have each item; `sigma` is σ_c, of all or of each."""
     return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
+
+
+def overlap_of(mine: NDArray[np.float64], weights: NDArray[np.float32], length: float) -> NDArray[np.float64]:
+    """o, what prior and histories both tell of the head: `mine` is μ of the head, `weights` B, `length` its d_m."""
+    by_histories = mine @ weights - mine * np.diag(weights)
+    return PRIOR * np.minimum(min(length / LONG_HISTORY, 1) * by_histories, mine)
 
 
 def diagonal_of(

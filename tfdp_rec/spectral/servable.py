@@ -25,7 +25,12 @@ class SpectralAnswers(tf.Module):
     """Answers of a `SpectralRecommender`, from released numbers alone (`serving.own_ids.SlotAnswers`)."""
 
     def __init__(
-        self, head: NDArray[np.int64], weights: NDArray[np.float32], prior: NDArray[np.float32], recency: float
+        self,
+        head: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        prior: NDArray[np.float32],
+        overlap: NDArray[np.float32],
+        recency: float,
     ):
         super().__init__()
         rest = np.setdiff1d(np.arange(len(prior)), head)
@@ -33,6 +38,7 @@ class SpectralAnswers(tf.Module):
         self.place = tf.Variable(self.places, trainable=False, dtype=tf.int64)
         self.weights = tf.Variable(weights, trainable=False)
         self.prior = tf.Variable(prior[self.places], trainable=False)
+        self.overlap = tf.Variable(overlap, trainable=False)
         self.head_size, self.items, self.recency = len(head), len(prior), recency
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -71,7 +77,8 @@ class SpectralAnswers(tf.Module):
 
     def _personal(self, has: tf.Tensor) -> tf.Tensor:
         """Scores of the head from the histories; reads the weights of their items alone."""
-        return tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(has), self.weights)
+        any_of_head = tf.cast(tf.reduce_any(has > 0, axis=1, keepdims=True), tf.float32)
+        return tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(has), self.weights) - any_of_head * self.overlap
 
     def _first(self, scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The k best of some slots; of equal scores the first in the catalogue."""
