@@ -9,6 +9,9 @@ Popularity without noise is measured first: where its published figure is met to
     next-item   Any file of ordered histories (`experiments/spectral/data.py`): the last item is the test, the one
                 before it is told and not counted, all items are ranked but those of the history. δ = 1e-6; HR@10.
 
+`--features` adds rows with public features of items: a JSON file of lists by item (as S3Rec's data have it), or
+RecBole's ml-100k.item, of which genres and years in bands of five are taken.
+
 Equal scores count against the recommender. `--validate` asks for the item before the last instead, and tells and counts
 one item less: to choose by. Noise is from seeds, so that results repeat: for study, and none is private.
 """
@@ -18,6 +21,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +39,7 @@ from experiments.tables import markdown
 HELP = """\
   python -m experiments.anchors cs-670 ml-100k.inter --epsilon 8 4 2 1
   python -m experiments.anchors next-item ml-1m.txt Video.txt LastFM.txt Yelp.txt
+  python -m experiments.anchors next-item LastFM.txt --features LastFM_item2attributes.json
 """
 ORDERS = {"any pairs": False, "near pairs": True, "by a vote": None}
 _USERS_AT_ONCE, _LARGEST = 512, 6000
@@ -148,13 +154,30 @@ def _matrix(protocol: Protocol, histories: Sequence[Ids]) -> sparse.csr_matrix:
     return cells
 
 
-def private_sums(protocol: Protocol, epsilon: float, ordered: bool | None, seed: int) -> Any:
+def features_in(path: str, num_items: int) -> list[list[Any]]:
+    """Public features of items 1 to `num_items`."""
+    text = Path(path).read_text(encoding="utf-8")
+    if path.endswith(".json"):
+        by_item = {int(item): features for item, features in json.loads(text).items()}
+    else:
+        rows = [line.split("\t") for line in text.splitlines()[1:]]
+        by_item = {int(item): [*genres.split(), *_band(year)] for item, _, year, genres in rows}
+    return [by_item.get(item, []) for item in range(1, num_items + 1)]
+
+
+def _band(year: str) -> list[int]:
+    return [int(year) // 5] if year.isdigit() else []
+
+
+def private_sums(
+    protocol: Protocol, epsilon: float, ordered: bool | None, seed: int, features: list[list[Any]] | None = None
+) -> Any:
     """The package's recommender, with noise from a seed."""
     from tfdp_rec.noise.words import seeded
     from tfdp_rec.spectral import SpectralRecommender
 
     items = np.arange(1, protocol.num_items + 1)
-    made = SpectralRecommender(items, epsilon, protocol.delta, ordered=ordered, words=seeded(seed))
+    made = SpectralRecommender(items, epsilon, protocol.delta, ordered=ordered, features=features, words=seeded(seed))
     return made.fit(protocol.counted, verbose=0)
 
 
@@ -174,18 +197,20 @@ def table(protocol: Protocol, args: argparse.Namespace) -> list[str]:
     for ridge in args.ridges:
         found = figure([protocol.measured(ease(protocol, ridge))])
         rows.append([f"EASE, ridge {ridge:g}, no privacy", *[found] * len(args.epsilon)])
-    for name in args.orders:
+    features = features_in(args.features, protocol.num_items) if args.features else None
+    for name, told in itertools.product(args.orders, [None, *([features] if features else [])]):
         cells, votes = [], []
+        label = f"{name}, features" if told else name
         for epsilon in args.epsilon:
             start, values = time.monotonic(), []
             for seed in range(args.seeds):
-                made = private_sums(protocol, epsilon, ORDERS[name], seed)
+                made = private_sums(protocol, epsilon, ORDERS[name], seed, told)
                 values.append(protocol.measured(made.scores))
                 votes.append(f"{made.vote.votes:+.0f}/{made.vote.noise:.0f}" if made.vote else "")
             cells.append(figure(values))
-            print(f"{protocol.name}, {name}, ε {epsilon:g}: {cells[-1]}, {time.monotonic() - start:.0f} s, "
+            print(f"{protocol.name}, {label}, ε {epsilon:g}: {cells[-1]}, {time.monotonic() - start:.0f} s, "
                   f"{' '.join(votes[-args.seeds :])}", file=sys.stderr)  # fmt: skip
-        rows.append([f"private sums, {name}", *cells])
+        rows.append([f"private sums, {label}", *cells])
     return [*lines, *markdown(["", *(f"ε = {epsilon:g}" for epsilon in args.epsilon)], rows), ""]
 
 
@@ -199,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, help="noises for each budget; default: %(default)s")
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS), help="which private sums")
     parser.add_argument("--ridges", nargs="*", type=float, default=[], help="of EASE, beside them")
+    parser.add_argument("--features", metavar="FILE", help="public features of the items, for further rows")
     parser.add_argument("--validate", action="store_true", help="ask for the item before the last")
     args = parser.parse_args(argv)
     pages = [table(PROTOCOLS[args.protocol](file, args.validate), args) for file in args.files]

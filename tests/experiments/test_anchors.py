@@ -1,5 +1,7 @@
 """The published protocols, on files small enough to check by hand; the tables they print."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -56,9 +58,20 @@ def test_it_prints_a_table(tmp_path, capsys):
     walks = [(rng.integers(40) + np.cumsum(rng.integers(1, 4, 8))) % 40 + 1 for _ in range(300)]
     (tmp_path / "walks.txt").write_text("".join(f"{u} {' '.join(map(str, walk))}\n" for u, walk in enumerate(walks, 1)))
     asked = ["next-item", str(tmp_path / "walks.txt"), "--epsilon", "8", "--seeds", "2", "--ridges", "10"]
+    (tmp_path / "near.json").write_text(json.dumps({item: [item // 5] for item in range(1, 41)}))
+    asked += ["--features", str(tmp_path / "near.json")]
     assert anchors.main(asked) == 0
     said = capsys.readouterr()
     cells = [line.split("|") for line in said.out.splitlines() if "|" in line]
     rows = {name.strip(): value.split()[0] for _, name, value, *_ in cells}
     assert float(rows["private sums, near pairs"]) > float(rows["popularity, no privacy"])
-    assert "EASE, ridge 10, no privacy" in rows and "private sums, by a vote" in rows and "by a vote, ε 8" in said.err
+    assert {"EASE, ridge 10, no privacy", "private sums, by a vote", "private sums, by a vote, features"} <= set(rows)
+    assert "by a vote, ε 8" in said.err
+
+
+def test_features_are_read_from_either_kind_of_file(tmp_path):
+    (tmp_path / "some.json").write_text('{"3": [7, 9], "1": [7], "8": [1]}')
+    assert anchors.features_in(str(tmp_path / "some.json"), 3) == [[7], [], [7, 9]]
+    rows = "item_id:token\tmovie_title\trelease_year\tclass\n2\tAlien\t1979\tHorror Sci-Fi\n1\tOther\t\tDrama\n"
+    (tmp_path / "films.item").write_text(rows)
+    assert anchors.features_in(str(tmp_path / "films.item"), 3) == [["Drama"], ["Horror", "Sci-Fi", 395], []]

@@ -1,9 +1,11 @@
 """The rules: from σ, public sizes and released numbers alone."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from tfdp_rec.spectral import rules
+from tfdp_rec.spectral import Release, rules
 
 
 @pytest.mark.parametrize(
@@ -54,14 +56,22 @@ def test_the_prior_is_a_share_of_users():
     assert prior[:9] == pytest.approx(1.0) and (prior[9:] > 0).all() and (prior[9:] < 0.01).all()
 
 
-@pytest.mark.parametrize("length, share", [(6.0, 0.2), (30.0, 1.0), (90.0, 1.0)])
-def test_what_prior_and_histories_both_tell_is_told_once(length, share):
+def test_histories_are_long_from_30_items_of_the_head_on():
+    counts = np.array([10.0, 90.0, 40.0, -1.0, 90.0])  # √d of 100 users is 2.29 on average
+    for head, items in (([1, 3], 90 * 2.29 / 100), ([1, 4, 2, 0], 230 * 2.29 / 100)):
+        made = Release(users=100, counts=counts, head=np.array(head))
+        assert rules.long(made) == pytest.approx(items / 30)
+        assert rules.long(dataclasses.replace(made, counts=100 * counts)) == 1
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_what_prior_and_histories_both_tell_is_told_once(share):
     """The longer histories are, the more of it; an item's weight for itself is not for what a user has not."""
     prior = np.array([0.3, 0.5, 0.2])
     weights = np.array([[0.9, 0.2, 0.1], [0.4, 0.8, 0.7], [0.0, -0.1, 0.6]], np.float32)
     by_histories = [0.5 * 0.4, 0.3 * 0.2 - 0.2 * 0.1, 0.3 * 0.1 + 0.5 * 0.7]
     expected = [0.5 * min(share * both, mine) for both, mine in zip(by_histories, prior)]
-    overlap = rules.overlap_of(prior, weights, length)
+    overlap = rules.overlap_of(prior, weights, share)
     np.testing.assert_allclose(overlap, expected, rtol=1e-6)
     assert (overlap[2] == 0.5 * prior[2]) == (share == 1)
 

@@ -108,7 +108,7 @@ def _asked(args: argparse.Namespace) -> tuple[JobSettings, Mark | None]:
         raise ValueError("--data is missing: say which files hold the day.")
     settings = _checked(args, before)
     # What may be chosen anew is what costs nothing.
-    changeable = ("data", "titles", "keep", "recency", "top_k", "local", "cluster")
+    changeable = ("data", "titles", "features", "keep", "recency", "top_k", "local", "cluster")
     free = {name: getattr(settings, name) for name in changeable}
     if before.items and settings.items:
         free["items"] = settings.items  # a public list, read anew: new ones join

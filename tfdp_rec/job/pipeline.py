@@ -114,8 +114,8 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
         wanted.decided(ledger)
     budget = Budget.of(chain)
     _refuse_no_items(budget, len(log), checkpoint)
-    titles = source.titles((log.found()[1] if public is None else public.ids).type)
-    run = Run(source, checkpoint, show, log, users, public, titles, budget)
+    kind = (log.found()[1] if public is None else public.ids).type
+    run = Run(source, checkpoint, show, log, users, public, source.titles(kind), source.features(kind), budget)
     for name, ledger in checkpoint.ledgers.items():
         budget.refuse_beyond(ledger, checkpoint.left_to_pay(name, _releases(run, name)))
     if checkpoint.earlier:
@@ -209,7 +209,8 @@ def _refuse_full(run: Run) -> None:
     in_checkpoint = _item_bytes(run) + 12 * run.log.num_rows + 8 * len(run.log)
     released = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 6 * ids + 4 * run.titles.nbytes + 2**22
     if names.spectral.name in made:
-        in_checkpoint, released = (size + private_sums.file_bytes(most) for size in (in_checkpoint, released))
+        of_sums = private_sums.file_bytes(most, run.features.num_rows)
+        in_checkpoint, released = in_checkpoint + of_sums, released + of_sums
     towers = sum(map(is_two_tower, made))
     if towers:
         tables = 8 * (most + 1) * (run.settings.width + 2)
@@ -408,6 +409,8 @@ def _conclude(
         return
     if settings.titles:
         run.show.note(f"{len(titles):,} of {log.num_items:,} items have a title")
+    if settings.features:
+        run.show.note(f"{sum(map(bool, run.item_features or ())):,} of {log.num_items:,} items have features")
     run.show.note("done")
     if len(run.evaluation):
         print(f"\nHeld-out users, without noise, for you alone:\n{report.text(results)}")

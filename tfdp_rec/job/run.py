@@ -28,7 +28,7 @@ from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.names import IN_ORDER, is_two_tower
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
-from tfdp_rec.job.sources import LogSource
+from tfdp_rec.job.sources import LogSource, features_of
 from tfdp_rec.metrics import Mean
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
@@ -154,6 +154,7 @@ class Run:
     users: Users
     public: Items | None  # the list of items, where they are not found
     titles: pa.Table  # public, in columns `item` and `title`
+    features: pa.Table  # public, in columns `item` and `feature`
     budget: Budget
     # Popularity of each item, released before two-towers are trained; empty until then.
     prior: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
@@ -186,6 +187,12 @@ class Run:
     def order(self) -> bool | None:
         """Whether order counts in private sums; None if they are to decide it."""
         return {"auto": None if self.log.ordered else False, "yes": True, "no": False}[self.settings.order]
+
+    @functools.cached_property
+    def item_features(self) -> list[list[str]] | None:
+        """Public features of the items of the log, once these are chosen."""
+        assert self.log.items is not None
+        return features_of(self.log.items, self.features)
 
     @property
     def sampling(self) -> Sampling:

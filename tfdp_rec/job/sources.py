@@ -1,6 +1,6 @@
 """Where a job's log comes from: files of one's own, MovieLens files, a generator. A new source is a class in `SOURCES`.
 
-The titles of items are read to their end before anything is paid, for what that refuses.
+Titles and features of items are read to their end before anything is paid, for what that refuses.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from tfdp_rec.datasets.movielens import files, generated
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.files import matching
 from tfdp_rec.job.page import code, given
-from tfdp_rec.job.recommenders.names import USUAL
+from tfdp_rec.job.recommenders.names import USUAL, spectral
 from tfdp_rec.job.settings import JobSettings
 
 _SHOWN_FILES = 3
+_PUBLIC = ("items", "titles", "features")  # files
+_TITLE = ("title", "name")  # columns
+_IN_A_CELL = "|"
 
 
 class LogSource:
@@ -66,6 +69,10 @@ class LogSource:
         """Public titles in columns `item`, of the type of the log's ids, and `title`."""
         return pa.schema([("item", kind), ("title", pa.string())]).empty_table()
 
+    def features(self, kind: pa.DataType) -> pa.Table:
+        """Public features in columns `item`, of the type of the log's ids, and `feature`, one a row."""
+        return pa.schema([("item", kind), ("feature", pa.string())]).empty_table()
+
     def words(self, private: bool) -> str:
         """The source in Markdown; names of files in a private report alone."""
         raise NotImplementedError
@@ -76,7 +83,9 @@ class OwnFiles(LogSource):
 
     @classmethod
     def accepts(cls, settings: JobSettings) -> bool:
-        return any((settings.user, settings.item, settings.time, settings.items, settings.titles))
+        return any(
+            (settings.user, settings.item, settings.time, settings.items, settings.titles, settings.features)
+        )
 
     def checked(self) -> JobSettings:
         settings = self.settings
@@ -91,7 +100,9 @@ class OwnFiles(LogSource):
             raise ValueError(
                 f"--items-epsilon must be less than --epsilon {settings.epsilon:g}, got {settings.items_epsilon:g}."
             )
-        paths = {name: getattr(settings, name) for name in ("items", "titles") if getattr(settings, name)}
+        if settings.features and settings.mechanism and spectral.name not in settings.mechanism:
+            raise ValueError("--features are of spectral, which --mechanism leaves out: leave them out, too.")
+        paths = {name: getattr(settings, name) for name in _PUBLIC if getattr(settings, name)}
         for name, path in paths.items():
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"--{name}: there is no file {path}.")
@@ -106,6 +117,8 @@ class OwnFiles(LogSource):
         self._listed = self._listed_items()
         if self.settings.titles:
             self._title_columns()
+        if self.settings.features:
+            self._feature_columns()
         return list(self.settings.data), {name: getattr(self.settings, name) for name in ("user", "item", "time")}
 
     def public_items(self) -> Items | None:
@@ -148,13 +161,41 @@ class OwnFiles(LogSource):
         names = log_files.column_names(pathlib.Path(path))
         ids = self._id_column(names)
         others = [name for name in names if name != ids]
-        title = next((name for name in ("title", "name") if name in others), others[0] if len(others) == 1 else "")
+        title = next((name for name in _TITLE if name in others), others[0] if len(others) == 1 else "")
         if not title:
             raise ValueError(
                 f"{path} has the columns {', '.join(names)[:200]}: it needs one with ids, called {item!r}, and one "
                 'with titles, called "title".'
             )
         return ids, title
+
+    def features(self, kind: pa.DataType) -> pa.Table:
+        found = [super().features(kind)]
+        if not self.settings.features:
+            return found[0]
+        ids, names = self._feature_columns()
+        for stretch in log_files.stretches(self.settings.features, [ids, *names]):
+            try:
+                items = as_kind(kind, _plain(stretch.table[ids]))
+                found += [_of_cells(items, name, _plain(stretch.table[name]), found[0].schema) for name in names]
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+                raise ValueError(
+                    f"{stretch.row(0)}: {ids} must hold ids, and other columns text, numbers or lists of these: "
+                    f"{str(problem)[:200].rstrip('.')}."
+                ) from problem
+        return pa.concat_tables(found)
+
+    def _feature_columns(self) -> tuple[str, list[str]]:
+        """The column of ids, and those of features: all others but titles."""
+        names = log_files.column_names(pathlib.Path(self.settings.features))
+        ids = self._id_column(names)
+        others = [name for name in names if name != ids and name not in _TITLE]
+        if not others:
+            raise ValueError(
+                f"{self.settings.features} has the columns {', '.join(names)[:200]}: beside ids, and titles, which are "
+                "none, it needs columns with features, such as genres or brands."
+            )
+        return ids, others
 
     def words(self, private: bool) -> str:
         settings = self.settings
@@ -165,7 +206,10 @@ class OwnFiles(LogSource):
         said += f" and {len(names) - _SHOWN_FILES:,} more" if len(names) > _SHOWN_FILES else ""
         for name in ("user", "item", "time"):
             said += f", {name}s in {code(getattr(settings, name))}" if getattr(settings, name) else ""
-        return f"{said}, public items in {code(os.path.basename(settings.items))}" if settings.items else said
+        for name in ("items", "features"):
+            if path := getattr(settings, name):
+                said += f", public {name.replace('features', 'features of items')} in {code(os.path.basename(path))}"
+        return said
 
 
 class MovieLens(LogSource):
@@ -253,6 +297,26 @@ def titles_of(items: Items, titles: pa.Table) -> Mapping[Any, str]:
     # The first of several: the last that a dict is given is the one that it has.
     pairs = zip(reversed(ids.filter(there).to_pylist()), reversed(titles["title"].filter(there).to_pylist()))
     return dict(pairs)
+
+
+def features_of(items: Items, features: pa.Table) -> list[list[str]] | None:
+    """Features of each item, in the order of the list; None where there are none at all."""
+    numbers = items.numbers(features["item"].combine_chunks())
+    found: list[list[str]] = [[] for _ in range(len(items))]
+    for number, feature in zip(numbers.tolist(), features["feature"].to_pylist(), strict=True):
+        if number:
+            found[number - 1].append(feature)
+    return found if any(found) else None
+
+
+def _of_cells(items: pa.Array, name: str, cells: pa.Array, schema: pa.Schema) -> pa.Table:
+    """A row for each feature in a column's cells: lists, texts with "|" between, or single values."""
+    if not (pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)):
+        cells = pc.split_pattern(cells.cast(pa.string()), _IN_A_CELL)
+    values = pc.utf8_trim_whitespace(pc.list_flatten(cells).cast(pa.string()))
+    table = pa.table([items.take(pc.list_parent_indices(cells)), values], schema=schema)
+    table = table.filter(pc.fill_null(pc.not_equal(values, ""), False))
+    return table.set_column(1, "feature", pc.binary_join_element_wise(name, table["feature"], "="))
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:

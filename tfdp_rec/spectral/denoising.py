@@ -18,7 +18,8 @@ halved.
     B = (G + Λ)⁻¹ (G - ½ diag G),   Λ = a (D + √(s² + b²)),
 
 D the diagonal that the release leaves out, estimated from the counts; a and b are constants. Noise makes the ridge
-heavier, for rare items most of all; b is for the chance in the data itself, which is left where there is no noise. Large entries S enter to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
+heavier, for rare items most of all; b is for the chance in the data itself, which is left where there is no noise.
+Large entries S enter to first order, B + ½ (G + Λ)⁻¹ S (1 - B).
 
 **Sums of several releases** have noise that differs from row to row: the spectrum is denoised with the average, large
 entries with their own.

@@ -36,6 +36,7 @@ from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.spectral import order, rules
 from tfdp_rec.spectral.denoising import weights_between_items
+from tfdp_rec.spectral.features import arrays_of, item_vectors, likeness, vectors_of
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
@@ -61,6 +62,8 @@ class SpectralRecommender:
         delta: δ of the whole.
         noise_multiplier: σ of the one Gaussian that the whole costs; or give `epsilon`.
         head: Number of items with a row in the matrix; by default the rule of `tfdp_rec.spectral.rules`.
+        features: Public features of each item of `item_ids`, such as `["Comedy", "1995"]`, of any hashable kind; an
+            empty list for an item without. They are part of scores, and cost no ε (`tfdp_rec.spectral.features`).
         ordered: Whether histories are in order of time, the oldest item first, and the next item is to be predicted:
             then pairs are counted that are near each other in a history, the nearer the more. None decides it by a
             private vote of the users, within the same budget (`tfdp_rec.spectral.order`); a further fit keeps to
@@ -90,6 +93,7 @@ class SpectralRecommender:
         delta: float = 1e-6,
         noise_multiplier: float | None = None,
         head: int | None = None,
+        features: Sequence[Iterable[Any]] | None = None,
         ordered: bool | None = False,
         recency: float | None = None,
         before: Release | None = None,
@@ -105,6 +109,7 @@ class SpectralRecommender:
         if recency is not None and not 0 <= recency < math.inf:
             raise ValueError(f"recency must be at least 0, got {recency!r}.")
         self.delta, self._recency = float(delta), recency
+        self._vectors = None if features is None else item_vectors(features, len(self.catalogue))
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
         self._size, self._words, self._begun = head, words, False
@@ -146,7 +151,8 @@ class SpectralRecommender:
             f"the {len(self.released.head)} items that these put first, of multiplier {self.split.gram:.4g}; together "
             f"no more than one Gaussian of multiplier {self.noise_multiplier:.4g}",
             "Pairs": self.pairs_words,
-            "Public": f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items",
+            "Public": f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items"
+            + (", with their features" if self._vectors is not None else ""),
             "Covers": "everything that this recommender holds, answers or exports"
             + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
             "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
@@ -294,17 +300,22 @@ class SpectralRecommender:
 
     def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
         head = self.released.head
-        position = np.full(len(self.catalogue), -1)
-        position[head] = np.arange(len(head))
         rows = np.repeat(np.arange(len(held)), [len(places) for places, _ in held])
-        columns = position[np.concatenate([places for places, _ in held]).astype(np.int64)]
-        known = columns >= 0
-        counts = np.concatenate([weights for _, weights in held])[known].astype(np.float32)
-        has = sparse.csr_matrix((counts, (rows[known], columns[known])), (len(held), len(head)))
+        places = np.concatenate([places for places, _ in held]).astype(np.int64)
+        weights = np.concatenate([weights for _, weights in held]).astype(np.float32)
+        whole = sparse.csr_matrix((weights, (rows, places)), (len(held), len(self.catalogue)))
+        has = whole[:, head]
         scores = np.tile(self.prior, (len(held), 1))
         scores[:, head] += has @ self.weights
         scores[np.ix_(has.getnnz(axis=1) > 0, head)] -= self.overlap
+        if self._vectors is not None:
+            scores += likeness(self._vectors, self._weighed_shares, whole)
         return scores
+
+    @property
+    def _weighed_shares(self) -> NDArray[np.float32]:
+        """μ, times the weight of features."""
+        return np.float32((1 - rules.long(self.released) / 2) / rules.PRIOR) * self.prior
 
     def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         scores = self._scores(held)
@@ -324,7 +335,8 @@ class SpectralRecommender:
         self._check_fitted()
         from tfdp_rec.spectral.servable import SpectralAnswers  # TensorFlow is needed here alone
 
-        return SpectralAnswers(self.released.head, self.weights, self.prior, self.overlap, self.recency)
+        features = None if self._vectors is None else (self._vectors, self._weighed_shares)
+        return SpectralAnswers(self.released.head, self.weights, self.prior, self.overlap, self.recency, features)
 
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
@@ -351,7 +363,8 @@ class SpectralRecommender:
         """Writes what `save` does into an open file, with further arrays by name, which `load` leaves alone."""
         self._check_fitted()
         kept = {name: getattr(self, name) for name in _KEPT}
-        np.savez(file, item_ids=self.catalogue.ids, **kept, **self.released.arrays(), **more)
+        features = {} if self._vectors is None else arrays_of(self._vectors)
+        np.savez(file, item_ids=self.catalogue.ids, **kept, **features, **self.released.arrays(), **more)
 
     @classmethod
     def load(cls, filepath: Path) -> SpectralRecommender:
@@ -360,7 +373,7 @@ class SpectralRecommender:
             with np.load(filepath, allow_pickle=False) as file:
                 names = {*_KEPT, "item_ids"} - ({"overlap"} - set(file))  # 0.3.0 knew none
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
-                released = Release.from_arrays(file)
+                released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
@@ -382,8 +395,7 @@ def _estimates(made: Release) -> tuple[NDArray[np.float32], NDArray[np.float32],
     diagonal = rules.diagonal_of(made.counts[head], made.pairs, made.users, made.counts_noise[head], made.ordered)
     prior = rules.prior_of(made.counts, made.users, made.counts_noise)
     weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
-    length = float(rules.history_lengths(made.counts, head, made.users)[-1])
-    overlap = rules.overlap_of(prior[head], weights, length)
+    overlap = rules.overlap_of(prior[head], weights, rules.long(made))
     return weights, (rules.PRIOR * prior).astype(np.float32), overlap.astype(np.float32)
 
 

@@ -18,6 +18,8 @@ What histories add to a score holds popularity too: one of mean μ adds μB₀ t
 without their diagonal. So a score is βμ for a history without items of the head, and else, h the history,
 
     βμ + hB - o,   o = β min(κ μB₀, μ),   κ = min(1, d_m / 30).
+
+**Features**, where they are given (`features.py`), have the weight 1 - κ/2: pairs tell more where histories are long.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.spectral.near_pairs import OWN
+from tfdp_rec.spectral.release import Release
 
 LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
 ROW_NOISE = 0.25
@@ -83,10 +86,15 @@ def prior_of(counts: NDArray[np.float64], num_users: float, sigma: Noise) -> NDA
     return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
 
 
-def overlap_of(mine: NDArray[np.float64], weights: NDArray[np.float32], length: float) -> NDArray[np.float64]:
-    """o, what prior and histories both tell of the head: `mine` is μ of the head, `weights` B, `length` its d_m."""
+def long(made: Release) -> float:
+    """κ, from 0 for short histories to 1 for long ones."""
+    return min(1.0, float(history_lengths(made.counts, made.head, made.users)[-1]) / LONG_HISTORY)
+
+
+def overlap_of(mine: NDArray[np.float64], weights: NDArray[np.float32], kappa: float) -> NDArray[np.float64]:
+    """o, what prior and histories both tell of the head: `mine` is μ of the head, `weights` B."""
     by_histories = mine @ weights - mine * np.diag(weights)
-    return PRIOR * np.minimum(min(length / LONG_HISTORY, 1) * by_histories, mine)
+    return PRIOR * np.minimum(kappa * by_histories, mine)
 
 
 def diagonal_of(

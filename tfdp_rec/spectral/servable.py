@@ -7,6 +7,8 @@ scores of the head alone; all others keep their prior. So the k best of M items 
     the head, and the first k + n of the rest      (n the length of the history, which is left out of the answer)
 
 and an answer costs O(m + k + n), whether the catalogue has ten thousand items or ten million: nothing is approximate.
+With public features a history moves the scores of all items, and an answer costs O(M).
+
 Equal scores stand in the order of the catalogue, as in Python.
 """
 
@@ -17,8 +19,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from scipy import sparse
 
 from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, first
+from tfdp_rec.spectral.features import mean_vector
 
 
 class SpectralAnswers(tf.Module):
@@ -31,6 +35,7 @@ class SpectralAnswers(tf.Module):
         prior: NDArray[np.float32],
         overlap: NDArray[np.float32],
         recency: float,
+        features: tuple[sparse.csr_matrix, NDArray[np.float32]] | None = None,  # as `likeness` takes them
     ):
         super().__init__()
         rest = np.setdiff1d(np.arange(len(prior)), head)
@@ -40,23 +45,32 @@ class SpectralAnswers(tf.Module):
         self.prior = tf.Variable(prior[self.places], trainable=False)
         self.overlap = tf.Variable(overlap, trainable=False)
         self.head_size, self.items, self.recency = len(head), len(prior), recency
+        self.likeness = features and _Likeness(*(each[self.places] for each in features))
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.best`."""
-        rest = tf.minimum(self.items - self.head_size, k + tf.shape(history)[1])
+        rest = self.items - self.head_size
+        if self.likeness is None:
+            rest = tf.minimum(rest, k + tf.shape(history)[1])
         weighed = self._weighed(history)
         has = self._has(history, weighed, 0, self.head_size)
         had = self._has(history, weighed, self.head_size, rest)
         of_rest = tf.repeat(self.prior[None, self.head_size : self.head_size + rest], tf.shape(history)[0], axis=0)
         scores = tf.concat([self.prior[: self.head_size] + self._personal(has), of_rest], axis=1)
-        scores = tf.where(tf.concat([has, had], axis=1) > 0, LEFT_OUT, scores)
+        held = tf.concat([has, had], axis=1)
+        if self.likeness is not None:
+            scores += self.likeness(held)
+        scores = tf.where(held > 0, LEFT_OUT, scores)
         return self._first(scores, tf.range(tf.cast(self.head_size + rest, tf.int64)), k)
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.among`."""
-        personal = self._personal(self._has(history, self._weighed(history), 0, self.head_size))
+        weighed = self._weighed(history)
+        personal = self._personal(self._has(history, weighed, 0, self.head_size))
         column = tf.where(allowed < self.head_size, allowed, self.head_size)
         scores = tf.gather(self.prior, allowed) + tf.gather(tf.pad(personal, [[0, 0], [0, 1]]), column, axis=1)
+        if self.likeness is not None:
+            scores += tf.gather(self.likeness(self._has(history, weighed, 0, self.items)), allowed, axis=1)
         return self._first(tf.where(_held(history, allowed), LEFT_OUT, scores), allowed, k)
 
     def _weighed(self, history: tf.Tensor) -> tf.Tensor:
@@ -84,6 +98,29 @@ class SpectralAnswers(tf.Module):
         """The k best of some slots; of equal scores the first in the catalogue."""
         order = tf.argsort(tf.gather(self.place, slots))
         return first(tf.gather(scores, order, axis=1), tf.gather(slots, order), k)
+
+
+class _Likeness(tf.Module):
+    """What public features add to the scores of all slots: `features.likeness`, of histories by slot."""
+
+    def __init__(self, vectors: sparse.csr_matrix, shares: NDArray[np.float32]):
+        super().__init__()
+        mean = mean_vector(vectors, shares)
+        usual = float(mean @ mean)
+        self.shares = tf.Variable(shares / usual if usual else np.zeros_like(shares), trainable=False)
+        self.mean = tf.Variable(mean, trainable=False)
+        self.has = tf.Variable((vectors.getnnz(axis=1) > 0).astype(np.float32)[:, None], trainable=False)
+        entries = vectors.tocoo()
+        self.entries = tf.Variable(entries.data, trainable=False)
+        self.places = tf.Variable(np.stack([entries.row, entries.col], axis=1), trainable=False, dtype=tf.int64)
+        self.shape = vectors.shape
+
+    def __call__(self, weights: tf.Tensor) -> tf.Tensor:
+        vectors = tf.SparseTensor(self.places, self.entries, self.shape)
+        total = weights @ self.has
+        of_histories = tf.sparse.sparse_dense_matmul(vectors, weights, adjoint_a=True, adjoint_b=True)
+        apart = tf.math.divide_no_nan(tf.transpose(of_histories) - total * self.mean, total)
+        return tf.transpose(tf.sparse.sparse_dense_matmul(vectors, apart, adjoint_b=True)) * self.shares
 
 
 def _held(history: tf.Tensor, slots: tf.Tensor) -> tf.Tensor:

@@ -19,9 +19,9 @@ _EXACT_HEAD = 3000  # items that the peer without noise has rows for; dense alge
 _HARDLY = 1e-3  # its noise
 
 
-def file_bytes(items: int) -> int:
-    """What a file of the sums takes at most: two square arrays of the head, and a few numbers an item."""
-    return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 2**20
+def file_bytes(items: int, features: int) -> int:
+    """What a file of the sums takes at most: two square arrays of the head, and a few numbers an item and a feature."""
+    return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 8 * features + 2**20
 
 
 def released(run: Run, users: UserSubset) -> SpectralRecommender:
@@ -30,7 +30,7 @@ def released(run: Run, users: UserSubset) -> SpectralRecommender:
     before = earlier.release.faded(run.settings.keep) if earlier and earlier.release else None
     unfitted = SpectralRecommender(
         run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, ordered=run.order,
-        recency=run.settings.recency, before=before,
+        recency=run.settings.recency, before=before, features=run.item_features,
     )  # fmt: skip
 
     def make(payment: ReleasePayment, file: Any) -> None:
@@ -38,7 +38,7 @@ def released(run: Run, users: UserSubset) -> SpectralRecommender:
         # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
         unfitted.fit(users, verbose=0).write(file)
 
-    most = file_bytes(run.log.num_items)
+    most = file_bytes(run.log.num_items, run.features.num_rows)
     return run.checkpoint.release(SUMS, [spectral.name], most, make, SpectralRecommender.load)
 
 
@@ -48,7 +48,7 @@ def without_noise(run: Run, private: SpectralRecommender | None) -> MadeRecommen
     ordered = run.order if private is None else private.ordered
     peer = SpectralRecommender(
         run.log.catalogue.ids, None, run.delta, noise_multiplier=_HARDLY, head=head, ordered=ordered,
-        recency=run.settings.recency,
+        recency=run.settings.recency, features=run.item_features,
     )  # fmt: skip
     peer.fit(UserSubset(run.log, run.users.train), verbose=0)
     return MadeRecommender(peer, scores(peer))
@@ -84,7 +84,7 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
         f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users",
         "Pairs": recommender.pairs_words,
-        "Public": run.public_numbers,
+        "Public": run.public_numbers + "; features of the items" * (run.item_features is not None),
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
         "ledger.jsonl, card.md and this statement",
         "Does not cover": "the folder private/: the report and results, whose tests look at users' data, and the names "
