@@ -204,6 +204,21 @@ def test_compiled_metrics_are_built_by_what_they_see():
     assert found.built and [metric.name for metric in found.metrics] == ["mae"]
 
 
+def test_compiled_metrics_are_built_by_shapes_as_by_a_batch():
+    model, other = small()[0], small()[0]
+    for each in (model, other):
+        each.compile("sgd", loss="mse", metrics=["mae", "auc"])
+    batch = np.ones([4, 3], np.float32), np.ones([4, 1], np.float32)
+    other.set_weights(model.get_weights())
+    keras_internals.build_metrics(model, (batch[0], tf.constant(batch[1]), model(batch[0]), None))
+    built = [variable.shape for variable in model.metrics_variables]
+    shown = [each.test_on_batch(*batch) for each in (model, other)]
+    assert built == [variable.shape for variable in other.metrics_variables]
+    np.testing.assert_allclose(*shown)
+    for nothing in (None, (batch[0], None, None, None)):  # a loss without predictions, and data without targets
+        keras_internals.build_metrics(small()[0], nothing)
+
+
 @pytest.mark.parametrize("way", ["metrics", "weighted_metrics"])
 def test_metrics_given_to_compile_are_known_before_they_see_a_batch(way):
     model, _ = small()

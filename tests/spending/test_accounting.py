@@ -286,6 +286,15 @@ def test_calibrated_noise_fits_the_budget_and_hardly_more(by, target, steps):
     assert accountant(GaussianDpEvent(noise * 0.998), by=by).epsilon(steps) > target
 
 
+def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
+    """Each takes from a tenth of a second to some seconds."""
+    grids, by_pld = [], composition._by_pld
+    monkeypatch.setattr(composition, "_by_pld", lambda e, d, grid: grids.append(grid) or by_pld(e, d, grid))
+    noise = calibrate_noise(8.0, 1e-6, PoissonSampling(20_000, 500), 200)
+    assert grids.count(1e-4) == 1 and len(grids) < 9
+    assert 7.995 < accountant(GaussianDpEvent(noise), PoissonSampling(20_000, 500), "pld").epsilon(200) <= 8.0
+
+
 def test_calibration_of_two_gaussians_with_other_spending():
     def step(noise):
         return ComposedDpEvent([GaussianDpEvent(noise), GaussianDpEvent(5 * noise)])

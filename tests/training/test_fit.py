@@ -273,8 +273,9 @@ def test_settling_inside_a_graph_is_refused():
         settles()
 
 
+@pytest.mark.parametrize("metrics", [None, ["mae", keras.metrics.RootMeanSquaredError()]])
 @pytest.mark.parametrize("mechanism", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD])
-def test_a_step_is_traced_once(mechanism):
+def test_a_step_is_traced_once(mechanism, metrics):
     """A variable that is born while a step is traced has TensorFlow trace it twice, and large models take a minute."""
     traced = []
 
@@ -287,7 +288,7 @@ def test_a_step_is_traced_once(mechanism):
     hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 3)(ids))
     model = Counted(ids, keras.layers.Dense(1)(keras.layers.Dropout(0.1)(hidden)))
     optimizer = mechanism(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", metrics=metrics)
     for _ in range(2):
         model.fit(IDS, LABELS, batch_size=4, verbose=0)
     assert len(traced) == 1

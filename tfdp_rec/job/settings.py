@@ -43,8 +43,8 @@ class JobSettings:
     )  # fmt: skip
     titles: str = option("", "public file of items and their titles", metavar="FILE", group=_LOG)
     features: str = option(
-        "", "of spectral: public file of items and their features, in any columns, several in a cell with | between; "
-        "they cost no epsilon", metavar="FILE", group=_LOG,
+        "", "of spectral: public file of items and their features, in any columns, several in a cell separated "
+        "by vertical bars; they cost no epsilon", metavar="FILE", group=_LOG,
     )  # fmt: skip
     items_epsilon: float | None = option(
         None, "cost of finding items, by itself, of --epsilon (default: a quarter)", POSITIVE, metavar="E", group=_LOG

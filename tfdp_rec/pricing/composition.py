@@ -43,7 +43,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
         event: Everything that was done with the data.
         delta: Probability δ.
         accountant: "pld" or "rdp".
-        coarser: Factor on the width of pld's grid: a quicker, looser upper bound.
+        coarser: Factor on the width of pld's grid; rdp takes whole orders alone above 1. A quicker, looser upper bound.
 
     Raises:
         ValueError: The event is unknown, or the accountant cannot account for it.
@@ -61,23 +61,32 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     if events.is_release(event):
         return profiles.composed_epsilon(profiles.releases_of(event), delta)
     check_supported(event, accountant)
+    if accountant == "rdp":
+        return _by_rdp(event, delta, whole_orders() if coarser > 1 else orders())
     by_rdp = 0.0
-    if quickest(event, accountant) == "rdp":
-        by_rdp = _by_rdp(event, delta)  # quick, and at most a little above pld's: it chooses the grid
-    if accountant == "rdp" or by_rdp > _PLD_UP_TO:
+    if quickest(event, accountant) == "rdp":  # at most a little above pld's: it chooses the grid
+        by_rdp = _by_rdp(event, delta, whole_orders())
+        by_rdp = by_rdp if by_rdp <= _PLD_FINE_UP_TO else _by_rdp(event, delta, orders())
+    if by_rdp > _PLD_UP_TO:
         return by_rdp
     grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
     return _by_pld(event, delta, grid)
 
 
-def _by_rdp(event: DpEvent, delta: float) -> float:
-    return float(compute_epsilon(orders(), divergences(event, orders()), delta)[0])
+def _by_rdp(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:
+    return float(compute_epsilon(at, divergences(event, at), delta)[0])
 
 
 @functools.cache
 def orders() -> tuple[float, ...]:
     """dp_accounting's orders of Rényi divergences."""
     return tuple(map(float, RdpAccountant().orders))
+
+
+@functools.cache
+def whole_orders() -> tuple[float, ...]:
+    """Some of `orders`, at which the divergence of a sampled Gaussian is a short sum, and no series."""
+    return tuple(order for order in orders() if order.is_integer() and (order < 8 or order % 4 == 0))
 
 
 def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
@@ -142,7 +151,7 @@ def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
     """(accountant, coarser) of successive searches for a number that depends on ε; each starts from the last result."""
     if quickest(event, accountant) == accountant:
         return [(accountant, 1.0)]
-    return [("rdp", 1.0), (accountant, _COARSE), (accountant, 1.0)]
+    return [("rdp", _COARSE), (accountant, _COARSE), (accountant, 1.0)]
 
 
 def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:

@@ -83,6 +83,7 @@ def least_noise(
         limit.refuse_unpriced(sampling.compose_history([(make_event(1.0), 1)]))
         accountant = "rdp"  # names the only search; the filter sets the price
     held = limit.used(ComposedDpEvent(besides)) if limit else 0.0
+    rest = share * (1 - held) if limit else target_epsilon
 
     def spent_with(noise: float, count: int) -> DpEvent:
         return ComposedDpEvent([*besides, sampling.compose_history([(make_event(noise), count)])])
@@ -90,9 +91,10 @@ def least_noise(
     @functools.cache
     def excess(noise: float, by: str, coarser: float) -> float:
         if limit is not None:
-            return min(limit.used(spent_with(noise, steps)) - held - share * (1 - held), 1e9)
-        return min(epsilon_of(spent_with(noise, steps), delta, by, coarser) - target_epsilon, 1e9)
+            return min(limit.used(spent_with(noise, steps)) - held - rest, 1e9)
+        return min(epsilon_of(spent_with(noise, steps), delta, by, coarser) - rest, 1e9)
 
+    near = _NEAR * rest
     # Double or halve from 1 until the budget lies between two multipliers; then a root search, repeated more closely.
     first, *closer = searches(spent_with(1.0, 1), accountant)
     high = 1.0
@@ -108,10 +110,10 @@ def least_noise(
         high, low = low, low / 2
         if high < 1e-3:
             return high
-    noise = _least(excess, first, low, high)
+    noise = _least(excess, first, low, high, near)
     for by in closer:
-        if not -_NEAR * target_epsilon <= excess(noise, *by) <= 0:
-            noise = _closer(excess, by, noise) or noise
+        if not -near <= excess(noise, *by) <= 0:
+            noise = _closer(excess, by, noise, near) or noise
     if excess(noise, accountant, 1.0) > 0:  # pld rounds up to its grid at every step: a tiny ε is below its resolution
         raise ValueError(
             f"The {accountant} accountant cannot show an epsilon as small as {target_epsilon:g} over so many steps: "
@@ -120,14 +122,20 @@ def least_noise(
     return noise
 
 
-def _least(excess: Callable[..., float], by: Search, low: float, high: float) -> float:
-    noise = float(optimize.brentq(excess, low, high, args=by, rtol=2e-4))
+def _least(excess: Callable[..., float], by: Search, low: float, high: float, near: float) -> float:
+    """A multiplier between one that is too small and one that is enough, with which at most `near` is left over."""
+
+    def missed(noise: float) -> float:
+        found = excess(noise, *by)
+        return 0.0 if -near <= found <= 0 else found + near / 2  # the search ends at the first 0
+
+    noise = float(optimize.brentq(missed, low, high, rtol=1e-5))
     while excess(noise, *by) > 0:
-        noise *= 1.0005
+        noise *= 1.00005
     return noise
 
 
-def _closer(excess: Callable[..., float], by: Search, noise: float) -> float | None:
+def _closer(excess: Callable[..., float], by: Search, noise: float, near: float) -> float | None:
     """The answer of a slower search near that of a quicker one; None if it finds none there."""
     low = high = noise
     while excess(high, *by) > 0:
@@ -136,4 +144,4 @@ def _closer(excess: Callable[..., float], by: Search, noise: float) -> float | N
             return None
     while excess(low, *by) <= 0:
         high, low = low, 0.9 * low
-    return _least(excess, by, low, high)
+    return _least(excess, by, low, high, near)

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from tfdp_rec.clipping.batches import open_specs
 from tfdp_rec.clipping.recorder import recording, refuse_added_losses
-from tfdp_rec.keras_internals import layers_within
+from tfdp_rec.keras_internals import build_metrics, layers_within
 from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, without_draw
-from tfdp_rec.training.batch import LookAhead, examples_of
+from tfdp_rec.training.batch import Batch, LookAhead, examples_of
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
 
@@ -128,11 +128,13 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
     """The table reader of a model, from one trace of its loss."""
     spec = examples_of(spec)
     ids: dict[str, tf.Tensor] = {}
+    predictions: list[Any] = []
 
     def trace(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, tensors)
         with model.release.in_step(), recording(model) as recorder:
-            model.per_example_loss(batch, training=True)
+            model.private_step.losses(Batch(batch))
+        predictions.append(model.private_step.take_predictions())
         for path, reads in recorder.tables().items():
             ids[path] = tf.concat([tf.reshape(tf.cast(r, tf.int64), [-1]) for r in reads], axis=0)
         return ids
@@ -141,6 +143,7 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
     refuse_added_losses(model)
     given = _signature(model, spec)
     wrapped = tf.compat.v1.wrap_function(trace, given)
+    build_metrics(model, predictions[0])
     pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs) if ids else None
     return TableReader(list(ids), pruned)
 
