@@ -163,6 +163,15 @@ def test_the_head_is_that_of_the_pairs_which_are_counted(votes, monkeypatch):
     assert made.overlap.shape == made.released.head.shape == (len(made.released.pairs),)
 
 
+def test_the_vote_is_by_few_items(monkeypatch):
+    """The matrix for the vote is computed with and thrown away; the one that is released has its whole head."""
+    sizes, voted = [], order.vote
+    monkeypatch.setattr(order, "MOST_HEAD", 30)
+    monkeypatch.setattr(order, "vote", lambda *asked: sizes.append(len(asked[3])) or voted(*asked))
+    made = SpectralRecommender(ITEMS, epsilon=8.0, ordered=None, words=seeded(1)).fit(list(walks()), verbose=0)
+    assert sizes == [30] and len(made.released.head) > 60 and made.ordered
+
+
 def order_free_pairs(histories, head):
     from tfdp_rec.spectral.near_pairs import near_pairs
     from tfdp_rec.sums.fixed_point import ONE

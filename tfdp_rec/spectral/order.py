@@ -4,9 +4,10 @@ Near pairs (`near_pairs.py`) are far better than pairs of any two items where or
 arbitrary. So, of σ_g⁻², the share of the pairs,
 
     1/10    pays for a first release of the near pairs,
-    1/100   for a vote: for each of at most 2¹³ users, drawn at random, a recommender of the first release ranks the
-            head for their last new item, after the 20 items before it weighed by recency and weighed alike. The vote
-            is +1 or -1, for the better rank; 0 if neither is below 50, or without such an item: sensitivity 1.
+    1/100   for a vote: for each of at most 2¹³ users, drawn at random, a recommender of the first release, of 3,000
+            items at most, ranks these for the user's last new item, after the 20 items before it weighed by recency
+            and weighed alike. The vote is +1 or -1, for the better rank; 0 if neither is below 50, or without such an
+            item: sensitivity 1.
     the rest, for the near pairs, if the noisy sum is above -2 of its standard deviations, and for any pairs else.
 
 The first release is added to the second one of near pairs, each weighed by its share, so that nothing of it is lost:
@@ -30,6 +31,7 @@ from tfdp_rec.sums.fixed_point import ONE, released
 
 FIRST, VOTES = 0.10, 0.01  # shares of σ_g⁻²
 REST = 1 - FIRST - VOTES
+MOST_HEAD = 3000  # of the first release: it is denoised for the vote alone
 _JUDGES, _TOLD, _AMONG, _SURE = 2**13, 20, 50, 2.0
 _AT_ONCE = 2**22  # scores
 

@@ -248,7 +248,7 @@ class SpectralRecommender:
     ) -> order.OrderVote:
         """The vote, by the items of the head whose rows stand out of the noise of the first release."""
         noise = self.split.gram / order.FIRST**0.5
-        few = head[: len(rules.head_of(counted.counts, counted.users, noise, ordered=True))]
+        few = head[: min(len(rules.head_of(counted.counts, counted.users, noise, ordered=True)), order.MOST_HEAD)]
         alone = counted.paired(few, np.ascontiguousarray(first[: len(few), : len(few)]), noise, ordered=True)
         weights, prior, overlap = _estimates(alone)
         asked = self.num_users, self.catalogue
