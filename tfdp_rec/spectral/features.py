@@ -69,8 +69,10 @@ def likeness(
     return (vectors @ (scale[:, None] * apart).T).T * shares
 
 
-def arrays_of(vectors: sparse.csr_matrix) -> dict[str, NDArray[Any]]:
+def arrays_of(vectors: sparse.csr_matrix | None) -> dict[str, Any]:
     """The arrays of a file, for `vectors_of`."""
+    if vectors is None:
+        return {}
     return {"features": vectors.data, "features_places": vectors.indices, "features_ends": vectors.indptr}
 
 

@@ -363,7 +363,7 @@ class SpectralRecommender:
         """Writes what `save` does into an open file, with further arrays by name, which `load` leaves alone."""
         self._check_fitted()
         kept = {name: getattr(self, name) for name in _KEPT}
-        features = {} if self._vectors is None else arrays_of(self._vectors)
+        features = arrays_of(self._vectors)
         np.savez(file, item_ids=self.catalogue.ids, **kept, **features, **self.released.arrays(), **more)
 
     @classmethod
