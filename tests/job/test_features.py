@@ -45,6 +45,12 @@ def test_numbers_and_lists_are_features_too(tmp_path):
     assert read_features(path, pa.int64(), [1, 2]) is None
 
 
+def test_ids_of_another_kind_than_the_logs_are_refused(tmp_path):
+    """All items would be without features, and nothing would say so."""
+    with pytest.raises(ValueError, match="no id in column 'sku' is a whole number"):
+        read_features(written(tmp_path / "features.csv", CSV), pa.int64(), [1, 2])
+
+
 @pytest.fixture(scope="module")
 def featured(tmp_path_factory):
     root = tmp_path_factory.mktemp("featured")

@@ -183,7 +183,13 @@ class OwnFiles(LogSource):
                     f"{stretch.row(0)}: {ids} must hold ids, and other columns text, numbers or lists of these: "
                     f"{str(problem)[:200].rstrip('.')}."
                 ) from problem
-        return pa.concat_tables(found)
+        table = pa.concat_tables(found)
+        if table.num_rows and table["item"].null_count == table.num_rows:
+            raise ValueError(
+                f"--features: no id in column {ids!r} is a whole number, as the ids of the log are: name the column of "
+                f"ids {self.settings.item!r}, or put it first."
+            )
+        return table
 
     def _feature_columns(self) -> tuple[str, list[str]]:
         """The column of ids, and those of features: all others but titles."""
