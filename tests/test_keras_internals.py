@@ -215,6 +215,10 @@ def test_compiled_metrics_are_built_by_shapes_as_by_a_batch():
     shown = [each.test_on_batch(*batch) for each in (model, other)]
     assert built == [variable.shape for variable in other.metrics_variables]
     np.testing.assert_allclose(*shown)
+    part = keras.Model(model.inputs[0], {"one": model.outputs[0], "other": model.outputs[0]})
+    part.compile("sgd", loss={"one": "mse"}, metrics={"one": ["mae"]})
+    keras_internals.build_metrics(part, (batch[0], {"one": batch[1], "other": None}, part(batch[0]), None))
+    assert [each.name for each in keras_internals.compiled_metrics(part).metrics] == ["mae"]
     for nothing in (None, (batch[0], None, None, None)):  # a loss without predictions, and data without targets
         keras_internals.build_metrics(small()[0], nothing)
 

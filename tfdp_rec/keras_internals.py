@@ -121,8 +121,8 @@ def build_metrics(model: keras.Model, found: Any) -> None:
     metrics = compiled_metrics(model)
     if found is None or found[1] is None or metrics is None or metrics.built:
         return
-    targets, predicted = keras.tree.map_structure(lambda t: keras.KerasTensor(t.shape, t.dtype.name), found[1:3])
-    metrics.build(targets, predicted)
+    like = lambda t: None if t is None else keras.KerasTensor(t.shape, t.dtype.name)  # noqa: E731
+    metrics.build(*keras.tree.map_structure(like, found[1:3]))
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:

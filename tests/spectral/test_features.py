@@ -96,9 +96,9 @@ def test_their_weight_is_less_where_histories_are_long(plain, featured, monkeypa
     added = featured.scores(history) - plain.scores(history)
     of_three = sparse.csr_matrix((np.ones(3, np.float32), ([0] * 3, [0, 1, 2])), (1, 120))
     whole = likeness(item_vectors(KINDS, 120), featured.prior / rules.PRIOR, of_three)
-    assert 0 < rules.long(featured.released) < 1
-    np.testing.assert_allclose(added, (1 - rules.long(featured.released) / 2) * whole, rtol=1e-3, atol=1e-5)
-    monkeypatch.setattr(rules, "long", lambda made: 1.0)
+    assert 0 < rules.kappa(featured.released) < 1
+    np.testing.assert_allclose(added, (1 - rules.kappa(featured.released) / 2) * whole, rtol=1e-3, atol=1e-5)
+    monkeypatch.setattr(rules, "kappa", lambda made: 1.0)
     np.testing.assert_allclose(featured.scores(history) - plain.scores(history), whole / 2, rtol=1e-3, atol=1e-5)
 
 

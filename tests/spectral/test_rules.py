@@ -60,8 +60,8 @@ def test_histories_are_long_from_30_items_of_the_head_on():
     counts = np.array([10.0, 90.0, 40.0, -1.0, 90.0])  # √d of 100 users is 2.29 on average
     for head, items in (([1, 3], 90 * 2.29 / 100), ([1, 4, 2, 0], 230 * 2.29 / 100)):
         made = Release(users=100, counts=counts, head=np.array(head))
-        assert rules.long(made) == pytest.approx(items / 30)
-        assert rules.long(dataclasses.replace(made, counts=100 * counts)) == 1
+        assert rules.kappa(made) == pytest.approx(items / 30)
+        assert rules.kappa(dataclasses.replace(made, counts=100 * counts)) == 1
 
 
 @pytest.mark.parametrize("share", [0.2, 1.0])

@@ -315,7 +315,7 @@ class SpectralRecommender:
     @property
     def _weighed_shares(self) -> NDArray[np.float32]:
         """μ, times the weight of features."""
-        return np.float32((1 - rules.long(self.released) / 2) / rules.PRIOR) * self.prior
+        return np.float32((1 - rules.kappa(self.released) / 2) / rules.PRIOR) * self.prior
 
     def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         scores = self._scores(held)
@@ -395,7 +395,7 @@ def _estimates(made: Release) -> tuple[NDArray[np.float32], NDArray[np.float32],
     diagonal = rules.diagonal_of(made.counts[head], made.pairs, made.users, made.counts_noise[head], made.ordered)
     prior = rules.prior_of(made.counts, made.users, made.counts_noise)
     weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
-    overlap = rules.overlap_of(prior[head], weights, rules.long(made))
+    overlap = rules.overlap_of(prior[head], weights, rules.kappa(made))
     return weights, (rules.PRIOR * prior).astype(np.float32), overlap.astype(np.float32)
 
 

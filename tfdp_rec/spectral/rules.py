@@ -86,15 +86,15 @@ def prior_of(counts: NDArray[np.float64], num_users: float, sigma: Noise) -> NDA
     return np.maximum(counts, 0.5 * sigma) * mean_root(counts, num_users) / num_users
 
 
-def long(made: Release) -> float:
+def kappa(made: Release) -> float:
     """κ, from 0 for short histories to 1 for long ones."""
     return min(1.0, float(history_lengths(made.counts, made.head, made.users)[-1]) / LONG_HISTORY)
 
 
-def overlap_of(mine: NDArray[np.float64], weights: NDArray[np.float32], kappa: float) -> NDArray[np.float64]:
-    """o, what prior and histories both tell of the head: `mine` is μ of the head, `weights` B."""
+def overlap_of(mine: NDArray[np.float64], weights: NDArray[np.float32], share: float) -> NDArray[np.float64]:
+    """o, what prior and histories both tell of the head: `mine` is μ of the head, `weights` B, `share` κ."""
     by_histories = mine @ weights - mine * np.diag(weights)
-    return PRIOR * np.minimum(kappa * by_histories, mine)
+    return PRIOR * np.minimum(share * by_histories, mine)
 
 
 def diagonal_of(
