@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--life", type=float, default=12.0, help="of items, in days; default: %(default)s")
     parser.add_argument("--epsilon", type=float, default=8.0, help="of all days; default: %(default)s")
     parser.add_argument("--items-epsilon", type=float, help="of finding items, by itself; default: a quarter")
+    parser.add_argument("--days-per-user", type=int, metavar="K", help="of users' rows; default: all")
     parser.add_argument("--public-items", action="store_true", help="all items are known from the first day on")
     parser.add_argument("--seeds", type=int, default=3, help="streams; default: %(default)s")
     parser.add_argument("--out", default="runs/days", metavar="FOLDER", help="of ledgers; default: %(default)s")
@@ -118,11 +119,12 @@ class _Day:
         self.log = Interactions.read(table, user="user", item="item", time="time", folder=Path(self.holder.name) / "l")
         self.train, self.test = self.log.split(0.8, key="days")
 
-    def of(self, items: Any) -> Any:
-        """Who is counted, by these items."""
+    def of(self, items: Any, counted: Any = None) -> Any:
+        """Users who are in the sums, by these items."""
         from tfdp_rec.job.run import UserSubset
 
-        return UserSubset(self.log.with_items(items), self.train)
+        train = self.train if counted is None else self.train[counted[self.train]]
+        return UserSubset(self.log.with_items(items), train)
 
     def recall(self, scores: Callable[..., Any], items: Any) -> Any:
         """Of held-out users."""
@@ -142,11 +144,15 @@ class _Added:
         self.items: Any = None
         self.path, self.made = ledger, dict[float, Any]()
         ledger.unlink(missing_ok=True)
-        self.decided = Budget(args.epsilon, 1e-6, args.days, args.public_items, args.items_epsilon)
+        self.seats = tempfile.TemporaryDirectory()
+        self.decided = Budget(args.epsilon, 1e-6, args.days, args.public_items, args.items_epsilon, args.days_per_user)
 
     def take(self, day: _Day) -> None:
         """Pays for a day, and adds it."""
-        from tfdp_rec.job.budget import SUMS
+        import numpy as np
+
+        from tfdp_rec.job.budget import LABELS, SUMS
+        from tfdp_rec.job.seats import DaySeats
         from tfdp_rec.privacy import Ledger, Snapshot
         from tfdp_rec.spectral import SpectralRecommender
         from tfdp_rec.spending.ledger import ZERO_OUT
@@ -154,17 +160,21 @@ class _Added:
         data = Snapshot(len(day.log), "user, item, time")
         with Ledger(self.path, "user", data, ZERO_OUT, data_changed=True) as ledger:
             budget = self.decided.decided(ledger)
-            events = list(budget.releases(SUMS).values())
-            budget.refuse_beyond(ledger, events)
-            for event, label in zip(events[::-1], ("private sums", "private vocabulary")):
-                ledger.pay(event, label=label, settings={"sampling": None})
-        self.items = _items(day, budget, self.items)
-        users, numbers = day.of(self.items), list(range(1, len(self.items) + 1))
+            counted = np.ones(len(day.log), bool)
+            if budget.days_per_user is not None:
+                counted = DaySeats.taken(Path(self.seats.name), ledger, budget, day.log).of_users
+            for name, event in budget.releases(SUMS).items():
+                due = budget.due(ledger, event, LABELS[name])
+                budget.refuse_beyond(ledger, [due])
+                ledger.pay(due, label=LABELS[name], settings={"sampling": None})
+        self.items = _items(day, budget, self.items, counted)
+        users, numbers = day.of(self.items, counted), list(range(1, len(self.items) + 1))
         for keep in KEEPS:
             before = self.made[keep].released.faded(keep) if keep in self.made else None
             model = SpectralRecommender(
-                numbers, None, 1e-6, noise_multiplier=budget.sums, recency=0.25, before=before
-            )
+                numbers, None, 1e-6, noise_multiplier=budget.sums, recency=0.25, before=before,
+                users_private=budget.days_per_user is not None,
+            )  # fmt: skip
             self.made[keep] = model.fit(users, verbose=0)
 
     def spent(self) -> float:
@@ -174,16 +184,20 @@ class _Added:
         return read(self.path).epsilon(1e-6)
 
 
-def _items(day: _Day, budget: Any, before: Any = None) -> Any:
+def _items(day: _Day, budget: Any, before: Any = None, counted: Any = None) -> Any:
     """Those of before, and those that are found; or all that there are, if they are public."""
+    import numpy as np
+
     from experiments.logs.stream import Stream
     from tfdp_rec.data import Items
+    from tfdp_rec.job.run import UserSubset
     from tfdp_rec.privacy import private_items
 
     if budget.items is None:
         return Items(list(range(1, Stream.tastes * Stream.items + 1)))
     known: list[Any] = before.ids.to_pylist() if before else []
-    found = private_items(day.log, epsilon=budget.items[0], delta=budget.items[1], known=known)
+    log = day.log if counted is None else UserSubset(day.log, np.flatnonzero(counted))
+    found = private_items(log, epsilon=budget.items[0], delta=budget.items[1], known=known)
     return Items([*known, *found.terms])
 
 

@@ -17,9 +17,8 @@ PRIOR = np.array([0.3, 0.2, 0.1, 0.05], np.float32)
 HISTORY = st.lists(st.sampled_from([10, 20, 30, 40, 50, 60, 99]), max_size=12)
 
 
-def counted(histories, judges=None, made=(CATALOGUE, HEAD, WEIGHTS, PRIOR)):
-    judges = np.ones(len(histories), bool) if judges is None else np.asarray(judges)
-    return ballots(log_of(histories), judges, *made)
+def counted(histories, share=1.0, made=(CATALOGUE, HEAD, WEIGHTS, PRIOR)):
+    return ballots(log_of(histories), share, *made)
 
 
 def slow_vote(history, made=(CATALOGUE, HEAD, WEIGHTS, PRIOR)):
@@ -65,13 +64,11 @@ def test_votes_by_many_items_are_those_of_the_definition_and_one_each():
     assert set(votes) == {-1, 0, 1} and counted(histories, made=made) == sum(votes)
 
 
-def test_only_the_judges_vote():
-    voting = [history for history in map(list, np.random.default_rng(0).choice([10, 20, 40, 60], (900, 3)))
-              if slow_vote(history)]  # fmt: skip
-    assert len(voting) > 10
-    judges = np.arange(len(voting)) % 3 == 0
-    assert counted(voting, judges) == sum(map(slow_vote, voting[::3]))
-    assert counted(voting, np.zeros(len(voting), bool)) == 0
+def test_a_share_of_the_users_votes_others_each_time():
+    history = next(h for h in map(list, np.random.default_rng(0).choice([10, 20, 40, 60], (900, 3))) if slow_vote(h))
+    found = [abs(counted([history] * 4000, share=0.3)) for _ in range(3)]
+    assert len(set(found)) > 1 and all(abs(each - 1200) < 5.5 * (4000 * 0.3 * 0.7) ** 0.5 for each in found)
+    assert counted([history] * 4000, share=0.0) == 0 and abs(counted([history] * 40, share=2.0)) == 40
 
 
 def test_votes_in_parts_are_the_same(monkeypatch):

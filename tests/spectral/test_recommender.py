@@ -119,6 +119,25 @@ def test_users_without_items_and_unknown_ids_change_nothing_but_the_number_of_us
     assert np.array_equal(one.released.counts, emptied.released.counts) and emptied.num_users == 2002
 
 
+def test_the_number_of_users_is_counted_with_noise_where_it_is_private(tmp_path):
+    """200 numbers: a scale wrong by a half is rejected, and the right one fails once in a million."""
+    private = {"noise_multiplier": 2.0, "users_private": True}
+    found = [SpectralRecommender(ITEMS, **private, words=seeded(s))._number(1000) for s in range(200)]
+    spread = np.sum((np.array(found) - 1000.0) ** 2) / 20**2
+    assert 114 < spread < 314  # chi-squared with 200 degrees of freedom beyond 1e-6 on each side
+    assert not 114 < spread / 0.5**2 < 314 and not 114 < spread / 2.0**2 < 314
+    told = list(tastes())
+    made = SpectralRecommender(ITEMS, **private, delta=0.9).fit(told, verbose=0)  # no refusal by the true number
+    assert made.num_users != len(told) and made.event == GaussianDpEvent(2.0)
+    assert made.split.counts**-2 + made.split.gram**-2 == pytest.approx(0.99 * 2.0**-2)
+    said = made.statement().fields
+    assert "number of users" not in said["Public"] and "the number of users with Gaussian noise" in said["Mechanism"]
+    made.save(tmp_path / "made.npz")
+    again = SpectralRecommender.load(tmp_path / "made.npz")
+    assert again.users_private and again.split == made.split and str(again.statement()) == str(made.statement())
+    assert SpectralRecommender(ITEMS, **private).fit([], verbose=0).num_users >= 1
+
+
 def test_nobody_has_anything_and_still_there_is_an_answer():
     ids, scores = SpectralRecommender(ITEMS, epsilon=1.0).fit([[]] * 20, verbose=0).recommend([[7], []], k=3)
     assert ids.shape == (2, 3) and np.isfinite(scores).all()

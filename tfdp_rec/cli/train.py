@@ -118,6 +118,7 @@ def _asked(args: argparse.Namespace) -> tuple[JobSettings, Mark | None]:
 
 def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
     """Settings from what was typed and what holds otherwise, checked; with the recommenders that are made."""
+    from tfdp_rec.job.seats import refuse_unfit
     from tfdp_rec.job.sources import source_of
 
     settings = chosen(args, before)
@@ -128,6 +129,7 @@ def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
     if not settings.mechanism:
         usual = names.fitting(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
         settings = dataclasses.replace(settings, mechanism=usual)
+    refuse_unfit(settings)
     _refuse_untrained(settings)
     _refuse_servers(settings)
     _refuse_release(settings, bool(args.continues))

@@ -12,6 +12,11 @@ that makes finding items, counting popularity and all steps together cost ε (`r
 **Days.** A user may be in the log of every day, so that days add up: T of them are T Gaussians on that user, and T
 failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever the day brings; all T together cost ε.
 
+**Days of a user.** Where a user's rows count on at most k days (`seats.py`), no user is in more than k such Gaussians,
+whatever T is. So noise is that of k days, σ_day⁻² = σ⁻²/k and δ_ρ/k. The first k payments for a kind of release are
+what any user can lose by it; those of further days are of other users or of seats that were not taken, and cost nothing
+(`due`).
+
 **Who decides.** The first day's ε, δ and number of days are written in the ledger before anything is paid. A later day
 cannot change them: a budget that could be raised by the one it limits is none. What was spent is the total of the
 ledger's entries as they stand, days that were cut off included.
@@ -24,7 +29,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import FailingDpEvent
@@ -64,6 +69,12 @@ class Budget:
     days: int = 1  # most that there may be, T
     public: bool = False  # whether the items are a public list
     items_epsilon: float | None = None  # of finding items on all days, by itself; a quarter of ε if None
+    days_per_user: int | None = None  # most days on which a user's rows count, k; all if None
+
+    @property
+    def counted_days(self) -> int:
+        """Number of days that one user can be in, k or T."""
+        return min(self.days, self.days_per_user or self.days)
 
     @functools.cached_property
     def items(self) -> tuple[float, float] | None:
@@ -72,11 +83,12 @@ class Budget:
             return None
         of_items = _OF_ITEMS * self.epsilon if self.items_epsilon is None else self.items_epsilon
         failing = _FAILING * self.delta
-        if self.days == 1:
+        days = self.counted_days
+        if days == 1:
             return of_items, 2 * failing
-        # One of T equal releases that together cost this ε, and fail with that probability.
-        noise = noise_of_one_release(of_items, failing) * self.days**0.5
-        return epsilon_of(GaussianDpEvent(noise), failing / self.days), 2 * failing / self.days
+        # One of so many equal releases that together cost this ε, and fail with that probability.
+        noise = noise_of_one_release(of_items, failing) * days**0.5
+        return epsilon_of(GaussianDpEvent(noise), failing / days), 2 * failing / days
 
     @property
     def finding(self) -> float:
@@ -94,7 +106,7 @@ class Budget:
         if self.items is not None:
             found[ITEMS] = ComposedDpEvent([GaussianDpEvent(self.finding), FailingDpEvent(self.items[1] / 2)])
         for file in files:
-            prior = prior_noise(self.epsilon, self.delta) * self.days**0.5
+            prior = prior_noise(self.epsilon, self.delta) * self.counted_days**0.5
             found[file] = GaussianDpEvent(prior if file == PRIOR else self.sums)
         return found
 
@@ -104,9 +116,9 @@ class Budget:
         return [(event, LABELS[file]) for file, event in self.releases(PRIOR).items()]
 
     def all_days(self, sums: float) -> DpEvent:
-        """All days, with sums of a noise multiplier, composed as a ledger composes its entries."""
+        """All days of one user, with sums of a noise multiplier, composed as a ledger composes its entries."""
         events = [*self.releases().values(), GaussianDpEvent(sums)]
-        return ComposedDpEvent([SelfComposedDpEvent(event, self.days) for event in events])
+        return ComposedDpEvent([SelfComposedDpEvent(event, self.counted_days) for event in events])
 
     # In a ledger.
 
@@ -127,6 +139,11 @@ class Budget:
             )
         return cls(**notes[0])
 
+    def due(self, chain: Chain, event: DpEvent, label: str) -> DpEvent:
+        """Event to pay for a release of users with seats: of no cost once as many days are paid for as a user can have."""
+        paid = sum(each.label == label and not isinstance(each.event, NoOpDpEvent) for each in chain.paid)
+        return NoOpDpEvent() if self.days_per_user is not None and paid >= self.counted_days else event
+
     def refuse_beyond(self, ledger: Ledger, events: Sequence[DpEvent]) -> None:
         """Raises if paying for these events would pass what was decided."""
         after = ledger.epsilon(self.delta, more=[Payment(event) for event in events]) if events else 0.0
@@ -145,7 +162,7 @@ def _noise_of_sums(budget: Budget) -> float:
     aimed, delta = budget.epsilon, budget.delta if budget.public else (1 - _FAILING) * budget.delta
     while True:
         whole = noise_of_one_release(aimed, delta)
-        sums = (whole**-2 / budget.days - budget.finding**-2) ** -0.5
+        sums = (whole**-2 / budget.counted_days - budget.finding**-2) ** -0.5
         over = epsilon_of(budget.all_days(sums), budget.delta) - budget.epsilon
         if over <= 0:
             return sums

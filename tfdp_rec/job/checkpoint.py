@@ -39,8 +39,8 @@ from dp_accounting import DpEvent
 from tfdp_rec import interruption
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.files import Path, hold, let_go, remove, unheld, writing
-from tfdp_rec.job.budget import LABELS
-from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, RunFolder, find
+from tfdp_rec.job.budget import LABELS, Budget
+from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, SEATS, RunFolder, find
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
@@ -56,12 +56,15 @@ class ReleasePayment:
 
     def __init__(self, ledgers: Sequence[Ledger], paid: Callable[[], None]):
         self.ledgers, self.numbers, self._paid = ledgers, list[tuple[Ledger, int]](), paid
+        self.events = list[DpEvent]()  # what was paid for
 
     def spend(self, event: DpEvent, label: str) -> None:
         """Pays, durably; the log may be looked at once this has returned."""
         with interruption.deferred():  # else a payment could stand in a ledger that is never given back
             for ledger in self.ledgers:
-                self.numbers.append((ledger, ledger.pay(event, label=label, settings={"sampling": None})))
+                due = Budget.of(ledger).due(ledger, event, label)
+                self.numbers.append((ledger, ledger.pay(due, label=label, settings={"sampling": None})))
+            self.events.append(event)
             self._paid()
 
     def give_back(self) -> None:
@@ -83,6 +86,7 @@ class RunCheckpoint:
         self.every, self.continues, self._data = every, continues, ""
         self.ledgers = dict[str, Ledger]()  # by recommender, once `open` was called
         self.noises = dict[str, float]()  # σ of two-towers, by name; empty until they are decided
+        self.seats = ""  # the list of seats of this day, by its id; empty until they are taken
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
         _refuse_released(self.out, self.directory)
         self.folder = RunFolder(self.out)
@@ -120,7 +124,8 @@ class RunCheckpoint:
         try:
             run = run_of(directory)
             before = JobSettings.from_config(run["asked"])
-            kept = {"_data": run["data"], "_marks": run["ledgers"], "_since": run["since"], "noises": run["noises"]}
+            kept = {"_data": run["data"], "_marks": run["ledgers"], "_since": run["since"], "noises": run["noises"],
+                    "seats": run.get("seats", "")}  # fmt: skip
             continues = Mark(**run["continues"]) if run["continues"] else None
         except FileNotFoundError:
             raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
@@ -210,7 +215,8 @@ class RunCheckpoint:
             )
         if len(there) < len(events):
             self._refuse_lost()
-        return [event for name, event in events.items() if name not in there]
+        budget = Budget.of(ledger)
+        return [budget.due(ledger, event, LABELS[name]) for name, event in events.items() if name not in there]
 
     def release(
         self, name: str, payers: Iterable[str], most: int, make: Callable[[ReleasePayment, Any], None],
@@ -262,6 +268,11 @@ class RunCheckpoint:
         self.noises = noises
         self._write()
 
+    def keep_seats(self, seats: str) -> None:
+        """Keeps which list the seats of this day are in."""
+        self.seats = seats
+        self._marked()
+
     def _marked(self) -> None:
         for name, ledger in self.ledgers.items():
             self._marks[self._paths[name]] = dataclasses.asdict(ledger.mark)
@@ -271,7 +282,8 @@ class RunCheckpoint:
         continues = dataclasses.asdict(self.continues) if self.continues else None
         out = None if self.in_run_folder else self.out  # a run folder may be moved
         run = {"job": "log", "asked": dataclasses.asdict(self.settings), "out": out, "continues": continues,
-               "since": self._since, "data": self._data, "ledgers": self._marks, "noises": self.noises}  # fmt: skip
+               "since": self._since, "data": self._data, "ledgers": self._marks, "noises": self.noises,
+               "seats": self.seats}  # fmt: skip
         with writing(self.directory / RUN, private=True) as file:
             json.dump(run, file, indent=1)
 
@@ -299,6 +311,7 @@ class RunCheckpoint:
         found = clear(self.directory)
         if found == NOTHING and self.continues is None:
             _remove_unpaid(self.out)
+            remove(self.folder.private / SEATS)
             self.folder.remove_if_empty()
         return found
 

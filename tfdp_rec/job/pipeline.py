@@ -31,7 +31,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateD
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import replacing
-from tfdp_rec.job import report
+from tfdp_rec.job import report, seats
 from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import HISTORY, same_for_all
@@ -97,13 +97,16 @@ def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: T
 def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: Interactions) -> Run:
     """A run whose ledgers are open, and whose noise is decided."""
     settings, users, public = checkpoint.settings, Users.of(log, checkpoint.settings), source.public_items()
+    seats.refuse_unfit(settings)
     _refuse_unfit(settings, log, public)
     released, in_order = names.released(settings.mechanism, settings.export), settings.sampling == SHUFFLED
     own = dict.fromkeys([*(name for name in settings.mechanism if names.is_paid(name, in_order)), released])
     checkpoint.open(log, {name: users.adjacency(name) for name in own}, released)
     chain = checkpoint.ledgers[released]
     delta = min(1e-6, 1.0 / len(log)) if settings.delta is None else settings.delta
-    wanted = Budget(settings.epsilon, delta, settings.days, public is not None, settings.items_epsilon)
+    wanted = Budget(
+        settings.epsilon, delta, settings.days, public is not None, settings.items_epsilon, settings.days_per_user
+    )
     wanted = Budget.of(chain) if checkpoint.earlier else wanted
     if wanted.delta > 1 / len(users.train):
         raise ValueError(
@@ -128,6 +131,11 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
         )  # fmt: skip
     if users.sampling is not None and not checkpoint.noises:
         _decide_noises(run)
+    if budget.days_per_user is not None:
+        taken = seats.DaySeats.taken(checkpoint.folder.private.path, chain, budget, log, checkpoint.seats)
+        checkpoint.keep_seats(taken.id)
+        run.seats = taken.of_users
+        show.note(f"for you alone: {taken.of_users.sum():,} of {len(log):,} users have a seat today")
     return run
 
 
@@ -278,9 +286,10 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
     (epsilon, delta), before = run.budget.items, run.checkpoint.earlier
     accountant = cast(Accountant, payment)  # pays as one does, and follows no training
     known = before.items.ids.to_pylist() if before else []
-    found = private_items(run.log, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
+    log: Any = run.log if run.seats is None else UserSubset(run.log, np.flatnonzero(run.seats))
+    found = private_items(log, epsilon=epsilon, delta=delta, accountant=accountant, known=known)
     planned = run.budget.releases()[ITEMS]
-    if [ledger.payments[number].event for ledger, number in payment.numbers] != [planned] * len(payment.ledgers):
+    if payment.events != [planned]:
         raise RuntimeError(f"Finding items cost {found.event}, and {planned} was planned for.")
     if found.terms:
         return _joined(run, Items(list(found.terms)))
@@ -293,11 +302,11 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
 
 
 def _sums(run: Run) -> SpectralRecommender:
-    users = f"{len(run.users.train):,} users"
+    users = f"{len(run.summed):,} users"
     readings = 2 if run.order is not None or run.checkpoint.earlier else 3
     run.show.begin(f"making private sums of {users}: {readings} readings, then minutes of algebra for many items")
     counter = functools.partial(run.show.count, "users read", readings * len(run.log))
-    made = private_sums.released(run, UserSubset(run.log, run.users.train, counter))
+    made = private_sums.released(run, UserSubset(run.log, run.summed, counter))
     run.show.note(f"pairs of {len(made.released.head):,} items were counted: {made.pairs_words}")
     return made
 

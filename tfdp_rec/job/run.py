@@ -110,13 +110,18 @@ class UserSubset:
 
     # Users outside it are left out of every part: no copy of the log is made, and memory does not grow with it.
 
-    def __init__(self, log: Interactions, users: NDArray[np.int64], show: Callable[[int], None] = lambda read: None):
+    def __init__(self, log: Any, users: NDArray[np.int64], show: Callable[[int], None] = lambda read: None):
         self._all, self._show, self._read = log, show, 0
         self._inside = np.zeros(len(log), bool)
         self._inside[users] = True
 
     def __len__(self) -> int:
         return int(self._inside.sum())
+
+    def found(self) -> tuple[UserSubset, pa.ChunkedArray]:
+        """As `Interactions.found`, of these users."""
+        rows, ids = self._all.found()
+        return UserSubset(rows, np.flatnonzero(self._inside)), ids
 
     def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
         """As `Log.parts`."""
@@ -156,6 +161,7 @@ class Run:
     titles: pa.Table  # public, in columns `item` and `title`
     features: pa.Table  # public, in columns `item` and `feature`
     budget: Budget
+    seats: NDArray[np.bool_] | None = None  # users whose rows count today; None if all do
     # Popularity of each item, released before two-towers are trained; empty until then.
     prior: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
@@ -195,6 +201,12 @@ class Run:
         return features_of(self.log.items, self.features)
 
     @property
+    def summed(self) -> NDArray[np.int64]:
+        """The users who are in private sums today."""
+        train = self.users.train
+        return train if self.seats is None else train[self.seats[train]]
+
+    @property
     def sampling(self) -> Sampling:
         """How users come into batches."""
         assert self.users.sampling is not None
@@ -219,9 +231,16 @@ class Run:
         """The entry of a statement that is about days; empty for a single one."""
         most, epsilon = self.budget.days, self.budget.epsilon
         return {} if most == 1 else {
-            "Days": f"{day} so far, of at most {most}, added up as if each user were in all of them; never above "
+            "Days": f"{day} so far, of at most {most}, {self._days_of_a_user}; never above "
             f"epsilon = {rounded_up(epsilon):g}, as the first day decided. What follows is of the last of them"
         }  # fmt: skip
+
+    @property
+    def _days_of_a_user(self) -> str:
+        each = self.budget.days_per_user
+        if each is None:
+            return "added up as if each user were in all of them"
+        return f"of which a user's rows count on {each} at most, kept account of in a private list"
 
     @property
     def public_numbers(self) -> str:

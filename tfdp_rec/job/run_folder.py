@@ -2,7 +2,8 @@
 
     RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
     RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
-                    ledgers of recommenders that were only compared, what a run needs to be resumed; 0700, files 0600
+                    ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
+                    needs to be resumed; 0700, files 0600
 
 Runs of older versions have all of it in RUN itself. They are read as they are, and put in order when one goes on.
 """
@@ -22,6 +23,7 @@ RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
 CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED = (
     "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz"
 )  # fmt: skip
+SEATS = "seats.parquet"
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
 # What older versions wrote into RUN itself, and where it belongs.
 _RELEASED = (SERVABLE, STATEMENT, LEDGER, RELEASED, "model.keras", "recommender.npz", "titles.json", "servable.txt")

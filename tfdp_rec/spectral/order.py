@@ -4,7 +4,7 @@ Near pairs (`near_pairs.py`) are far better than pairs of any two items where or
 arbitrary. So, of σ_g⁻², the share of the pairs,
 
     1/10    pays for a first release of the near pairs,
-    1/100   for a vote: for each of at most 2¹³ users, drawn at random, a recommender of the first release, of 3,000
+    1/100   for a vote: for each of about 2¹³ users, drawn at random, a recommender of the first release, of 3,000
             items at most, ranks these for the user's last new item, after the 20 items before it weighed by recency
             and weighed alike. The vote is +1 or -1, for the better rank; 0 if neither is below 50, or without such an
             item: sensitivity 1.
@@ -72,29 +72,26 @@ class OrderVote:
 
 
 def vote(
-    histories: InParts, num_users: int, catalogue: Catalogue, head: NDArray[np.int64], weights: NDArray[np.float32],
+    histories: InParts, num_users: float, catalogue: Catalogue, head: NDArray[np.int64], weights: NDArray[np.float32],
     prior: NDArray[np.float32], sigma: float, words: WordSource,
 ) -> OrderVote:
     """The vote, by a recommender of the head: its weights between items, and its prior; `sigma` is σ_g."""
     noise = sigma / VOTES**0.5
-    judges = np.zeros(num_users, bool)
-    # Which users are asked depends on nothing that they have.
-    judges[np.random.default_rng().permutation(num_users)[:_JUDGES]] = True
-    total = ballots(histories, judges, catalogue, head, weights, prior)
+    total = ballots(histories, _JUDGES / num_users, catalogue, head, weights, prior)
     return OrderVote(float(released(np.array([total * ONE]), noise, words)[0]), noise)
 
 
 def ballots(
-    histories: InParts, judges: NDArray[np.bool_], catalogue: Catalogue, head: NDArray[np.int64],
-    weights: NDArray[np.float32], prior: NDArray[np.float32],
+    histories: InParts, share: float, catalogue: Catalogue, head: NDArray[np.int64], weights: NDArray[np.float32],
+    prior: NDArray[np.float32],
 ) -> int:
-    """Sum of the judges' votes. It has no noise and must not be released."""
+    """Sum of the votes of a share of the users. It has no noise and must not be released."""
+    rng = np.random.default_rng()  # which users are asked depends on nothing that they have
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))
-    total = start = 0
+    total = 0
     for part in histories.parts(catalogue, in_order=True):
-        chosen = judges[start : start + part.num_users]
-        start += part.num_users
+        chosen = rng.random(part.num_users) < share
         rows = chosen[part.users]
         numbered = np.cumsum(chosen) - 1
         asked = Part(int(chosen.sum()), numbered[part.users[rows]], position[part.places[rows]])

@@ -42,19 +42,21 @@ from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import private_counts
-from tfdp_rec.sums.fixed_point import checked_noise, released_pairs
+from tfdp_rec.sums.fixed_point import ONE, checked_noise, released, released_pairs
 
 _USERS_AT_ONCE = 1024
 _PAIRS = {False: "of any two items of a user", True: f"at most {WINDOW} places apart in a user's order"}
-_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "weights", "prior", "overlap", "_private")
+_KEPT = (
+    "delta", "noise_multiplier", "recency", "num_users", "users_private", "weights", "prior", "overlap", "_private"
+)  # fmt: skip
 Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class SpectralRecommender:
     """A private recommender in seconds: DP counts, one DP Gram matrix, and a ridge regression on them.
 
-    The privacy unit is a user with their whole history, however long. The number of users is public. What answers,
-    states or saves raises `RuntimeError` before `fit`.
+    The privacy unit is a user with their whole history, however long. The number of users is public, unless
+    `users_private` says otherwise. What answers, states or saves raises `RuntimeError` before `fit`.
 
     Args:
         item_ids: Raw ids of the public catalogue.
@@ -70,6 +72,8 @@ class SpectralRecommender:
             what the first one decided.
         recency: g, the exponent of the weight (1 + j)⁻ᵍ of an item that j others follow; by default 1 for ordered
             histories, ½ if the vote leaves that in doubt, and 0 for others.
+        users_private: Whether the number of users is private, too: then it is counted with noise, for a hundredth of
+            the budget.
         before: Sum of the releases of earlier fits, of the items with which this catalogue begins; the release of
             `fit` is added to it.
         words: Source of random bits, for tests; the operating system's by default.
@@ -96,6 +100,7 @@ class SpectralRecommender:
         features: Sequence[Iterable[Any]] | None = None,
         ordered: bool | None = False,
         recency: float | None = None,
+        users_private: bool = False,
         before: Release | None = None,
         words: WordSource = os_entropy,
     ):
@@ -108,7 +113,7 @@ class SpectralRecommender:
             raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
         if recency is not None and not 0 <= recency < math.inf:
             raise ValueError(f"recency must be at least 0, got {recency!r}.")
-        self.delta, self._recency = float(delta), recency
+        self.delta, self.users_private, self._recency = float(delta), bool(users_private), recency
         self._vectors = None if features is None else item_vectors(features, len(self.catalogue))
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
@@ -147,17 +152,25 @@ class SpectralRecommender:
             "Guarantee": f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
             "Protected unit": "one user, with all of their history",
             "Adjacency": "zero-out: data sets that differ by one user whose history counts as empty",
-            "Mechanism": f"counts of all items with Gaussian noise of multiplier {self.split.counts:.4g}; pairs of "
-            f"the {len(self.released.head)} items that these put first, of multiplier {self.split.gram:.4g}; together "
-            f"no more than one Gaussian of multiplier {self.noise_multiplier:.4g}",
+            "Mechanism": f"{self.counted_users}counts of all items with Gaussian noise of multiplier "
+            f"{self.split.counts:.4g}; pairs of the {len(self.released.head)} items that these put first, of "
+            f"multiplier {self.split.gram:.4g}; together no more than one Gaussian of multiplier "
+            f"{self.noise_multiplier:.4g}",
             "Pairs": self.pairs_words,
-            "Public": f"the number of users, {self.num_users}, and the catalogue of {len(self.catalogue)} items"
+            "Public": ("" if self.users_private else f"the number of users, {self.num_users}, and ")
+            + f"the catalogue of {len(self.catalogue)} items"
             + (", with their features" if self._vectors is not None else ""),
             "Covers": "everything that this recommender holds, answers or exports"
             + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
             "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
             "more than one piece; an observer of the memory of the counting",
         })  # fmt: skip
+
+    @property
+    def counted_users(self) -> str:
+        """The mechanism that counts users, in words; empty where their number is public."""
+        noise = self.noise_multiplier / rules.USERS**0.5
+        return f"the number of users with Gaussian noise of multiplier {noise:.4g}; " if self.users_private else ""
 
     @property
     def pairs_words(self) -> str:
@@ -193,23 +206,18 @@ class SpectralRecommender:
             )
         source = log_of(histories)
         in_parts = source.parts(self.catalogue)
-        self.num_users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in in_parts)
-        if not self.num_users:
-            raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
-        if self.delta > 1 / self.num_users:
-            raise ValueError(
-                f"delta = {self.delta:g} is above 1 / {self.num_users} users: a mechanism that publishes one user's "
-                "whole history would still meet it. Choose a smaller delta."
-            )
-        self.split = rules.Split.of_budget(self.noise_multiplier, self.num_users, len(self.catalogue))
-        self._begun = True
+        users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in in_parts)
+        number = self._number(users)
+        self._begun, self.num_users = True, number
+        self.split = self._split()
         say = functools.partial(print, flush=True) if verbose else lambda task: None
         say(f"counting {len(self.catalogue)} items of {self.num_users} users")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
         head = self._head(counted, counted.noise_with(self.split.gram), self.ordered is not False)
         say(f"counting pairs of {len(head)} items")
-        counted_so_far = _users_counted(self.num_users) if verbose else lambda users: None
+        silent = self.users_private or not verbose
+        counted_so_far = (lambda users: None) if silent else _users_counted(self.num_users)
         noisy, noise = self._pairs(source, counted, head, counted_so_far)
         made = counted.paired(head[: len(noisy)], noisy, noise, bool(self.ordered))
         votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
@@ -218,6 +226,24 @@ class SpectralRecommender:
         self._conclude(self.released)
         say("done")
         return self
+
+    def _number(self, users: int) -> int:
+        """The number of users that may be known: the true one, or one with noise."""
+        if self.users_private:  # nothing may be refused by it
+            noisy = released(np.array([users * ONE]), self.noise_multiplier / rules.USERS**0.5, self._words)
+            return max(1, round(float(noisy[0])))
+        if not users:
+            raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
+        if self.delta > 1 / users:
+            raise ValueError(
+                f"delta = {self.delta:g} is above 1 / {users} users: a mechanism that publishes one user's whole "
+                "history would still meet it. Choose a smaller delta."
+            )
+        return users
+
+    def _split(self) -> rules.Split:
+        left = 1 - rules.USERS if self.users_private else 1.0
+        return rules.Split.of_budget(self.noise_multiplier / left**0.5, self.num_users, len(self.catalogue))
 
     def _head(self, counted: Release, sigma: float, ordered: bool) -> NDArray[np.int64]:
         return rules.head_of(counted.counts, counted.users, sigma, self._size, ordered)
@@ -371,17 +397,18 @@ class SpectralRecommender:
         """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
-                names = {*_KEPT, "item_ids"} - ({"overlap"} - set(file))  # 0.3.0 knew none
+                names = {*_KEPT, "item_ids"} - ({"overlap", "users_private"} - set(file))  # 0.3.0 knew neither
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
-        settings = {name: kept.pop(name) for name in ("item_ids", "noise_multiplier", "delta", "recency")}
+        arguments = ("item_ids", "noise_multiplier", "delta", "recency", "users_private")
+        settings = {name: kept.pop(name) for name in arguments if name in kept}
         found = cls(**settings)
         vote = order.OrderVote.of(released)
         vars(found).update(kept, released=released, ordered=released.ordered, vote=vote, _begun=True)
-        found.split = rules.Split.of_budget(found.noise_multiplier, found.num_users, len(found.catalogue))
+        found.split = found._split()
         return found
 
     def _check_fitted(self) -> None:

@@ -3,7 +3,7 @@
 **Split.** Counts and pairs are two Gaussians on the same users, σ_c⁻² + σ_g⁻² = σ⁻². Counts get the share 3 σ√M / n
 of σ⁻² (M items, n users), no less than 1/9 and no more than 9/10. σ√M is the norm of the noise that all counts would
 have for the whole budget: where it is not small beside the number of users, even counts are mostly noise, and pairs are
-noise alone.
+noise alone. Where the number of users is private, too, a hundredth of σ⁻² pays for counting them before that.
 
 **Head.** An item gets a row of the matrix as long as its count exceeds the noise of a row, σ_g √m:
 
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from tfdp_rec.spectral.near_pairs import OWN
 from tfdp_rec.spectral.release import Release
 
+USERS = 0.01
 LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
 ROW_NOISE = 0.25
 LEAST_HEAD, MOST_HEAD = 16, 6000

@@ -213,10 +213,15 @@ class Interactions(Log):
         """
         if not 0 < train < 1:
             raise ValueError(f"train must be between 0 and 1, got {train!r}.")
-        ids, side = self.unit_ids, np.zeros(len(self), bool)
-        for start, end in row_chunks([len(self)], _AT_ONCE):
-            side[start:end] = _uniforms(ids[start:end].to_pylist(), key) < train
+        side = self.uniforms(key) < train
         return np.flatnonzero(side), np.flatnonzero(~side)
+
+    def uniforms(self, key: str = "") -> NDArray[np.float64]:
+        """A number from 0 to 1, below 1, for each user: a keyed hash of the user's own id."""
+        ids, found = self.unit_ids, np.zeros(len(self))
+        for start, end in row_chunks([len(self)], _AT_ONCE):
+            found[start:end] = _uniforms(ids[start:end].to_pylist(), key)
+        return found
 
     # What mechanisms and models take.
 

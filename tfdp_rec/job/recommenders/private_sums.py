@@ -31,6 +31,7 @@ def released(run: Run, users: UserSubset) -> SpectralRecommender:
     unfitted = SpectralRecommender(
         run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, ordered=run.order,
         recency=run.settings.recency, before=before, features=run.item_features,
+        users_private=run.seats is not None,
     )  # fmt: skip
 
     def make(payment: ReleasePayment, file: Any) -> None:
@@ -68,6 +69,7 @@ def scores(recommender: SpectralRecommender) -> Scores:
 def statement(run: Run, spent: float, recommender: SpectralRecommender) -> Statement:
     """The guarantee of all days so far."""
     budget, several = run.budget, run.budget.days > 1
+    nearly = ", nearly" if recommender.users_private else ""
     day, items = recommender.released.fits, f"the {len(recommender.catalogue)} items are a public list"
     if budget.items is not None:
         items = (
@@ -80,9 +82,9 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         **run.days_field(day),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
-        "Mechanism": f"{items}; then counts of these with Gaussian noise of multiplier "
+        "Mechanism": f"{items}; then {recommender.counted_users}counts of these with Gaussian noise of multiplier "
         f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
-        f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users",
+        f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users{nearly}",
         "Pairs": recommender.pairs_words,
         "Public": run.public_numbers + "; features of the items" * (run.item_features is not None),
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
