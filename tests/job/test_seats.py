@@ -177,6 +177,15 @@ def test_noise_is_that_of_a_users_days(public):
     assert few.sums < 0.5 * Budget(8.0, 1e-6, 30, public).sums
 
 
+def test_without_seats_no_day_is_free(tmp_path):
+    budget = Budget(8.0, 1e-6, days=2, public=True)
+    event = budget.releases(SUMS)[SUMS]
+    with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(10, "rows")) as ledger:
+        for _ in range(4):
+            assert budget.due(ledger, event, LABELS[SUMS]) == event
+            ledger.pay(event, label=LABELS[SUMS])
+
+
 # The job.
 
 

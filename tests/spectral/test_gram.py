@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.spectral import gram
+from tfdp_rec.spectral import pair_sums
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.sums.fixed_point import ONE
 
@@ -65,6 +65,6 @@ def test_parts_and_pieces_do_not_change_a_sum(monkeypatch):
     rng = np.random.default_rng(0)
     histories = [rng.integers(1, 7, rng.integers(0, 9)) * 10 for _ in range(300)]
     whole = exact(histories)
-    monkeypatch.setattr(gram, "_EVENTS_AT_ONCE", 50)
-    monkeypatch.setattr(gram, "_PAIRS_AT_ONCE", 20)
+    monkeypatch.setattr(pair_sums, "_EVENTS_AT_ONCE", 50)
+    monkeypatch.setattr(pair_sums, "_PAIRS_AT_ONCE", 20)
     assert (exact(histories) == whole).all()

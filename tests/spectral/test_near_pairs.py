@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.spectral import near_pairs as module
+from tfdp_rec.spectral import pair_sums
 from tfdp_rec.spectral.near_pairs import near_pairs
 from tfdp_rec.sums.fixed_point import ONE
 
@@ -84,5 +84,6 @@ def test_parts_do_not_change_a_sum(monkeypatch):
     rng = np.random.default_rng(0)
     histories = [rng.integers(1, 7, rng.integers(0, 9)) * 10 for _ in range(300)]
     whole = exact(histories)
-    monkeypatch.setattr(module, "_EVENTS_AT_ONCE", 50)
+    monkeypatch.setattr(pair_sums, "_EVENTS_AT_ONCE", 50)
+    monkeypatch.setattr(pair_sums, "_PAIRS_AT_ONCE", 20)
     assert (exact(histories) == whole).all() and (whole == slow(histories)).all()

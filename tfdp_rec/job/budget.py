@@ -140,7 +140,7 @@ class Budget:
         return cls(**notes[0])
 
     def due(self, chain: Chain, event: DpEvent, label: str) -> DpEvent:
-        """Event to pay for a release of users with seats: of no cost once as many days are paid for as a user can have."""
+        """Event to pay for a release of users with seats: free once as many days are paid for as a user can have."""
         paid = sum(each.label == label and not isinstance(each.event, NoOpDpEvent) for each in chain.paid)
         return NoOpDpEvent() if self.days_per_user is not None and paid >= self.counted_days else event
 

@@ -12,50 +12,30 @@ numbers. Users with fewer than two items of the head give nothing, and count as 
 
 from __future__ import annotations
 
-import collections
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import Catalogue, InParts, Part
+from tfdp_rec.spectral.pair_sums import Cells, Progress, pair_sums
 from tfdp_rec.sums.fixed_point import ONE
 
 WINDOW = 10
 _WEIGHTS = [math.isqrt(2**20 // distance) for distance in range(1, WINDOW + 1)]  # k_s
-_EVENTS_AT_ONCE = 2**18
 # Weight of an item's own cell beside its count: counts of a user with d items weigh 1/√d, cells at distance 1
 # 1/√(d Σ_s 1/s), of a long history.
 OWN = 1 / math.sqrt(sum(1 / distance for distance in range(1, WINDOW + 1)))
 
 
 def near_pairs(
-    histories: InParts,
-    catalogue: Catalogue,
-    head: NDArray[np.int64],
-    progress: Callable[[int], None] = lambda users: None,
+    histories: InParts, catalogue: Catalogue, head: NDArray[np.int64], progress: Progress = lambda users: None
 ) -> NDArray[np.int64]:
     """The cells of the head above the diagonal; all others are 0. It has no noise and must not be released."""
-    position = np.full(len(catalogue), -1)
-    position[head] = np.arange(len(head))
-    total = np.zeros(len(head) ** 2, np.int64)
-    waiting: collections.deque[Future[tuple[NDArray[np.int64], NDArray[np.int64]]]] = collections.deque()
-    cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:
-        for part in histories.parts(catalogue, _EVENTS_AT_ONCE, in_order=True):
-            waiting.append(pool.submit(_cells, part.among(position), len(head)))
-            if len(waiting) > cores:  # holds no more parts in memory than are being counted
-                np.add.at(total, *waiting.popleft().result())
-            progress(part.num_users)
-        while waiting:
-            np.add.at(total, *waiting.popleft().result())
-    return total.reshape(len(head), len(head))
+    return pair_sums(histories, catalogue, head, _cells, progress, in_order=True)
 
 
-def _cells(part: Part, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _cells(part: Part, size: int) -> Cells:
     """Cells above the diagonal, i · size + j, and what users give to them."""
     users, places, lengths = part.users, part.places, part.lengths
     different, which = np.unique(lengths, return_inverse=True)
