@@ -1,5 +1,6 @@
 """On how many days a user's rows count: never more than k, by a list that cannot be older than the ledger."""
 
+import functools
 import itertools
 import json
 
@@ -14,12 +15,20 @@ from job.conftest import COLUMNS, table, train
 from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.job import pipeline
-from tfdp_rec.job.budget import LABELS, SUMS, Budget
+from tfdp_rec.job import seats as module
+from tfdp_rec.job.budget import ITEMS, LABELS, SUMS, Budget
 from tfdp_rec.job.seats import DaySeats, allowed
+from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.spending.ledger import read
 
 BUDGET = Budget(8.0, 1e-6, days=6, public=True, days_per_user=3)
+BOTH = Budget(8.0, 1e-6, days=6, days_per_user=2)  # items are found, too
+
+
+@functools.cache
+def log_of(users):
+    return Interactions.read({"u": users, "i": [1] * len(users)}, user="u", item="i")
 
 
 class Stream:
@@ -35,7 +44,7 @@ class Stream:
         return ledger
 
     def take(self, users, mine="", pay=True):
-        log = Interactions.read({"u": users, "i": [1] * len(users)}, user="u", item="i")
+        log = log_of(tuple(sorted(users)))
         with self.ledger() as ledger:
             seats = DaySeats.taken(self.folder, ledger, self.budget, log, mine)
             if pay:
@@ -66,26 +75,81 @@ def test_seats_come_one_by_one_and_never_more_than_there_are(days, most):
     assert (np.diff(found, axis=0) >= 0).all()
 
 
-def test_no_user_counts_on_more_days_than_the_bound(tmp_path):
-    """Random days with cuts, resumptions and lost lists: what was paid for never holds a user more than k times."""
-    rng = np.random.default_rng(5)
-    for trial in range(6):
-        stream = Stream(tmp_path / str(trial))
-        while len(stream.seated) < BUDGET.days:
-            users = rng.choice(12, rng.integers(1, 12), replace=False).tolist()
-            cut = rng.random()
-            if cut < 0.3:  # before anything is paid for
-                taken, seats = stream.take(users, pay=False)
-                if cut < 0.15:  # and resumed
-                    assert stream.take(users, mine=seats, pay=False)[0] == taken
-            else:
-                stream.take(users)
-        counted = [user for seated in stream.seated for user in seated]
-        assert max(map(counted.count, set(counted))) == BUDGET.days_per_user
-        with pytest.raises(ValueError, match="all of the 6 days that the first one decided on"):
-            stream.take([1])
-        paid = read(stream.folder / "ledger.jsonl").paid
-        assert [each.event == NoOpDpEvent() for each in paid] == 3 * [False] + 3 * [True]
+def killed(monkeypatch, owner, name):
+    """Where a process is killed: it gets no further than a call of this."""
+    monkeypatch.setattr(owner, name, lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+
+
+class Cut(Exception):
+    """The end of a process."""
+
+
+class Attempts:
+    """Attempts at days of one run, some of them beside each other, which end anywhere and are resumed or not."""
+
+    def __init__(self, folder, rng):
+        self.stream, self.rng, self.live = Stream(folder, BOTH), rng, []
+        self.counted = {ITEMS: [], SUMS: []}  # the users of each release that was drawn
+
+    def end(self, share):
+        if self.rng.random() < share:
+            raise Cut
+
+    def go_on(self, monkeypatch):
+        """Begins an attempt or resumes one, until it is cut off or done."""
+        if self.live and self.rng.random() < 0.5:
+            attempt = self.live[self.rng.integers(len(self.live))]
+        else:
+            users = self.rng.choice(7, self.rng.integers(1, 7), replace=False).tolist()
+            attempt = {"users": users, "mine": "", "made": []}
+            self.live.append(attempt)
+        try:
+            with monkeypatch.context() as patch:
+                if (stop := self.rng.random()) < 0.2:
+                    killed(patch, *((Ledger, "note") if stop < 0.1 else (module, "_name")))
+                seated, mine = self.stream.take(attempt["users"], attempt["mine"], pay=False)
+            self.end(0.1)
+            attempt["mine"] = mine
+            for name in (ITEMS, SUMS):
+                self.end(0.1)
+                if name not in attempt["made"]:
+                    self.release(name, seated, attempt)
+            self.live = []  # it is done: earlier attempts have gone on without it, and are refused by their marks
+        except (Cut, KeyboardInterrupt):
+            pass
+        except ValueError as refused:
+            assert "A day was begun after" in str(refused) or "are over" in str(refused)
+            self.live.remove(attempt)
+
+    def release(self, name, seated, attempt):
+        with self.stream.ledger() as ledger:
+            number = ledger.pay(BOTH.due(ledger, BOTH.releases(name)[name], LABELS[name]), label=LABELS[name])
+            if self.rng.random() < 0.15:
+                ledger.give_back(number, 1)
+                raise Cut
+        self.counted[name].append(seated)
+        if self.rng.random() < 0.15:
+            self.live.remove(attempt)  # it is lost, and cannot be resumed
+            raise Cut
+        attempt["made"].append(name)
+
+    def check(self):
+        paid = read(self.stream.folder / "ledger.jsonl").paid
+        for name, releases in self.counted.items():
+            costly = [each for each in paid if each.label == LABELS[name] and each.event != NoOpDpEvent()]
+            counted = [user for seated in releases for user in seated]
+            assert max(map(counted.count, counted), default=0) <= len(costly) <= BOTH.days_per_user
+
+
+def test_no_user_counts_on_more_days_than_are_paid_for(tmp_path, monkeypatch):
+    rng, most = np.random.default_rng(5), 0
+    for trial in range(20):
+        attempts = Attempts(tmp_path / str(trial), rng)
+        for _ in range(25):
+            attempts.go_on(monkeypatch)
+            attempts.check()
+        most = max(most, len(attempts.counted[SUMS]))
+    assert most == BOTH.days
 
 
 def test_a_users_first_day_counts_whenever_it_is(tmp_path):
@@ -119,45 +183,73 @@ def test_a_day_that_paid_for_nothing_takes_no_seats(tmp_path):
     assert [stream.take([1])[0] for _ in range(BUDGET.days)].count({1}) == BUDGET.days_per_user
 
 
-def test_a_list_that_was_written_and_not_noted_is_the_one_before(tmp_path):
+@pytest.mark.parametrize("where", ["before it is noted", "before it is named"])
+def test_a_kill_between_the_two_writings_costs_no_seats(tmp_path, monkeypatch, where):
     stream, path = Stream(tmp_path / "run"), tmp_path / "run" / "seats.parquet"
-    _, seats = stream.take([1, 2])
-    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    stream.take([3], pay=False)
-    (tmp_path / "run" / "ledger.jsonl").write_bytes(ledger)  # as if killed between the two
-    assert stream.take([1, 2], mine=seats)[0] == {1, 2}
-    assert pa.parquet.read_table(path)["user"].to_pylist() == [1, 2, 3]
+    stream.take([1, 2])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        killed(patch, *((Ledger, "note") if where == "before it is noted" else (module, "_name")))
+        stream.take([3], pay=False)
+    (tmp_path / "run" / ".abc.seats.parquet.next").touch()  # of a process that was killed while it wrote
     assert stream.take([3, 4])[0] == {3, 4}
     assert sorted(pa.parquet.read_table(path)["user"].to_pylist()) == [1, 2, 3, 4]
+    assert sorted(each.name for each in path.parent.iterdir()) == ["ledger.jsonl", "seats.parquet"]
     assert path.stat().st_mode & 0o777 == 0o600
+    counted = [stream.take([1])[0] for _ in range(BUDGET.days - 2)]
+    assert counted.count({1}) == BUDGET.days_per_user - 1
 
 
-@pytest.mark.parametrize("harm", ["gone", "older", "another", "torn"])
+@pytest.mark.parametrize("harm", ["gone", "older", "another", "torn", "an older ledger", "no ledger"])
 def test_a_list_that_is_not_the_ledgers_last_is_refused(tmp_path, harm):
     stream, other = Stream(tmp_path / "run"), Stream(tmp_path / "other")
-    path = tmp_path / "run" / "seats.parquet"
+    path, ledger = (tmp_path / "run" / name for name in ("seats.parquet", "ledger.jsonl"))
     stream.take([1, 2])
-    older = path.read_bytes()
-    stream.take([1, 2])
+    older, older_ledger = path.read_bytes(), ledger.read_bytes()
     stream.take([1, 2])
     other.take([1])
     if harm == "gone":
         path.unlink()
+    elif harm == "an older ledger":
+        ledger.write_bytes(older_ledger)
+    elif harm == "no ledger":
+        ledger.unlink()
     else:
         found = {"older": older, "another": (tmp_path / "other" / path.name).read_bytes(), "torn": older[:90]}
         path.write_bytes(found[harm])
-    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="not known on which days users' rows counted"):
+    before = ledger.read_bytes() if ledger.exists() else b""
+    with pytest.raises(ValueError, match="not known on which days users' rows counted") as refused:
         stream.take([1])
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+    assert ("is gone" in str(refused.value)) == (harm == "gone")
+    assert not before or ledger.read_bytes() == before
 
 
-def test_a_day_is_not_resumed_after_another_has_taken_seats(tmp_path):
+def test_a_day_is_not_resumed_after_a_later_one_has_paid(tmp_path):
     stream = Stream(tmp_path / "run")
-    _, first = stream.take([1], pay=False)
+    _, first = stream.take([1])
     stream.take([1, 2])
-    with pytest.raises(ValueError, match="Another day has taken seats"):
+    with pytest.raises(ValueError, match="A day was begun after the one that is resumed here"):
         stream.take([1], mine=first)
+
+
+def test_a_day_is_resumed_with_its_seats_after_an_attempt_that_paid_for_nothing(tmp_path):
+    stream = Stream(tmp_path / "run")
+    stream.take([1, 2, 3])
+    seated, mine = stream.take([1, 4, 5])
+    stream.take([1, 6], pay=False)
+    again, mine = stream.take([1, 4, 5], mine=mine, pay=False)
+    assert again == seated == {4, 5} | ({1} if 1 in seated else set())
+    assert stream.take([1, 4, 5], mine=mine)[0] == seated
+    held = pa.parquet.read_table(tmp_path / "run" / "seats.parquet")
+    assert sorted(held["user"].to_pylist()) == sorted([1, 2, 3, *seated])
+    assert stream.take([6])[0] == {6}
+    assert [note["day"] for note in read(tmp_path / "run" / "ledger.jsonl").notes(module.LABEL)] == [1, 2, 3, 2, 3]
+
+
+def test_texts_of_more_than_two_gigabytes_have_a_type_that_holds_them(tmp_path):
+    stream = Stream(tmp_path / "run")
+    stream.take(["ann", "bob"])
+    assert stream.take(["ann", "cy"])[0] >= {"cy"}
+    assert pa.parquet.read_table(tmp_path / "run" / "seats.parquet")["user"].type == pa.large_string()
 
 
 def test_users_who_would_not_be_known_again_are_refused(tmp_path):
@@ -254,6 +346,24 @@ def test_what_is_released_knows_neither_seats_nor_their_number(stream):
     notes = [line["settings"] for line in notes if line.get("label") == "seats of a day"]
     assert [note["day"] for note in notes] == [1, 2, 3, 4] and all(set(note) == {"day", "list"} for note in notes)
     assert len(pa.parquet.read_table(root / "run" / "private" / "seats.parquet")) > 2000
+
+
+def test_ctrl_c_keeps_the_list_once_all_is_written_and_leaves_none_where_nothing_is_paid(log, tmp_path, monkeypatch):
+    save, items, options = WarmStart.save, pipeline._items, ["--days", 3, "--days-per-user", 2, "--quiet"]
+
+    def cut(*arguments):
+        if arguments and isinstance(arguments[0], WarmStart):
+            save(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_items", cut)
+    assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", *options) == 130
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(pipeline, "_items", items)
+    monkeypatch.setattr(WarmStart, "save", cut)
+    assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", *options) == 130
+    monkeypatch.setattr(WarmStart, "save", save)
+    assert train("--continue", tmp_path / "run", "--data", log, "--quiet") == 0
 
 
 @pytest.mark.parametrize(

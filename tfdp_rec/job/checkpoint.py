@@ -40,7 +40,19 @@ from tfdp_rec import interruption
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.files import Path, hold, let_go, remove, unheld, writing
 from tfdp_rec.job.budget import LABELS, Budget
-from tfdp_rec.job.run_folder import FINAL, LEDGER, LEDGERS, PRIVATE, RELEASE, RELEASED, RESUME, SEATS, RunFolder, find
+from tfdp_rec.job.run_folder import (
+    FINAL,
+    LEDGER,
+    LEDGERS,
+    PRIVATE,
+    RELEASE,
+    RELEASED,
+    RESUME,
+    SEATS,
+    SEATS_NEXT,
+    RunFolder,
+    find,
+)
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
@@ -311,7 +323,6 @@ class RunCheckpoint:
         found = clear(self.directory)
         if found == NOTHING and self.continues is None:
             _remove_unpaid(self.out)
-            remove(self.folder.private / SEATS)
             self.folder.remove_if_empty()
         return found
 
@@ -420,7 +431,7 @@ def _may_have_paid(path: pathlib.Path) -> bool:
 
 
 def _remove_unpaid(out: Path) -> None:
-    """Removes ledgers that have paid for nothing: what they say of a budget is not for another run."""
+    """Removes ledgers that have paid for nothing, and their list of seats: what they say is not for another run."""
     for path in _ledgers_in(out):
         if path.exists() and not _may_have_paid(path):
             with open(path, "rb") as file:
@@ -429,6 +440,9 @@ def _remove_unpaid(out: Path) -> None:
                 except OSError:
                     raise ValueError(f"{path} is in use by another run: give another --out.") from None
                 path.unlink()
+    if not find(out, LEDGER).exists() and not find(out, RELEASED).exists():
+        for name in (SEATS, SEATS_NEXT):
+            remove(pathlib.Path(out, PRIVATE, name))
     beside = pathlib.Path(out, PRIVATE, LEDGERS)
     if beside.is_dir() and not any(beside.iterdir()):
         beside.rmdir()

@@ -126,8 +126,8 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
     _refuse_full(run)
     if checkpoint.seen:
         print(
-            f"A day before had {len(log):,} users, too: if these are the same data, end this by Ctrl-C, or they are "
-            "paid for again and count twice.", file=sys.stderr,
+            f"A day before had {len(log):,} users, too: if these are the same data, end this by Ctrl-C, or they count "
+            "twice, and may cost as much again.", file=sys.stderr,
         )  # fmt: skip
     if users.sampling is not None and not checkpoint.noises:
         _decide_noises(run)
@@ -302,7 +302,7 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
 
 
 def _sums(run: Run) -> SpectralRecommender:
-    users = f"{len(run.summed):,} users"
+    users = f"{len(run.users.train):,} users" if run.seats is None else "users with a seat"
     readings = 2 if run.order is not None or run.checkpoint.earlier else 3
     run.show.begin(f"making private sums of {users}: {readings} readings, then minutes of algebra for many items")
     counter = functools.partial(run.show.count, "users read", readings * len(run.log))

@@ -56,7 +56,8 @@ _RELEASED_FILES = (
 _PRIVATE_FILES = (
     "Hand on `release/` alone. No ε covers what is in `private/`: this report, its pictures and `results.json`; "
     "settings with the names of the log's files (`config.json`); losses and tests during training (`metrics.jsonl`, "
-    "`tensorboard/`); and the ledgers of recommenders that were only compared (`ledgers/`)."
+    "`tensorboard/`); the ledgers of recommenders that were only compared (`ledgers/`); and the days on which users' "
+    "rows counted (`seats.parquet`)."
 )
 
 
@@ -240,8 +241,9 @@ def _drawn(draw: Callable[[Any], None]) -> bytes:
 
 def _made_of(config: Mapping[str, Any]) -> str:
     items = "from a public list" if config["public"] else "found privately"
+    trained = "may be trained on, those with a seat on the day," if config["days_per_user"] else "are trained on"
     said = (
-        f"{config['num_users']:,} users, of whom {config['train_users']:,} are trained on and the others held out. "
+        f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
     )
     if any(map(is_two_tower, config["mechanism"])):

@@ -23,7 +23,7 @@ RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
 CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED = (
     "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz"
 )  # fmt: skip
-SEATS = "seats.parquet"
+SEATS, SEATS_NEXT = "seats.parquet", "seats.parquet.next"
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
 # What older versions wrote into RUN itself, and where it belongs.
 _RELEASED = (SERVABLE, STATEMENT, LEDGER, RELEASED, "model.keras", "recommender.npz", "titles.json", "servable.txt")

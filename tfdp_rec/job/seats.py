@@ -11,21 +11,24 @@ neighbours differ in one user's rows on at most k days. All else that a day rele
 users who have a seat. How many these are is private.
 
 **The list.** RUN/private/seats.parquet has a row for each seat that was ever taken. It is written before anything of a
-day is paid for, and then noted in the ledger by an id that is drawn for each writing. So an older list, or another
-run's, is found out and refused: it would give seats twice. Between the two writings the list names the one that it
-follows. Seats of a day on which nothing was paid for are free again.
+day is paid for, under another name, then noted in the ledger by an id that is drawn for each writing, then named so:
 
-    list of day t-1 written, noted  ->  list of day t written  ->  noted in the ledger  ->  the day's first payment
+    seats.parquet.next written  ->  its id noted in the ledger  ->  seats.parquet  ->  the day's first payment
 
-A day that is resumed has the seats that it took, unless another day has taken seats since.
+So a list that is older than the ledger, newer, or of another run is found out and refused: it would give seats twice.
+Seats of a day on which nothing was paid for are free again.
+
+A day that is resumed has the seats that it took, unless a later day has paid for something since.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import os
 import pathlib
 import secrets
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,15 +37,24 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.files import writing
+from tfdp_rec.files import remove, sync_entry, writing
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run_folder import SEATS
+from tfdp_rec.job.run_folder import SEATS, SEATS_NEXT
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.spending.ledger import Ledger
 
 LABEL = "seats of a day"
-_ID, _AFTER, _DAY = b"list", b"after", b"day"
+_ID = b"list"
+
+
+class _Note(NamedTuple):
+    number: int  # of its line
+    day: int
+    list: str  # the id
+
+
+_NONE = _Note(-1, 0, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,25 +73,31 @@ class DaySeats:
     def taken(cls, folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = "") -> DaySeats:
         """Takes the seats of a day, durably, before anything of it is paid for."""
         # mine: id of the list in which this day has taken its seats before, if it has; folder: private
-        note = _last_note(ledger)
-        last, day = note["list"], note["day"]
-        held, kept = _read(folder / SEATS, last)
-        if held.num_rows:
-            _refuse_other_kind(held, log)
-        paid = any(payment.number > note["number"] for payment in ledger.paid)
-        if mine and mine != last:
+        notes = _notes(ledger)
+        last, paid = notes[-1], _that_paid(ledger, notes)
+        held = _read(folder, last)
+        _refuse_other_kind(held, log)
+        if mine and mine == last.list:
+            return cls(_seated(log, held, last.day), mine)
+        own = next((note for note in notes if mine and note.list == mine), None)
+        if own and any(note.number > own.number for note in paid):
             raise ValueError(
-                "Another day has taken seats (--days-per-user) since this one was cut off, and both would count the "
-                "same users: begin this one again with --continue."
+                f"A day was begun after the one that is resumed here, and has paid for something in {ledger.path}: "
+                "both would count the same users (--days-per-user). Begin this day again, with --continue and, if it "
+                "is refused, another --checkpoint."
             )
-        if mine and (paid or kept):
-            ids = held.filter(pc.equal(held["day"], day))["user"].combine_chunks()
-            return cls(_is_in(log, ids), last)
-        if not paid:
-            held, day = held.filter(pc.not_equal(held["day"], day)), max(0, day - 1)
-        if day == budget.days:
-            raise ValueError(f"{ledger.path}: all of the {day} days that the first one decided on (--days) are over.")
-        return _take(folder / SEATS, ledger, budget, log, held, last, day + 1)
+        days = {note.day for note in paid}
+        held = held.filter(pc.is_in(held["day"], pa.array(sorted(days), pa.int32())))  # other seats are free again
+        if own in paid:
+            return cls(_seated(log, held, own.day), _write(folder, ledger, held, own.day))
+        day = max(days, default=0) + 1
+        if day > budget.days:
+            raise ValueError(f"{ledger.path}: all of the {budget.days} days that the first one decided on are over.")
+        seated = _counts(log, held) < allowed(budget, day, log.uniforms("seats"))
+        users = _ids(log).filter(pa.array(seated))
+        rows = pa.table({"user": users, "day": pa.array(np.full(len(users), day), pa.int32())})
+        table = pa.concat_tables([held, rows]) if held.num_rows else rows
+        return cls(seated, _write(folder, ledger, table, day))
 
 
 def refuse_unfit(settings: JobSettings) -> None:
@@ -108,62 +126,89 @@ def allowed(budget: Budget, day: int, phases: NDArray[np.float64]) -> NDArray[np
     return np.minimum(most, 1 + whole + (rest / between + phases >= 1))
 
 
-def _take(
-    path: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, held: pa.Table, last: str, day: int
-) -> DaySeats:
-    had = held.group_by("user").aggregate([("day", "count")])
-    place = pc.index_in(log.unit_ids, value_set=had["user"].combine_chunks().cast(log.unit_ids.type))
-    before = np.append(had["day_count"].to_numpy(), 0)[place.fill_null(-1).to_numpy()]
-    mine = before < allowed(budget, day, log.uniforms("seats"))
-    users = log.unit_ids.filter(pa.array(mine))
-    rows = pa.table({"user": users, "day": pa.array(np.full(int(mine.sum()), day), pa.int32())})
-    seats = secrets.token_hex(8)
-    table = pa.concat_tables([held.cast(rows.schema), rows]) if held.num_rows else rows
-    about = {_ID: seats.encode(), _AFTER: last.encode(), _DAY: str(day).encode()}
-    with writing(path, "wb", private=True) as file:
-        pa.parquet.write_table(table.replace_schema_metadata(about), file)
-    ledger.note(LABEL, {"day": day, "list": seats})
-    return DaySeats(mine, seats)
+def _notes(ledger: Ledger) -> list[_Note]:
+    lines = [line for line in ledger.lines if line["kind"] == "note" and line["label"] == LABEL]
+    return [_Note(line["number"], **line["settings"]) for line in lines] or [_NONE]
 
 
-def _last_note(ledger: Ledger) -> dict[str, Any]:
-    notes = [line for line in ledger.lines if line["kind"] == "note" and line["label"] == LABEL]
-    return {"number": notes[-1]["number"], **notes[-1]["settings"]} if notes else {"number": 0, "list": "", "day": 0}
+def _that_paid(ledger: Ledger, notes: list[_Note]) -> list[_Note]:
+    """The notes of days that have paid for something: a payment is of the day that has taken seats before it."""
+    numbers = [note.number for note in notes]
+    places = sorted({bisect.bisect(numbers, payment.number) for payment in ledger.paid} - {0})
+    return [notes[place - 1] for place in places if notes != [_NONE]]
 
 
-def _read(path: pathlib.Path, last: str) -> tuple[pa.Table, bool]:
-    """The list as the ledger's last note knows it; and whether it was written by that note's day."""
-    empty = pa.table({"user": pa.array([], pa.string()), "day": pa.array([], pa.int32())})
-    if not path.exists() and not last:
-        return empty, False
+def _write(folder: pathlib.Path, ledger: Ledger, table: pa.Table, day: int) -> str:
+    """Makes it the list of a day; returns its id."""
+    found = secrets.token_hex(8)
+    for left in folder.glob(f".*.{SEATS_NEXT}"):  # of a process that was killed
+        remove(left)
+    with writing(folder / SEATS_NEXT, "wb", private=True) as file:
+        pa.parquet.write_table(table.replace_schema_metadata({_ID: found.encode()}), file)
+    ledger.note(LABEL, {"day": day, "list": found})
+    _name(folder)
+    return found
+
+
+def _name(folder: pathlib.Path) -> None:
+    os.replace(folder / SEATS_NEXT, folder / SEATS)
+    sync_entry(os.fspath(folder))
+
+
+def _read(folder: pathlib.Path, last: _Note) -> pa.Table:
+    """The list that the ledger has noted last."""
+    path, following = folder / SEATS, folder / SEATS_NEXT
+    if last == _NONE and not path.exists():
+        return pa.table({"user": pa.array([], pa.string()), "day": pa.array([], pa.int32())})
     try:
-        table = pa.parquet.read_table(path)
-        about = {name: table.schema.metadata[name].decode() for name in (_ID, _AFTER, _DAY)}
-        day = int(about[_DAY])
-    except (FileNotFoundError, KeyError, TypeError, ValueError, pa.ArrowException) as problem:
-        raise ValueError(f"{path} {_LOST} ({problem}).") from None
-    if about[_ID] == last:
-        return table, True
-    if about[_AFTER] == last:  # what was written when a process was killed, before it was noted
-        return table.filter(pc.not_equal(table["day"], day)), False
-    raise ValueError(f"{path} {_LOST}: it is an older one, or of another run.")
+        if following.exists() and _id(following) == last.list:  # a process was killed between noting and naming it
+            _name(folder)
+        whole = _id(path) == last.list
+        table = pa.parquet.read_table(path) if whole else None
+    except FileNotFoundError:
+        raise ValueError(f"{path} is gone: {_LOST}.") from None
+    except (TypeError, ValueError, pa.ArrowException) as problem:
+        raise ValueError(f"{path} cannot be read ({problem}): {_LOST}.") from None
+    if table is None:
+        raise ValueError(f"{path} is older or newer than the run's ledger, or of another run: {_LOST}.")
+    return table
 
 
 _LOST = (
-    "is not the list that this run's ledger has noted last, so that it is not known on which days users' rows counted; "
-    "put the newest one back, or begin another run"
+    "it is not known on which days users' rows counted. Put back the newest release/ and private/ of this run; another "
+    "run on the same users costs as much again"
 )
+
+
+def _id(path: pathlib.Path) -> str:
+    return (pa.parquet.read_schema(path).metadata or {}).get(_ID, b"").decode()
+
+
+def _ids(log: Interactions) -> pa.ChunkedArray:
+    # Of texts, in the type that takes more than two gigabytes of them.
+    ids = log.unit_ids
+    return ids.cast(pa.large_string()) if pa.types.is_string(ids.type) else ids
+
+
+def _counts(log: Interactions, held: pa.Table) -> NDArray[np.int64]:
+    """Number of seats that each user of the log has had."""
+    if not held.num_rows:
+        return np.zeros(len(log), np.int64)
+    had = held.group_by("user").aggregate([("day", "count")])
+    places = pc.index_in(_ids(log), value_set=had["user"].combine_chunks())
+    return np.append(had["day_count"].to_numpy(), 0)[places.fill_null(-1).to_numpy()]
+
+
+def _seated(log: Interactions, held: pa.Table, day: int) -> NDArray[np.bool_]:
+    users = held.filter(pc.equal(held["day"], day))["user"].combine_chunks()
+    return pc.is_in(_ids(log), value_set=users).to_numpy().astype(bool)
 
 
 def _refuse_other_kind(held: pa.Table, log: Interactions) -> None:
     kinds = [pa.types.is_integer(kind) for kind in (held["user"].type, log.unit_ids.type)]
-    if kinds[0] != kinds[1]:
+    if held.num_rows and kinds[0] != kinds[1]:
         words = ["whole numbers" if number else "text" for number in kinds]
         raise ValueError(
             f"--user: the ids of users were {words[0]} on the days before, and are {words[1]} here, so that a user "
             "would not be known again: write them as they were."
         )
-
-
-def _is_in(log: Interactions, ids: pa.Array) -> NDArray[np.bool_]:
-    return pc.is_in(log.unit_ids, value_set=ids.cast(log.unit_ids.type)).to_numpy().astype(bool)
