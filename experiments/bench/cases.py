@@ -7,7 +7,7 @@ import dataclasses
 from tfdp_rec import mechanisms
 
 RMC_WIDTH = 32
-WORKLOADS = ("dlrm", "rmc1", "rmc2", "rmc3", "two-tower", "one-table")
+WORKLOADS = ("dlrm", "rmc1", "rmc2", "rmc3", "two-tower", "one-table", "main-job")
 SERVED_TABLES = {"two-tower": 2, "kg": 4}
 SERVED = mechanisms.names(one for one in mechanisms.MECHANISMS if one.served)
 

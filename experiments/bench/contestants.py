@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from experiments.bench import models
@@ -24,6 +25,7 @@ from experiments.bench.access_patterns import AccessPattern, click_batches, tabl
 from experiments.bench.baselines import compare_by
 from experiments.bench.cases import MECHANISMS, RMC_WIDTH, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
+from tfdp_rec.models import TwoTower
 from tfdp_rec.models.dlrm import DLRMLayers
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import lookahead
@@ -60,6 +62,8 @@ class Contestant:
 
 
 def _model_and_data(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
+    if case.workload == "main-job":
+        return _main_job(name, case)
     layers, arguments, loss, data = _WORKLOADS[case.workload](case)
     if name not in MECHANISMS:
         model = models.plain(layers, sparse=name == "sparse-sgd", **arguments)
@@ -69,6 +73,31 @@ def _model_and_data(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
     model.compile(_optimizer(name, case), loss=loss)
     if name in STRATEGIES:
         compare_by(model, STRATEGIES[name], models.MICROBATCH if name in FORMS_GRADIENTS else None)
+    model.prepare(data.element_spec)
+    return model, lookahead(data, model)
+
+
+def _main_job(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
+    """The package's two-tower model as `scripts/train` trains it, under a mechanism or plain SGD."""
+    (movies,), pattern = case.table_sizes, AccessPattern.named(case.pattern)
+
+    def batch(number: tf.Tensor) -> dict[str, tf.Tensor]:
+        def ids(which: int, count: int, per: int, law: AccessPattern) -> tf.Tensor:
+            seed = tf.stack([tf.constant(which, tf.int64), number])
+            return 1 + table_ids(law, [movies], count, per, seed)[:, 0]
+
+        return {
+            "context": ids(0, case.batch_size, case.pooling, pattern),
+            "label": ids(1, case.batch_size, 1, pattern)[:, 0],
+            "negatives": ids(2, 4000, 1, AccessPattern())[:, 0],
+        }
+
+    data = tf.data.Dataset.counter().map(batch).prefetch(2)
+    model = TwoTower(np.arange(1, movies + 1), width=32, hidden=32)
+    if name not in MECHANISMS:
+        model.compile(keras.optimizers.SGD(models.LEARNING_RATE))
+        return model, data
+    model.compile(_optimizer(name, case))
     model.prepare(data.element_spec)
     return model, lookahead(data, model)
 

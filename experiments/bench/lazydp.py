@@ -28,6 +28,7 @@ HELP = """\
   python -m experiments.bench lazydp breakdown                       where a step's time goes (figure 11)
   python -m experiments.bench lazydp strategies                      DP-SGD by clipping strategy
   python -m experiments.bench lazydp two-tower | big-table           MovieLens-20M's size; 100 million rows
+  python -m experiments.bench lazydp main-job                        the two-tower of scripts/train; 10 million movies
 """
 
 REFERENCE = "sparse-sgd"
@@ -76,6 +77,10 @@ def cases(experiment: str, megabytes: Sequence[float]) -> list[Case]:
         "two-tower": lambda: [
             Case(f"batch {b}", "two-tower", (MOVIES,), b, 20, "zipf-0.8") for b in (64, 1024)
         ],
+        "main-job": lambda: [
+            Case(f"{movies:,} movies", "main-job", (movies,), 4096, 20, "zipf-0.8", ("sparse-sgd", "eana", "lazy"))
+            for movies in (MOVIES, 10_000_000)
+        ],
         "big-table": lambda: [
             Case(f"{count:,} rows", "one-table", (count,), contestants=("sparse-sgd", "lazy"))
             for count in (1_000_000, 100_000_000)
@@ -84,7 +89,7 @@ def cases(experiment: str, megabytes: Sequence[float]) -> list[Case]:
 
 
 EXPERIMENTS = (
-    "sizes", "batch", "pooling", "skew", "models", "strategies", "breakdown", "two-tower", "big-table",
+    "sizes", "batch", "pooling", "skew", "models", "strategies", "breakdown", "two-tower", "main-job", "big-table",
 )  # fmt: skip
 
 

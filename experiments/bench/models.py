@@ -36,10 +36,8 @@ class GatheredScores(CandidateScores):
 class WholeReadScores(CandidateScores):
     """The same from a read of the whole table, as layers of Keras do."""
 
-    def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, table: Any) -> tf.Tensor:
-        table = tf.convert_to_tensor(self.embeddings)
-        own = tf.reduce_sum(query * tf.gather(table, positives), axis=1, keepdims=True)
-        return tf.concat([own, tf.matmul(query, tf.gather(table, negatives), transpose_b=True)], axis=1)
+    def products(self, query: tf.Tensor, positives: Any, negatives: Any, table: Any, offsets: Any) -> Any:
+        return super().products(query, positives, negatives, tf.convert_to_tensor(self.embeddings), offsets)
 
 
 class TwoTowerLayers:

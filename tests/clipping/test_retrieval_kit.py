@@ -8,7 +8,7 @@ from helpers import Scored, assert_matches_oracle
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.clipping import clipped_sum, negatives
 
 ROWS, WIDTH, SIZE = 6, 3, 5
 TITLES = np.array([f"m{n}" for n in range(ROWS)])
@@ -246,3 +246,19 @@ def test_misuse_is_one_line(make, match):
     with pytest.raises(ValueError, match=match) as caught:
         make()
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_the_loss_of_logits_beside_each_other_is_that_of_one_softmax(some):
+    rng = np.random.default_rng(0)
+    own, others = (tf.constant(rng.normal(0, 20, [6, n]), tf.float32) for n in (1, 9))
+    left_out = tf.constant(rng.random([6, 9]) < 0.3) if some else None
+    upstream, made = tf.constant(rng.random(6), tf.float32), []
+    for loss in (negatives.cross_entropy_beside, lambda *given: negatives.cross_entropy(negatives.beside(*given))):
+        with tf.GradientTape() as tape:
+            tape.watch([own, others])
+            losses = loss(own, others, left_out)
+        made.append([losses, *tape.gradient(losses, [own, others], upstream)])
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    assert not some or not np.any(np.array(made[0][2])[np.array(left_out)])

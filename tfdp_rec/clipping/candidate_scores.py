@@ -14,18 +14,28 @@ a closed form (`factors.Scores`): neither [batch, S, width] nor the table's shap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import factors, rules
-from tfdp_rec.clipping.negatives import Negatives, Softmax, best, cross_entropy, is_among, negatives_of
+from tfdp_rec.clipping.negatives import (
+    Negatives,
+    Softmax,
+    any_of,
+    best,
+    in_one_column,
+    is_among,
+    negatives_of,
+)
 from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows
+
+Offsets: TypeAlias = tuple[tf.Tensor | None, tf.Tensor | None]
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -51,9 +61,12 @@ class CandidateScores(keras.layers.Layer):
         negatives: Ids `[S]`, independent of the data and the same for every example; left out if the layer draws them.
         exclude: Ids `[batch, E]` that are no negatives of their example, such as items of its history; an id outside
             the catalogue, such as -1, excludes nothing.
+        offsets: Pair of what is added to the logits of the positives, `[batch]`, and of the negatives, `[S]`, such as
+            log priors: public or released. None in either place adds nothing.
+        as_loss: Whether the losses are asked for, as by `cross_entropy`, and not the logits.
 
     Returns:
-        Logits `[batch, 1 + S]`, the positive first.
+        Logits `[batch, 1 + S]`, the positive first; or losses `[batch]`.
 
     Raises:
         ValueError: There is neither a size nor a vocabulary, the temperature or the number of hard negatives is not
@@ -101,7 +114,7 @@ class CandidateScores(keras.layers.Layer):
         self.built = True
 
     def rows(
-        self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None
+        self, positives: Any, negatives: Any, exclude: Any
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, bool]:
         """Rows of the positives, of the negatives and of what is excluded, and whether the layer drew the negatives."""
         if negatives is None and self.negatives is None:
@@ -120,29 +133,55 @@ class CandidateScores(keras.layers.Layer):
             return positives, known(negatives), exclude, False
         return positives, self.negatives.draw() + self.first, exclude, True
 
-    def raw_logits(self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, table: tf.Variable) -> tf.Tensor:
-        """The products with rows of a table, before hits are taken out."""
-        positive_rows = tf.cast(tf.gather(table, positives), query.dtype)
-        negative_rows = tf.cast(tf.gather(table, negatives), query.dtype)
-        own = tf.reduce_sum(query * positive_rows, axis=1, keepdims=True)
-        return tf.concat([own, tf.matmul(query, negative_rows, transpose_b=True)], axis=1)
+    def products(
+        self, query: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, table: Any, offsets: Offsets
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Logits of the positives `[batch, 1]` and of the negatives `[batch, S]`, before hits are taken out."""
+        own, others = offsets
+        rows = tf.cast(tf.gather(table, negatives), query.dtype)
+        first = tf.reduce_sum(query * tf.cast(tf.gather(table, positives), query.dtype), axis=1, keepdims=True)
+        found = tf.matmul(query, rows, transpose_b=True)
+        if own is not None:
+            first += tf.cast(own, query.dtype)[:, None]
+        if others is not None:  # TensorFlow adds it within the product
+            found = tf.nn.bias_add(found, tf.cast(others, query.dtype))
+        return first, found
 
-    def call(self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None) -> tf.Tensor:
-        positives, negatives, exclude, drawn = self.rows(query, positives, negatives, exclude)
-        logits = self.raw_logits(query, positives, negatives, guarded_resource(self.embeddings))
-        return self.finished(logits, positives, negatives, exclude, drawn)
+    def call(
+        self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None,
+        as_loss: bool = False,
+    ) -> tf.Tensor:  # fmt: skip
+        query, positives, negatives, exclude, offsets = self.operands(query, positives, negatives, exclude, offsets)[:5]
+        products = self.products(query, positives, negatives, guarded_resource(self.embeddings), offsets)
+        return self.finished(products, positives, negatives, exclude, as_loss)
+
+    def operands(
+        self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None, Offsets, bool]:
+        """What the products are of: queries and rows; and whether the layer drew the negatives."""
+        positives, negatives, exclude, drawn = self.rows(positives, negatives, exclude)
+        own, others = offsets or (None, None)
+        if drawn:
+            drawn_often = in_one_column(negatives) - self.negatives.log_expected(negatives - self.first)
+            others = drawn_often if others is None else others + drawn_often
+        if self.softmax.temperature != 1:
+            query = query / self.softmax.temperature
+        return query, positives, negatives, exclude, (own, others), drawn
 
     def finished(
-        self, logits: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, exclude: tf.Tensor | None, drawn: bool
-    ) -> tf.Tensor:
-        """Logits of the softmax, from the products and the rows that they are products of."""
-        expected = self.negatives.log_expected(negatives - self.first) if drawn else None
+        self, products: tuple[tf.Tensor, tf.Tensor], positives: tf.Tensor, negatives: tf.Tensor,
+        exclude: tf.Tensor | None, as_loss: bool,
+    ) -> tf.Tensor:  # fmt: skip
+        """Logits of the softmax or its losses, from the products and the rows that they are products of."""
         hits = is_among(negatives, positives[:, None]) if self.remove_accidental_hits else None
-        return self.softmax.logits(logits, expected, hits, is_among(negatives, exclude))
+        make = self.softmax.losses if as_loss else self.softmax.logits
+        return make(*products, any_of(hits, is_among(negatives, exclude)))
 
-    def cross_entropy(self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None) -> tf.Tensor:
+    def cross_entropy(
+        self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None
+    ) -> tf.Tensor:
         """Each example's loss `[batch]`; of negatives that the layer draws, an estimate of the whole catalogue's."""
-        return cross_entropy(self(query, positives, negatives, exclude))
+        return self(query, positives, negatives, exclude, offsets, as_loss=True)
 
     def top_k(self, query: tf.Tensor, k: Any, exclude: Any = None, allowed: Any = None) -> tf.Tensor:
         """The ids of the best candidates for each query, over the whole catalogue.
@@ -194,21 +233,22 @@ class CandidateScoresRule(rules.Rule):
 
     def run(self, call: rules.Call, original: Callable[..., Any], hooks: rules.Hooks) -> Any:
         layer: Any = call.layer
-        query = dict(zip(("query",), call.args), **call.kwargs)["query"]
-        positives, negatives, exclude, drawn = layer.rows(*call.args, **call.kwargs)
+        given = dict(call.kwargs)
+        as_loss = given.pop("as_loss", False)
+        query, positives, negatives, exclude, offsets, drawn = layer.operands(*call.args, **given)
         positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
-        logits = hooks.watch(layer.raw_logits(query, positives, negatives, held_rows(layer.embeddings)))
-        return layer.finished(logits, positives, negatives, exclude, drawn)
+        products = layer.products(query, positives, negatives, held_rows(layer.embeddings), offsets)
+        return layer.finished(tuple(map(hooks.watch, products)), positives, negatives, exclude, as_loss)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         query, positives, negatives = call.args
-        (d,), table = gradients, call.layer.embeddings
-        own = d[:, :1] * query
-        yield table, factors.Rows(tf.cast(positives, tf.int64)[:, None], own[:, None, :], table.shape)
-        yield table, factors.Scores(negatives, d[:, 1:], query, table.shape)
+        (own, others), table = gradients, call.layer.embeddings
+        rows = (own * query)[:, None, :]
+        yield table, factors.Rows(tf.cast(positives, tf.int64)[:, None], rows, table.shape)
+        yield table, factors.Scores(negatives, others, query, table.shape)
 
     def tables(self, call: rules.Call) -> dict[str, tf.Tensor]:
         """The ids that the batch decides; negatives that the layer draws are unknown before the step."""

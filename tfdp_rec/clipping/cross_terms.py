@@ -32,23 +32,26 @@ def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s d_s e(id_s) qᵀ⟩ = Σ_t d[position of id_t among the candidates] (g_t · q)."""
-    candidates, d = scores.distinct
-    if rows.ids.shape[1] == 1:
-        hit = tf.equal(rows.ids, candidates[None, :])
-        own = tf.reduce_sum(tf.where(hit, d, tf.zeros_like(d)), axis=1)
-        return own * tf.reduce_sum(rows.g[:, 0] * scores.q, axis=1)
-    found, column = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
-    own = tf.gather(tf.pad(d, [[0, 0], [0, 1]]), column, batch_dims=1)
+    candidates, columns = scores.distinct
+    found, place = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
+    own = tf.gather(_with_a_column(scores.d), tf.gather(tf.pad(columns, [[0, 1]]), place), batch_dims=1)
     along = tf.einsum("btd,bd->bt", rows.summed, scores.q)
     return tf.reduce_sum(tf.where(found, own * along, tf.zeros_like(along)), axis=1)
 
 
 def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
     """⟨Σ_s d_s e(id_s) qᵀ, Σ_u c_u e(id_u) pᵀ⟩ = (q · p) Σ over common ids of d_s c_u."""
-    (ids, d), (others, c) = a.distinct, b.distinct
-    found, column = _find(ids, others)
-    common = tf.where(found[None, :], tf.gather(tf.pad(c, [[0, 0], [0, 1]]), column, axis=1), tf.zeros_like(d))
+    (ids, own), (others, columns) = a.distinct, b.distinct
+    found, place = _find(ids, others)
+    d, c = tf.gather(a.d, own, axis=1), _with_a_column(b.d)
+    common = tf.gather(c, tf.gather(tf.pad(columns, [[0, 1]]), place), axis=1)
+    common = tf.where(found[None, :], common, tf.zeros_like(d))
     return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(d * common, axis=1)
+
+
+def _with_a_column(d: tf.Tensor) -> tf.Tensor:
+    """`d`, or one more column where it may have none: a place that is not found is the first."""
+    return d if d.shape[1] else tf.pad(d, [[0, 0], [0, 1]])
 
 
 def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:

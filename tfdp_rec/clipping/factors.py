@@ -329,40 +329,50 @@ class Scores(Factor):
     sparse, mergeable = True, False  # several have several queries an example: see `cross_terms.py`
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
-        self.ids, self.d, self.q, self.shape = tf.cast(ids, tf.int64), wide(d), wide(q), tuple(shape)
+        self.ids, self.q, self.shape = tf.cast(ids, tf.int64), wide(q), tuple(shape)
+        # Of an id that stands several times the first column has the sum, and the others nothing.
+        self.d = tf.ensure_shape(_in_first_columns(self.ids, wide(d)), d.shape)
 
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """(ids `[n]`, d `[batch, n]`), the logits' gradients summed over repeated draws of a candidate."""
-        ids, d = _one_column_an_id(self.ids, self.d)
-        return ids, d
+        """The distinct ids `[n]`, and the first column of each."""
+        ids, number = tf.unique(self.ids)
+        return ids, _first_places(number, tf.size(ids))
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
         raise NotImplementedError("Scores are not merged: each has queries of its own.")
 
     def norm(self) -> tf.Tensor:
-        return length(self.distinct[1]) * length(self.q) * _rounded(0, self.q.dtype)
+        return length(self.d) * length(self.q) * _rounded(0, self.q.dtype)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
-        ids, d = self.distinct
-        values = float_sums.products(_weigh(weights, d), _silence(weights, self.q), depth.whole)
-        values = tf.ensure_shape(values, [None, self.q.shape[1]])
-        return tf.IndexedSlices(values, ids, tf.constant(self.shape, tf.int64))
+        # The weight goes to the smaller of the two.
+        values = float_sums.products(_silence(weights, self.d), _weigh(weights, self.q), depth.whole)
+        ids, columns = self.distinct
+        rows = tf.ensure_shape(tf.gather(values, columns), [None, self.q.shape[1]])
+        return tf.IndexedSlices(rows, ids, tf.constant(self.shape, tf.int64))
 
     def reads(self) -> Reads:
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
 
 
+def _first_places(number: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Where each of `count` ids stands first, by the ids' numbers in the order of their first places."""
+    return tf.math.unsorted_segment_min(tf.range(tf.size(number)), number, count)
+
+
 @float_sums.traced_once
-def _one_column_an_id(ids: tf.Tensor, d: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    distinct, position = tf.unique(ids)
-    count = tf.size(distinct)
+def _in_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+    distinct, number = tf.unique(ids)
+    first = tf.gather(_first_places(number, tf.size(distinct)), number)
+    again = tf.where(tf.not_equal(first, tf.range(tf.size(ids))))[:, 0]
 
     def summed() -> tf.Tensor:
-        return tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), position, count))
+        return tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), first, tf.size(ids)))
 
-    return distinct, tf.cond(tf.equal(count, tf.size(ids)), lambda: d, summed)
+    # Where repeats have no gradient, as `negatives.in_one_column` makes it, `d` is the sum already.
+    return tf.cond(tf.reduce_all(tf.equal(tf.gather(d, again, axis=1), 0)), lambda: d, summed)
 
 
 def root(square: tf.Tensor) -> tf.Tensor:

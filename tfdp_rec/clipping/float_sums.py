@@ -9,15 +9,17 @@ in any order and along any tree,
     ‖computed − exact‖  ≤  u n (D/√3 + 3)                                      (docs/privacy-floating-point.md, lemma 3)
 
 A matrix product over the batch may send a term through as many additions as there are terms. Here it is cut into pieces
-of c terms, whose results are then added up: D = c + (number of pieces). `Depth` is the D that the slack in the clip
-allows. Where no cut is short enough (very large batches; examples whose parts are huge and cancel), the sum is made in
-float64. No order of additions is assumed, so neither the processor's kernels nor their threads matter.
+of c terms, whose results are then added up: D = c + (number of pieces), or, if four at a time are added up in float32
+and the rest in float64, D = c + 5. `Depth` is the D that the slack in the clip allows. Where no cut is short enough
+(examples whose parts are huge and cancel), the sum is made in float64. No order of additions is assumed, so neither the
+processor's kernels nor their threads matter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -76,13 +78,16 @@ def short_enough(number: int, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
 
 _LAID_OUT = (1, 4, 12, 16)  # numbers of pieces
 _AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pass, they cost a third of what pairs do
+_LEAST = 8  # terms in a piece, or float64 is faster
 
 
 @traced_once
 def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
     terms = tf.shape(x)[0]
-    size = piece(terms, depth)
+    # Beside c - 1 additions a term is rounded in the product, three times in a sum of four, and once at the end; one
+    # more is for the additions in float64, fewer than 2²⁹. Terms in float64 themselves never need to be cut.
+    size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
 
     def laid_out(number: int) -> Callable[[], tf.Tensor]:
         # Pieces whose lengths differ by one at most, without a loop, which costs a third more.
@@ -100,21 +105,25 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         return added
 
     def in_pieces() -> tf.Tensor:
-        def of(start: tf.Tensor) -> tf.Tensor:
-            return tf.matmul(x[start : start + size], g[start : start + size], transpose_a=True)
-
         def body(start: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return start + size, total + of(start)
+            ends = [start + number * size for number in range(_AT_ONCE + 1)]
+            some = [tf.matmul(x[one:end], g[one:end], transpose_a=True) for one, end in itertools.pairwise(ends)]
+            return ends[-1], total + tf.cast(tf.add_n(some), tf.float64)
 
-        first = (size, of(tf.constant(0)))
-        return tf.while_loop(lambda start, _: start < terms, body, first, parallel_iterations=1)[1]
+        nothing = tf.zeros([tf.shape(x)[1], tf.shape(g)[1]], tf.float64)
+        shapes = (tf.TensorShape([]), tf.TensorShape([None, None]))
+        found = tf.while_loop(
+            lambda start, _: start < terms, body, (0, nothing), shape_invariants=shapes, parallel_iterations=1
+        )
+        return tf.cast(found[1], x.dtype)
 
     def in_float64() -> tf.Tensor:
         wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
         return tf.cast(wide, x.dtype)
 
     short = [short_enough(n, terms, depth) for n in _LAID_OUT]
-    way = tf.argmax(tf.stack([*short, size > 0, True]), output_type=tf.int32)
+    cut = depth >= float(_LEAST + _AT_ONCE + 1)  # not for a depth that is no number
+    way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
     return tf.switch_case(way, [*map(laid_out, _LAID_OUT), in_pieces, in_float64])
 
 

@@ -89,11 +89,21 @@ def log_expected(number: Any, catalogue: int) -> tf.Tensor:
     return tf.math.log(tf.cast(number, tf.float32)) - np.log(catalogue)
 
 
-def corrected(logits: tf.Tensor, expected: tf.Tensor | None = None, hits: tf.Tensor | None = None) -> tf.Tensor:
-    """Logits `[batch, 1 + S]` with each negative's less its `log_expected`, and without the `[batch, S]` hits."""
-    others = logits[:, 1:] if expected is None else logits[:, 1:] - tf.cast(expected, logits.dtype)
-    others = others if hits is None else tf.where(hits, tf.constant(_FAR_BELOW, logits.dtype), others)
-    return tf.concat([logits[:, :1], others], axis=1)
+def in_one_column(negatives: tf.Tensor) -> tf.Tensor:
+    """Offsets `[S]` by which an id that was drawn several times counts as often in its first column, in others not."""
+    # The softmax is the same, and its gradient is zero in the other columns: none need to be added up by id.
+    _, number, times = tf.unique_with_counts(negatives)
+    place = tf.range(tf.size(negatives))
+    first = tf.gather(tf.math.unsorted_segment_min(place, number, tf.size(times)), number)
+    counts = tf.math.log(tf.cast(tf.gather(times, number), tf.float32))
+    return tf.where(tf.equal(first, place), counts, tf.constant(_FAR_BELOW))
+
+
+def beside(own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None = None) -> tf.Tensor:
+    """Logits `[batch, 1 + S]` of positives `[batch, 1]` and negatives `[batch, S]`, of which some are left out."""
+    if left_out is not None:
+        others = tf.where(left_out, tf.constant(_FAR_BELOW, others.dtype), others)
+    return tf.concat([own, others], axis=1)
 
 
 class Softmax:
@@ -106,19 +116,28 @@ class Softmax:
             raise ValueError(f"num_hard_negatives must be positive, got {num_hard_negatives!r}.")
         self.temperature, self.num_hard_negatives = float(temperature), num_hard_negatives
 
-    def logits(self, products: tf.Tensor, expected: tf.Tensor | None, *left_out: tf.Tensor | None) -> tf.Tensor:
-        """Corrected logits of products `[batch, 1 + S]`, without the negatives that any of the masks leaves out."""
-        masks = [mask for mask in left_out if mask is not None]
-        hits = tf.reduce_any(tf.stack(masks), axis=0) if masks else None
-        logits = corrected(products / self.temperature, expected, hits)
+    def logits(self, own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
+        """Logits `[batch, 1 + S]`, without the negatives that a mask leaves out."""
         if self.num_hard_negatives is None:
-            return logits
-        others = logits[:, 1:]
+            return beside(own, others, left_out)
+        others = beside(own, others, left_out)[:, 1:]
         largest = tf.math.top_k(others, tf.minimum(self.num_hard_negatives, tf.shape(others)[1])).values
-        return corrected(logits, hits=others < largest[:, -1:])
+        return beside(own, others, others < largest[:, -1:])
+
+    def losses(self, own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
+        """Cross-entropies `[batch]` of the same logits."""
+        if self.num_hard_negatives is None:
+            return cross_entropy_beside(own, others, left_out)
+        return cross_entropy(self.logits(own, others, left_out))
 
     def get_config(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "num_hard_negatives": self.num_hard_negatives}
+
+
+def any_of(*masks: tf.Tensor | None) -> tf.Tensor | None:
+    """Whether any of the masks holds; None if there is none."""
+    there = [mask for mask in masks if mask is not None]
+    return tf.reduce_any(tf.stack(there), axis=0) if len(there) > 1 else there[0] if there else None
 
 
 def is_among(negatives: tf.Tensor, ids: tf.Tensor | None) -> tf.Tensor | None:
@@ -144,10 +163,30 @@ def best(scores: tf.Tensor, k: Any, exclude: Any = None, allowed: Any = None) ->
     return found._replace(indices=tf.where(found.values == nothing, -1, found.indices))
 
 
-def cross_entropy(logits: tf.Tensor, expected: tf.Tensor | None = None) -> tf.Tensor:
-    """−log of the softmax of corrected logits at the first place, `[batch]`."""
-    logits = logits if expected is None else corrected(logits, expected)
+def cross_entropy(logits: tf.Tensor) -> tf.Tensor:
+    """−log of the softmax of logits at the first place, `[batch]`."""
     return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+
+
+def cross_entropy_beside(own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None = None) -> tf.Tensor:
+    """The same of positives `[batch, 1]` and negatives `[batch, S]`, of which some are left out."""
+    # Each pass over [batch, S] is a tenth of a step: logits are not copied beside each other, nor gradients apart.
+
+    @tf.custom_gradient
+    def loss(own: tf.Tensor, others: tf.Tensor) -> Any:
+        if left_out is not None:
+            others = tf.where(left_out, tf.constant(_FAR_BELOW, others.dtype), others)
+        most = tf.maximum(own, tf.reduce_max(others, axis=1, keepdims=True))
+        mine, theirs = tf.exp(own - most), tf.exp(others - most)
+        total = mine + tf.reduce_sum(theirs, axis=1, keepdims=True)
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            scale = upstream[:, None] / total
+            return scale * mine - upstream[:, None], scale * theirs
+
+        return (tf.math.log(total) + most - own)[:, 0], gradient
+
+    return loss(own, others)
 
 
 def _checked(counts: Sequence[float], catalogue: int) -> list[float]:

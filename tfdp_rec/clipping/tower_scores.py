@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.clipping.negatives import Negatives, Softmax, best, cross_entropy, is_among, negatives_of
+from tfdp_rec.clipping.negatives import Negatives, Softmax, any_of, best, cross_entropy, is_among, negatives_of
 from tfdp_rec.refused import NotPrivate
 
 _FILE = "candidates.npz"
@@ -85,10 +85,11 @@ class TowerScores(keras.layers.Layer):
         # One axis of B (1 + S) rows, example by example: the tower's layers see rows, as in any other call.
         rows = self.tower(tf.nest.map_structure(_side_by_side, positives, others))
         rows = tf.reshape(rows, [-1, 1 + self.negatives.number, rows.shape[-1]])
-        logits = tf.einsum("bd,bsd->bs", query, tf.cast(rows, query.dtype))
+        logits = tf.einsum("bd,bsd->bs", query / self.softmax.temperature, tf.cast(rows, query.dtype))
         hits = [_same(*pair) for pair in zip(tf.nest.flatten(positives), tf.nest.flatten(others))]
         hit = tf.reduce_all(tf.stack(hits), axis=0)
-        return self.softmax.logits(logits, self.negatives.log_expected(drawn), hit, is_among(drawn, exclude))
+        others = logits[:, 1:] - tf.cast(self.negatives.log_expected(drawn), logits.dtype)
+        return self.softmax.logits(logits[:, :1], others, any_of(hit, is_among(drawn, exclude)))
 
     def _refuse_text_for_numbers(self, positives: Any) -> None:
         for own, known in zip(tf.nest.flatten(positives), tf.nest.flatten(self.candidates)):

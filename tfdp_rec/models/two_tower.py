@@ -23,7 +23,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import cross_entropy, log_expected
+from tfdp_rec.clipping.negatives import in_one_column, log_expected
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.metrics import ranks
@@ -122,10 +122,9 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """Sampled-softmax cross-entropy of each example, `[batch]`."""
         label, negatives = tf.cast(data["label"], tf.int64), tf.cast(data["negatives"], tf.int64)
-        logits = self.scores(self.encode(data["context"]), label, negatives)
-        own, others = tf.gather(self._log_prior, label)[:, None], tf.gather(self._log_prior, negatives)
-        logits += tf.concat([own, tf.broadcast_to(others, [tf.shape(label)[0], tf.size(negatives)])], axis=1)
-        losses = cross_entropy(logits, log_expected(tf.size(negatives), len(self.vocabulary)))
+        own, others = (tf.gather(self._log_prior, ids) for ids in (label, negatives))
+        others += in_one_column(negatives) - log_expected(tf.size(negatives), len(self.vocabulary))
+        losses = self.scores.cross_entropy(self.encode(data["context"]), label, negatives, offsets=(own, others))
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
     def recall(self, dataset: tf.data.Dataset) -> dict[str, float]:
