@@ -66,7 +66,8 @@ class CandidateScores(keras.layers.Layer):
         as_loss: Whether the losses are asked for, as by `cross_entropy`, and not the logits.
 
     Returns:
-        Logits `[batch, 1 + S]`, the positive first; or losses `[batch]`.
+        Logits `[batch, 1 + S]`, the positive first, made for a softmax: of a negative that the layer drew several times
+        one column counts as often, and the others are far below. Or losses `[batch]`.
 
     Raises:
         ValueError: There is neither a size nor a vocabulary, the temperature or the number of hard negatives is not

@@ -86,7 +86,7 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
     terms = tf.shape(x)[0]
     # Beside c - 1 additions a term is rounded in the product, three times in a sum of four, and once at the end; one
-    # more is for the additions in float64, fewer than 2²⁹. Terms in float64 themselves never need to be cut.
+    # more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
     size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
 
     def laid_out(number: int) -> Callable[[], tf.Tensor]:
@@ -122,7 +122,7 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         return tf.cast(wide, x.dtype)
 
     short = [short_enough(n, terms, depth) for n in _LAID_OUT]
-    cut = depth >= float(_LEAST + _AT_ONCE + 1)  # not for a depth that is no number
+    cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
     way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
     return tf.switch_case(way, [*map(laid_out, _LAID_OUT), in_pieces, in_float64])
 
