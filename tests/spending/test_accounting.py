@@ -17,6 +17,7 @@ from dp_accounting import (
 
 from tfdp_rec.pricing import composition
 from tfdp_rec.pricing.events import PureDpEvent
+from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
 
 DELTA = 1e-6
@@ -293,6 +294,16 @@ def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
     noise = calibrate_noise(8.0, 1e-6, PoissonSampling(20_000, 500), 200)
     assert grids.count(1e-4) == 1 and len(grids) < 9
     assert 7.995 < accountant(GaussianDpEvent(noise), PoissonSampling(20_000, 500), "pld").epsilon(200) <= 8.0
+
+
+@pytest.mark.parametrize("used", [7.7, 7.99])
+def test_a_rest_that_a_quick_price_overlooks_is_used(used):
+    """RDP alone prices what is spent above the budget, PLD does not: the second of two days, say."""
+    spent = GaussianDpEvent(noise_of_one_release(used, 1e-6))
+    sampling = PoissonSampling(100_000, 1000)
+    found = calibrate_noise(8.0, 1e-6, sampling, 100, spent=[(spent, "a day before")])
+    steps = sampling.compose_history([(GaussianDpEvent(found), 100)])
+    assert 7.99 < epsilon_of(ComposedDpEvent([spent, steps]), 1e-6) <= 8
 
 
 def test_calibration_of_two_gaussians_with_other_spending():

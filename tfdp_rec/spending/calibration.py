@@ -95,21 +95,18 @@ def least_noise(
         return min(epsilon_of(spent_with(noise, steps), delta, by, coarser) - rest, 1e9)
 
     near = _NEAR * rest
-    # Double or halve from 1 until the budget lies between two multipliers; then a root search, repeated more closely.
+    # A quick search first, unless its price of all else passes the budget; closer ones begin at its answer.
     first, *closer = searches(spent_with(1.0, 1), accountant)
-    high = 1.0
-    while excess(high, *first) > 0:
-        high *= 2
-        if high > 1e6:
+    while (between := _bracket(excess, first)) is None:
+        if not closer or not besides:
             raise ValueError(
                 f"No noise multiplier up to 10^6 keeps {steps} steps within epsilon = {target_epsilon}: "
                 "raise target_epsilon, or spend less elsewhere."
             )
-    low = high / 2
-    while excess(low, *first) <= 0:
-        high, low = low, low / 2
-        if high < 1e-3:
-            return high
+        first, *closer = closer
+    low, high = between
+    if high < 1e-3:
+        return high
     noise = _least(excess, first, low, high, near)
     for by in closer:
         if not -near <= excess(noise, *by) <= 0:
@@ -120,6 +117,19 @@ def least_noise(
             'use accountant="rdp" (--rdp).'
         )
     return noise
+
+
+def _bracket(excess: Callable[..., float], by: Search) -> tuple[float, float] | None:
+    """A multiplier that is too small, and its double, which is enough; None if none up to 10^6 is enough."""
+    high = 1.0
+    while excess(high, *by) > 0:
+        high *= 2
+        if high > 1e6:
+            return None
+    low = high / 2
+    while excess(low, *by) <= 0 and high >= 1e-3:
+        high, low = low, low / 2
+    return low, high
 
 
 def _least(excess: Callable[..., float], by: Search, low: float, high: float, near: float) -> float:
