@@ -26,7 +26,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp_rec.noise.philox import Words
+from tfdp_rec.noise.threefry import Words
 
 RADIUS_BITS = 64
 

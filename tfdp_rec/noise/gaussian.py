@@ -1,8 +1,8 @@
 """Gaussians for training: keyed by the operating system, never repeatable, fast.
 
-Each call draws a fresh Philox key and counter block from a generator that os.urandom seeded, and computes
+Each call draws a fresh Threefry key and counter block from a generator that os.urandom seeded, and computes
 
-  pair i = BoxMuller(Philox(counter = (i, block), key)),   i = 0, 1, ...
+  pair i = BoxMuller(Threefry(counter = (i, block), key)),   i = 0, 1, ...
 
 in one fused loop that XLA compiles; nothing but the result goes to memory. XLA compiles a program for every
 length, so lengths are rounded up to a few (eight for each power of two, multiples of 16,384 below) and the
@@ -23,10 +23,11 @@ import tensorflow as tf
 
 from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
-from tfdp_rec.noise.philox import philox
+from tfdp_rec.noise.threefry import threefry
 
 RowSampler = Callable[[int, tf.Tensor, tf.Tensor], tf.Tensor]
 
+_WORDS = 7  # of a key and of a counter block
 _SMALLEST_BUCKET = 2**14  # pairs
 _BUCKETS_PER_OCTAVE = 8
 
@@ -76,7 +77,7 @@ class EntropyNoise(NoiseSource):
         """Unit Gaussians for all requests, in one draw."""
         sizes = tf.stack([tf.size(request.rows, tf.int64) * request.width for request in requests])
         total = tf.reduce_sum(sizes)
-        key = self._current_generator().uniform_full_int([5], dtype=tf.uint32)
+        key = self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
         pairs = self._sample(_bucket((total + 1) // 2), key)
         values = tf.reshape(tf.bitcast(pairs, tf.float32), [-1])[:total]
         parts = tf.split(values, sizes, num=len(requests))
@@ -85,7 +86,7 @@ class EntropyNoise(NoiseSource):
     def _rows(self, scales: Sequence[tf.Tensor], width: int) -> list[tf.Tensor]:
         """Noise for rows of one width, a row for each entry of each of `scales`, all in one draw."""
         every = tf.concat([tf.reshape(scale, [-1]) for scale in scales], axis=0)
-        key = self._current_generator().uniform_full_int([5], dtype=tf.uint32)
+        key = self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
         values = self._sample_rows(width, every, key)
         parts = tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
         return [tf.reshape(p, [-1, s.shape[1], width]) for p, s in zip(parts, scales, strict=True)]
@@ -114,9 +115,9 @@ def _new_generator() -> tf.random.Generator:
 
 
 def _sample(pairs: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Pairs of unit Gaussians as complex numbers, a pure function of five words."""
+    """Pairs of unit Gaussians as complex numbers, a pure function of seven words."""
     index = tf.bitcast(tf.range(pairs, dtype=tf.int32), tf.uint32)
-    words = philox((index, key[0], key[1], key[2]), (key[3], key[4]))
+    words = threefry((index, key[0], key[1], key[2]), (key[3], key[4], key[5], key[6]))
     return tf.complex(*gaussian_pairs(words))
 
 

@@ -148,7 +148,7 @@ class LazyDPSGD(PrivateOptimizer):
         owing = self.row_marks.since(table.path, flat) < now
 
         def settle() -> tf.Tensor:
-            self.settle_rows({table.path: tf.unique(tf.boolean_mask(flat, owing))[0]}, now)
+            self.settle_rows({table.path: _distinct(flat, owing)}, now)
             return tf.constant(True)
 
         tf.cond(tf.reduce_any(owing), settle, lambda: tf.constant(False))
@@ -169,7 +169,7 @@ class LazyDPSGD(PrivateOptimizer):
         with after(self.row_marks.tick(now, totals)):
             self._step_touched(step, before)
         upcoming = step.upcoming.items()
-        self.settle_rows({path: self._announced(path, ids) for path, ids in upcoming if path in self.tables}, now)
+        self.settle_rows({path: self._announced(path, ids, now) for path, ids in upcoming if path in self.tables}, now)
 
     def _step_touched(self, step: Step, before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
@@ -183,10 +183,12 @@ class LazyDPSGD(PrivateOptimizer):
         """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""
         return table.step(move.indices, move.values + drawn, step.learning_rate)
 
-    def _announced(self, path: str, ids: tf.Tensor) -> tf.Tensor:
-        """The distinct rows among announced ids; row 0 for an id outside the table, which the read refuses."""
+    def _announced(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+        """The distinct rows among announced ids that owe noise; row 0 for an id outside the table."""
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
-        return tf.unique(tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0))[0]
+        ids = tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)  # the read refuses it
+        # Rows that this step has touched owe nothing: where some rows are read often, these are most.
+        return _distinct(ids, self.row_marks.since(path, ids) < now)
 
     def refusals(self, step: Step) -> Iterable[Check]:
         rate, now = tf.cast(step.learning_rate, tf.float64), self.row_marks.now()
@@ -258,6 +260,11 @@ class LazyDPSGD(PrivateOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "aggregate_noise": self.aggregate_noise}
+
+
+def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    """The distinct ids among those that are counted."""
+    return tf.unique(tf.boolean_mask(ids, counted))[0]
 
 
 def _steps_of(table: Table) -> Recursion:

@@ -111,6 +111,11 @@ class Owed(NamedTuple):
         """The same of some of the rows."""
         return Owed(tf.gather(self.stddev, rows), tuple(tf.gather(c, rows) for c in self.coefficients))
 
+    def split(self, sizes: Sequence[tf.Tensor]) -> list[Owed]:
+        """The same of rows in runs of these sizes."""
+        stddev, *coefficients = (tf.split(each, sizes, num=len(sizes)) for each in (self.stddev, *self.coefficients))
+        return [Owed(one, tuple(c[place] for c in coefficients)) for place, one in enumerate(stddev)]
+
 
 class Pending(abc.ABC):
     """A way to total owed noise, and to settle it."""
@@ -146,8 +151,11 @@ class Aggregated(Pending):
         """The rows after Gaussians `[n, draws, width]` of the standard deviations owed."""
 
     def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
-        owed = [by_mark.of(d.since) if by_mark else self.owed(d.since, d.now, history) for d in debts]
-        noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], debts[0].now)
+        # Found for the rows of all tables at once: a step has many tables, and a table few rows.
+        every, now = tf.concat([debt.since for debt in debts], axis=0), debts[0].now
+        due = by_mark.of(every) if by_mark else self.owed(every, now, history)
+        owed = due.split([tf.size(debt.since) for debt in debts])
+        noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], now)
         return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
