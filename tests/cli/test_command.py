@@ -1,12 +1,13 @@
 """The command's own machinery, and its accounting commands."""
 
 import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
-from tfdp_rec import cli
+from tfdp_rec import cli, quiet
 
 SETTING = "--units 110794 --batch-size 1024 --steps 500 --delta 1e-6 --rdp"
 
@@ -137,6 +138,16 @@ def test_errors_of_the_system_are_said_without_their_numbers(capsys, monkeypatch
     monkeypatch.setattr("tfdp_rec.cli.epsilon.run", fail)
     assert cli.main(f"epsilon --noise-multiplier 1 {SETTING}".split()) == 2
     assert f"error: {said} (TFDP_REC_DEBUG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version, flags", [("2.21.3", "--xla_cpu_prefer_vector_width=512"), ("2.22.0", None)])
+def test_commands_set_what_makes_large_steps_quick_and_no_flag_that_may_be_unknown(monkeypatch, version, flags):
+    monkeypatch.setattr(quiet.metadata, "version", lambda name: version)
+    for name in ("XLA_FLAGS", "TF_CPU_ALLOCATOR_USE_BFC"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    quiet.import_tensorflow()
+    assert os.environ.get("XLA_FLAGS") == flags and os.environ["TF_CPU_ALLOCATOR_USE_BFC"] == "1"
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
 
 def _positions(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, ..., n]` as `[batch, T, n]`; without positions, as it is."""
-    if tensor.shape.rank == 2:
+    if tensor.shape.rank in (2, 3):
         return tensor
     middle = 1
     for size, dynamic in zip(tensor.shape[1:-1], tf.unstack(tf.shape(tensor))[1:-1]):
@@ -397,7 +397,9 @@ class EmbeddingRule(Rule):
         (g,), ids, table = gradients, self._ids(call), embeddings_of(call.layer)
         if ids.shape.rank == 1:
             ids, g = ids[:, None], g[:, None, :]
-        yield table, factors.Rows(_positions(ids[..., None])[..., 0], _positions(g), table.shape)
+        elif ids.shape.rank > 2:
+            ids = _positions(ids[..., None])[..., 0]
+        yield table, factors.Rows(ids, _positions(g), table.shape)
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
         return {embeddings_of(call.layer).path: self._ids(call)}

@@ -428,9 +428,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     ) -> Iterable[tuple[Table, tf.IndexedSlices, tf.Tensor]]:
         """Each table, the moves of its rows with a gradient, and noise for these, as large as the step's or units."""
         moves = [(table, step.move(table)) for table in self.tables.values()]
-        requests = []
+        requests, each = [], step.noise_scale
         for table, move in moves:
-            scale = tf.fill([tf.size(move.indices), 1], step.noise_scale) if scaled else None
+            scale = tf.fill([tf.size(move.indices), 1], each) if scaled else None
             requests.append(noise_sources.Request(table.number, move.indices, table.width, scale))
         drawn = self.noise.draw(requests, number)  # one draw for all tables
         return [(table, move, noise[:, 0]) for (table, move), noise in zip(moves, drawn, strict=True)]

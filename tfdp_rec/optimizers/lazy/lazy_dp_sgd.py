@@ -145,7 +145,7 @@ class LazyDPSGD(PrivateOptimizer):
             return
         table.withhold()
         flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.row_marks.now()
-        owing = self.row_marks.since(table.path, flat) < now
+        owing = self.row_marks.owing(table.path, flat, now)
 
         def settle() -> tf.Tensor:
             self.settle_rows({table.path: _distinct(flat, owing)}, now)
@@ -188,7 +188,7 @@ class LazyDPSGD(PrivateOptimizer):
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
         ids = tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)  # the read refuses it
         # Rows that this step has touched owe nothing: where some rows are read often, these are most.
-        return _distinct(ids, self.row_marks.since(path, ids) < now)
+        return _distinct(ids, self.row_marks.owing(path, ids, now))
 
     def refusals(self, step: Step) -> Iterable[Check]:
         rate, now = tf.cast(step.learning_rate, tf.float64), self.row_marks.now()

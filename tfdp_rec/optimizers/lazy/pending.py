@@ -322,4 +322,8 @@ class RowMarks:
 
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""
-        return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), now))
+        return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), tf.cast(now, tf.int32)))
+
+    def owing(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+        """Whether rows owe noise of a step before `now`."""
+        return tf.gather(self.marks[path], ids) < tf.cast(now, tf.int32)
