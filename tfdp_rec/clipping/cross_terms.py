@@ -18,6 +18,7 @@ from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Rows, Scores, b
 from tfdp_rec.clipping.float_sums import Depth
 
 CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
+_ANY = 2.0**60  # a depth that cuts no sum
 
 
 def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -112,9 +113,9 @@ def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
 
 def _additions(factor: Factor) -> tf.Tensor | float:
     """How many numbers an inner product with this factor adds up, along all of its axes."""
-    shown = [v for v in vars(factor).values() if tf.is_tensor(v) and v.dtype.is_floating]
-    sizes = [count_along(v.shape[axis], v, axis) for v in shown for axis in range(1, v.shape.rank)]
-    return sum((tf.cast(s, shown[0].dtype) for s in sizes), tf.zeros([], shown[0].dtype))
+    sizes = [count_along(v.shape[axis], v, axis) for v in factor.tensors for axis in range(1, v.shape.rank)]
+    dtype = factor.tensors[0].dtype
+    return sum((tf.cast(s, dtype) for s in sizes), tf.zeros([], dtype))
 
 
 def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
@@ -122,11 +123,23 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
     if len(factors) == 1:
         return factors[0].weighted_sum(weights, depth)
     # An example has one term in each factor's sum: the bound for several terms counts, less the additions that follow.
-    by_parts = Depth(depth.parts - len(factors), depth.parts - len(factors))
-    parts = [f.weighted_sum(weights, by_parts) for f in factors]
-    if all(f.sparse for f in factors):
-        return join(parts)
-    return functools.reduce(tf.add, [tf.convert_to_tensor(p) for p in parts])
+    left = depth.parts - len(factors)
+
+    def added(parts: Sequence[Factor], depth: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = [part.weighted_sum(weights, Depth(depth, depth)) for part in parts]
+        if all(part.sparse for part in parts):
+            joined = join(sums)
+            return joined.indices, joined.values
+        return (functools.reduce(tf.add, [tf.convert_to_tensor(each) for each in sums]),)
+
+    def in_float64() -> tuple[tf.Tensor, ...]:
+        # Where an example's parts cancel, the sums of the factors may be far larger than their total: not one of them
+        # may be rounded to float32 by itself.
+        *ids, total = added([factor.in_float64() for factor in factors], tf.constant(_ANY, tf.float64))
+        return (*ids, tf.cast(total, factors[0].tensors[0].dtype))
+
+    *ids, values = tf.cond(left >= 1, lambda: added(factors, left), in_float64)
+    return tf.IndexedSlices(values, ids[0], tf.constant(factors[0].shape, tf.int64)) if ids else values
 
 
 def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:

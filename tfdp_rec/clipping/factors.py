@@ -154,6 +154,11 @@ class Factor(abc.ABC):
     def merge(cls, factors: Sequence[Factor]) -> Factor:
         """The factor of the sum of the gradients of `factors`, all of this class."""
 
+    @property
+    @abc.abstractmethod
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        """The numbers that gradients are made of, with the batch as first axis."""
+
     @abc.abstractmethod
     def norm(self) -> tf.Tensor:
         """The norm of each example's gradient, rounded up, `[batch]`."""
@@ -175,6 +180,10 @@ class Factor(abc.ABC):
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
         """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
+
+    @abc.abstractmethod
+    def in_float64(self) -> Factor:
+        """The same numbers in float64, and so their weighted sum."""
 
     def reads(self) -> Reads:
         """The rows that each example reads, by which mechanisms choose rows: for sparse kinds."""
@@ -202,6 +211,10 @@ class PerExample(Factor):
     def merge(cls, factors: Sequence[PerExample]) -> PerExample:  # type: ignore[override]
         return cls(tf.add_n([f.values for f in factors]))
 
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return (self.values,)
+
     def norm(self) -> tf.Tensor:
         return length_of_all(self.values)
 
@@ -209,6 +222,9 @@ class PerExample(Factor):
         shape = tf.shape(self.values)[1:]
         added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
         return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
+
+    def in_float64(self) -> PerExample:
+        return PerExample(tf.cast(self.values, tf.float64))
 
     def dense(self) -> PerExample:
         return self
@@ -228,6 +244,10 @@ class Outer(Factor):
             return factors[0]
         x, g = (tf.concat([by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
         return cls(x, g, factors[0].assemble)
+
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return self.x, self.g
 
     @property
     def whole(self) -> bool:
@@ -273,6 +293,9 @@ class Outer(Factor):
         added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
         return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
+    def in_float64(self) -> Outer:
+        return Outer(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64), self.assemble)
+
     def dense(self) -> PerExample:
         return PerExample(self.assemble(self._formed()))
 
@@ -296,6 +319,10 @@ class Rows(Factor):
         ids = tf.concat([f.ids for f in factors], axis=1)
         return cls(ids, tf.concat([f.g for f in factors], axis=1), factors[0].shape)
 
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return (self.g,)
+
     @functools.cached_property
     def summed(self) -> tf.Tensor:
         """`g` summed over repeated ids of one example, at the place of the first; zero at the others."""
@@ -313,6 +340,9 @@ class Rows(Factor):
         values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
         ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
+
+    def in_float64(self) -> Rows:
+        return Rows(self.ids, tf.cast(self.summed, tf.float64), self.shape)
 
     def reads(self) -> Reads:
         batch, positions = tf.unstack(tf.shape(self.ids, tf.int64))
@@ -333,6 +363,10 @@ class Scores(Factor):
         # Of an id that stands several times the first column has the sum, and the others nothing.
         self.d = tf.ensure_shape(_in_first_columns(self.ids, wide(d)), d.shape)
 
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return self.d, self.q
+
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
         """The distinct ids `[n]`, and the first column of each."""
@@ -347,11 +381,14 @@ class Scores(Factor):
         return length(self.d) * length(self.q) * _rounded(0, self.q.dtype)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
-        # The weight goes to the smaller of the two.
+        # A query is seldom wider than there are candidates.
         values = float_sums.products(_silence(weights, self.d), _weigh(weights, self.q), depth.whole)
         ids, columns = self.distinct
         rows = tf.ensure_shape(tf.gather(values, columns), [None, self.q.shape[1]])
         return tf.IndexedSlices(rows, ids, tf.constant(self.shape, tf.int64))
+
+    def in_float64(self) -> Scores:
+        return Scores(self.ids, tf.cast(self.d, tf.float64), tf.cast(self.q, tf.float64), self.shape)
 
     def reads(self) -> Reads:
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)

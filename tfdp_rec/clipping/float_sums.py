@@ -154,7 +154,7 @@ def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor
 @traced_once
 def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, place, count = tf.unique_with_counts(ids)
-    often = tf.cast(count, depth.dtype) > depth
+    often = ~(tf.cast(count, depth.dtype) <= depth)  # true for a depth that is no number
 
     def sums(terms: tf.Tensor) -> tf.Tensor:
         return _weighted_segments(values, terms, place, tf.size(distinct))
