@@ -118,6 +118,14 @@ def test_squares_that_underflow(positions):
         assert removal(model, batch, 0) <= 1, (small, large)
 
 
+def test_a_length_whose_squares_are_no_numbers_is_not_nothing():
+    """|x| = 2e-20 and |g| = 1.4e18: the gradient is 0.028 long, and weighed as 0 it would be any number of clips."""
+    tiny, huge = tf.fill([3, 4], 1e-20), tf.fill([3, 2], 1e18)
+    several = [Outer(tiny, huge, lambda formed: formed), Scores(tf.constant([0, 1, 2, 3]), tiny, huge, [5, 2])]
+    for factor in several:
+        assert np.all(factor.norm().numpy() >= np.sqrt(8) * 1e-2)
+
+
 def test_gradients_of_any_size():
     model = embedding()
     for size in (1e-30, 1e-19, 1e19, 1e30):

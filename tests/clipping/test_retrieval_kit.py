@@ -229,6 +229,10 @@ def test_it_comes_back_from_a_file(name, tmp_path):
     assert again.softmax.get_config() == layer.softmax.get_config()
 
 
+def given_shapes(query, positives):
+    return tfdp_rec.CandidateScores(ROWS, WIDTH, negatives=2)(tf.ones(query), tf.zeros(positives, tf.int64))
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
@@ -237,6 +241,9 @@ def test_it_comes_back_from_a_file(name, tmp_path):
         (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, negatives=tfdp_rec.Negatives(3, 7)), "for 7 candidates"),
         (lambda: tfdp_rec.Negatives(0, 7), "at least 1"),
         (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, temperature=0), "temperature"),
+        (lambda: tfdp_rec.CandidateScores(ROWS, WIDTH, temperature=1e-50), "temperature"),
+        (lambda: given_shapes([4, WIDTH], [4, 1]), "one positive"),
+        (lambda: given_shapes([4, 2, WIDTH], [4]), "one query an example"),
         (lambda: tfdp_rec.TowerScores(table(), np.arange(3), num_hard_negatives=0), "num_hard_negatives"),
         (lambda: tfdp_rec.Negatives(3, 7, released_counts=[1.0]), "7 numbers"),
         (lambda: tfdp_rec.TowerScores(table(), {"a": np.ones(2), "b": np.ones(3)}), "one row a candidate"),
@@ -248,13 +255,41 @@ def test_misuse_is_one_line(make, match):
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize("own, others", [(500, -500), (-500, 500), (-300, -300), (500, 500)])
+def test_large_logits_overflow_nothing(own, others):
+    softmax = negatives.Softmax(1.0, None)
+    logits = tf.constant([[own]], tf.float32), tf.constant([[others, others - 1]], tf.float32)
+    expected = np.logaddexp.reduce([own, others, others - 1]) - own
+    np.testing.assert_allclose(softmax.losses(*logits, None), [expected], rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float64"])
+@pytest.mark.parametrize("given", [False, True])
+def test_offsets_are_added_to_logits(policy, given):
+    """Also where the layer draws its negatives, whose correction is float32 whatever the policy."""
+    layer = fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=3, dtype=policy), [0, 1, 2])
+    query, positives = tf.constant(RNG.normal(size=[4, WIDTH])), tf.constant([3, 3, 4, 5])
+    own, others = tf.constant([1.0, -2.0, 3.0, 0.5]), tf.constant([2.0, -1.0, 4.0])
+    called = [query, positives, tf.constant([0, 1, 2])] if given else [query, positives]
+    plain, moved = layer(*called), layer(*called, offsets=(own, others))
+    expected = np.concatenate([own[:, None], np.broadcast_to(others, [4, 3])], axis=1)
+    np.testing.assert_allclose(tf.cast(moved - plain, tf.float32), expected, atol=0.05)
+    assert layer.cross_entropy(*called, offsets=(own, None)).shape == [4]
+
+
+def test_strings_of_pandas_are_a_vocabulary():
+    layer = tfdp_rec.CandidateScores(vocabulary=TITLES.astype(object), width=WIDTH, negatives=2)
+    assert set(layer.top_k(tf.ones([1, WIDTH]), k=ROWS).numpy()[0].astype(str)) == set(TITLES)
+
+
 @pytest.mark.parametrize("some", [False, True])
 def test_the_loss_of_logits_beside_each_other_is_that_of_one_softmax(some):
     rng = np.random.default_rng(0)
     own, others = (tf.constant(rng.normal(0, 20, [6, n]), tf.float32) for n in (1, 9))
     left_out = tf.constant(rng.random([6, 9]) < 0.3) if some else None
     upstream, made = tf.constant(rng.random(6), tf.float32), []
-    for loss in (negatives.cross_entropy_beside, lambda *given: negatives.cross_entropy(negatives.beside(*given))):
+    whole = negatives.Softmax(1.0, None)
+    for loss in (whole.losses, lambda *given: negatives.cross_entropy(whole.logits(*given))):
         with tf.GradientTape() as tape:
             tape.watch([own, others])
             losses = loss(own, others, left_out)

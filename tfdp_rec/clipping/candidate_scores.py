@@ -60,7 +60,7 @@ class CandidateScores(keras.layers.Layer):
         positives: Ids `[batch]`.
         negatives: Ids `[S]`, independent of the data and the same for every example; left out if the layer draws them.
         exclude: Ids `[batch, E]` that are no negatives of their example, such as items of its history; an id outside
-            the catalogue, such as -1, excludes nothing.
+            the catalogue, such as -1, excludes no candidate of it.
         offsets: Pair of what is added to the logits of the positives, `[batch]`, and of the negatives, `[S]`, such as
             log priors: public or released. None in either place adds nothing.
         as_loss: Whether the losses are asked for, as by `cross_entropy`, and not the logits.
@@ -100,7 +100,8 @@ class CandidateScores(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.softmax = Softmax(temperature, num_hard_negatives)
-        self.vocabulary = None if vocabulary is None else np.asarray(vocabulary)
+        # By way of a list, so that strings of pandas are strings and no objects.
+        self.vocabulary = None if vocabulary is None else np.asarray(np.asarray(vocabulary).tolist())
         self.lookup, rows = _lookup_of(self.vocabulary, vocabulary_size)
         if not rows or width < 1:
             raise ValueError("CandidateScores needs a width, and vocabulary_size or vocabulary.")
@@ -161,10 +162,15 @@ class CandidateScores(keras.layers.Layer):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None, Offsets, bool]:
         """What the products are of: queries and rows; and whether the layer drew the negatives."""
         positives, negatives, exclude, drawn = self.rows(positives, negatives, exclude)
+        if query.shape.rank != 2 or positives.shape.rank != 1:
+            raise ValueError(
+                f"Layer '{self.name}' takes one query an example, [batch, width], and one positive, [batch]; got "
+                f"{query.shape} and {positives.shape}."
+            )
         own, others = offsets or (None, None)
         if drawn:
             drawn_often = in_one_column(negatives) - self.negatives.log_expected(negatives - self.first)
-            others = drawn_often if others is None else others + drawn_often
+            others = drawn_often if others is None else tf.cast(others, tf.float32) + drawn_often
         if self.softmax.temperature != 1:
             query = query / self.softmax.temperature
         return query, positives, negatives, exclude, (own, others), drawn

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -138,8 +139,9 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
         *ids, total = added([factor.in_float64() for factor in factors], tf.constant(_ANY, tf.float64))
         return (*ids, tf.cast(total, factors[0].tensors[0].dtype))
 
+    first: Any = factors[0]
     *ids, values = tf.cond(left >= 1, lambda: added(factors, left), in_float64)
-    return tf.IndexedSlices(values, ids[0], tf.constant(factors[0].shape, tf.int64)) if ids else values
+    return tf.IndexedSlices(values, ids[0], tf.constant(first.shape, tf.int64)) if ids else values
 
 
 def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:

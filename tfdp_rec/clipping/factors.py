@@ -430,6 +430,11 @@ def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
         x, g = (_by_example(t, batch_size) for t in (factor.x, factor.g))
         x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
         return Outer(x, g, factor.assemble)
+    if isinstance(factor, Scores):
+        raise NotPrivate(
+            f"Layer '{name}' is called on several queries an example in one long axis, and takes one query an example: "
+            "make one query of the positions, or a layer of each position's own."
+        )
     raise NotPrivate(
         f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "
         "does not add up by example; call it on [batch, T, ...] instead."

@@ -99,18 +99,16 @@ def in_one_column(negatives: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(first, place), counts, tf.constant(_FAR_BELOW))
 
 
-def beside(own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None = None) -> tf.Tensor:
-    """Logits `[batch, 1 + S]` of positives `[batch, 1]` and negatives `[batch, S]`, of which some are left out."""
-    if left_out is not None:
-        others = tf.where(left_out, tf.constant(_FAR_BELOW, others.dtype), others)
-    return tf.concat([own, others], axis=1)
+def without(others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
+    """Logits `[batch, S]` of negatives, those that a mask leaves out far below the others."""
+    return others if left_out is None else tf.where(left_out, tf.constant(_FAR_BELOW, others.dtype), others)
 
 
 class Softmax:
     """What a softmax over a positive and negatives is made of: a temperature, and how many negatives take part."""
 
     def __init__(self, temperature: float, num_hard_negatives: int | None):
-        if not 0 < temperature < np.inf:
+        if not 0 < np.float32(temperature) < np.inf:
             raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
         if num_hard_negatives is not None and num_hard_negatives < 1:
             raise ValueError(f"num_hard_negatives must be positive, got {num_hard_negatives!r}.")
@@ -118,11 +116,11 @@ class Softmax:
 
     def logits(self, own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
         """Logits `[batch, 1 + S]`, without the negatives that a mask leaves out."""
-        if self.num_hard_negatives is None:
-            return beside(own, others, left_out)
-        others = beside(own, others, left_out)[:, 1:]
-        largest = tf.math.top_k(others, tf.minimum(self.num_hard_negatives, tf.shape(others)[1])).values
-        return beside(own, others, others < largest[:, -1:])
+        others = without(others, left_out)
+        if self.num_hard_negatives is not None:
+            largest = tf.math.top_k(others, tf.minimum(self.num_hard_negatives, tf.shape(others)[1])).values
+            others = without(others, others < largest[:, -1:])
+        return tf.concat([own, others], axis=1)
 
     def losses(self, own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
         """Cross-entropies `[batch]` of the same logits."""
@@ -174,8 +172,7 @@ def cross_entropy_beside(own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor 
 
     @tf.custom_gradient
     def loss(own: tf.Tensor, others: tf.Tensor) -> Any:
-        if left_out is not None:
-            others = tf.where(left_out, tf.constant(_FAR_BELOW, others.dtype), others)
+        others = without(others, left_out)
         most = tf.maximum(own, tf.reduce_max(others, axis=1, keepdims=True))
         mine, theirs = tf.exp(own - most), tf.exp(others - most)
         total = mine + tf.reduce_sum(theirs, axis=1, keepdims=True)

@@ -15,6 +15,7 @@ from helpers import Seeded
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import LazyDPSGD
 from tfdp_rec.optimizers.lazy.pending import (
     Debt,
@@ -238,6 +239,22 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
     expected = np.sum(noise[:, 0] ** 2)
     found = np.mean(np.asarray(table._value, np.float64)[1:] ** 2)
     assert abs(found / expected - 1) < UNLIKELY * np.sqrt(2 / 3900)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 0), (3, 0, 3)])
+@pytest.mark.parametrize("recursion", [Recursion(), Recursion(momentum=0.9), Recursion(weight_decay=0.3)])
+def test_rows_of_several_tables_owe_what_each_owes_alone(recursion, sizes):
+    """The debts of all tables are found together, in one draw. The source is a function of table and row."""
+    kind, noise, now = pending(recursion, True), KeyedNoise(3), tf.constant(len(RATES), tf.int64)
+    history, rng, debts = history_of(kind), np.random.default_rng(0), []
+    for number, size in enumerate(sizes):
+        state = tuple(tf.constant(rng.normal(size=[size, 4]), tf.float32) for _ in range(1 + recursion.has_velocity))
+        ids, since = tf.range(size, dtype=tf.int64), tf.constant(rng.integers(0, len(RATES), size) * (1 - number % 2))
+        debts.append(Debt(number, ids, state, since, now))
+    for debt, together in zip(debts, kind.settled(debts, history, noise.draw), strict=True):
+        (alone,) = kind.settled([debt], history, noise.draw)
+        for one, other in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_totals_stay_while_a_row_owes():
