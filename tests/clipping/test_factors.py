@@ -34,8 +34,10 @@ def outer(rng, batch, length):
     return factors.Outer(tf.constant(x), tf.constant(g), as_is), np.einsum("bti,bto->bio", x, g)
 
 
-def scores(rng, batch, length):
-    ids, d, q = rng.integers(0, ROWS, size=[length]), rng.normal(size=[batch, length]), rng.normal(size=[batch, WIDTH])
+def scores(rng, batch, length, ids=None, silent=()):
+    ids = rng.integers(0, ROWS, size=[length]) if ids is None else np.array(ids)
+    d, q = rng.normal(size=[batch, length]), rng.normal(size=[batch, WIDTH])
+    d[:, list(silent)] = 0
     formed = np.zeros([batch, ROWS, WIDTH])
     for b, s in itertools.product(range(batch), range(length)):
         formed[b, ids[s]] += d[b, s] * q[b]
@@ -61,6 +63,13 @@ def check(several, formed):
     found = cross_terms.weighted_sum(merged, tf.constant(weights), DEPTH)
     found = tf.convert_to_tensor(found) if isinstance(found, tf.IndexedSlices) else found
     np.testing.assert_allclose(found, np.einsum("b,bij->ij", weights, formed), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("silent", [(), (3,), (2, 3), (0, 1)])
+@pytest.mark.parametrize("ids", [(1, 1, 4, 0), (1, 4, 1, 1), (1, 4, 0, 1), (4, 1, 1, 0)])
+def test_repeated_candidates_are_added_up_wherever_they_stand_and_whichever_have_no_gradient(ids, silent):
+    factor, formed = scores(np.random.default_rng(2), 5, 4, ids, silent)
+    check([factor], formed)
 
 
 @pytest.mark.parametrize("kind", KINDS)

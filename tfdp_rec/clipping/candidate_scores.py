@@ -26,9 +26,9 @@ from tfdp_rec.clipping.negatives import (
     Softmax,
     any_of,
     best,
-    in_one_column,
     is_among,
     negatives_of,
+    repeats_last,
 )
 from tfdp_rec.clipping.rules import of_rows
 from tfdp_rec.keras_internals import guarded_resource
@@ -61,17 +61,17 @@ class CandidateScores(keras.layers.Layer):
         negatives: Ids `[S]`, independent of the data and the same for every example; left out if the layer draws them.
         exclude: Ids `[batch, E]` that are no negatives of their example, such as items of its history; an id outside
             the catalogue, such as -1, excludes no candidate of it.
-        offsets: Pair of what is added to the logits of the positives, `[batch]`, and of the negatives, `[S]`, such as
-            log priors: public or released. None in either place adds nothing.
+        offsets: Pair of what is added to the logits of the positives, `[batch]`, and of the negatives that the call
+            gives, `[S]`, such as log priors: public or released. None in either place adds nothing.
         as_loss: Whether the losses are asked for, as by `cross_entropy`, and not the logits.
 
     Returns:
         Logits `[batch, 1 + S]`, the positive first, made for a softmax: of a negative that the layer drew several times
-        one column counts as often, and the others are far below. Or losses `[batch]`.
+        one column counts as often, and the others, which come last, are far below. Or losses `[batch]`.
 
     Raises:
         ValueError: There is neither a size nor a vocabulary, the temperature or the number of hard negatives is not
-            positive, or a call has no negatives.
+            positive, a call has no negatives, or it has offsets for those that the layer draws.
 
     Example:
         >>> import tensorflow as tf
@@ -169,8 +169,10 @@ class CandidateScores(keras.layers.Layer):
             )
         own, others = offsets or (None, None)
         if drawn:
-            drawn_often = in_one_column(negatives) - self.negatives.log_expected(negatives - self.first)
-            others = drawn_often if others is None else tf.cast(others, tf.float32) + drawn_often
+            if others is not None:
+                raise ValueError(f"Layer '{self.name}' draws its negatives: offsets are for those that a call gives.")
+            negatives, often = repeats_last(negatives)
+            others = often - self.negatives.log_expected(negatives - self.first)
         if self.softmax.temperature != 1:
             query = query / self.softmax.temperature
         return query, positives, negatives, exclude, (own, others), drawn

@@ -402,14 +402,15 @@ def _first_places(number: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 @float_sums.traced_once
 def _in_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     distinct, number = tf.unique(ids)
-    first = tf.gather(_first_places(number, tf.size(distinct)), number)
-    again = tf.where(tf.not_equal(first, tf.range(tf.size(ids))))[:, 0]
+    count = tf.size(distinct)
 
     def summed() -> tf.Tensor:
+        first = tf.gather(_first_places(number, count), number)
         return tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), first, tf.size(ids)))
 
-    # Where repeats have no gradient, as `negatives.in_one_column` makes it, `d` is the sum already.
-    return tf.cond(tf.reduce_all(tf.equal(tf.gather(d, again, axis=1), 0)), lambda: d, summed)
+    # Repeats that come last and have no gradient, as `negatives.repeats_last` makes them: `d` is the sum already.
+    come_last = tf.reduce_all(tf.equal(number[:count], tf.range(count)))
+    return tf.cond(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, summed)
 
 
 def root(square: tf.Tensor) -> tf.Tensor:

@@ -89,14 +89,18 @@ def log_expected(number: Any, catalogue: int) -> tf.Tensor:
     return tf.math.log(tf.cast(number, tf.float32)) - np.log(catalogue)
 
 
-def in_one_column(negatives: tf.Tensor) -> tf.Tensor:
-    """Offsets `[S]` by which an id that was drawn several times counts as often in its first column, in others not."""
-    # The softmax is the same, and its gradient is zero in the other columns: none need to be added up by id.
-    _, number, times = tf.unique_with_counts(negatives)
+def repeats_last(negatives: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The negatives `[S]`, repeats after the distinct ids, and offsets by which a repeated id counts in one column."""
+    # The softmax is the same, and its gradient is zero in the other columns: none need to be added up by id, and side
+    # by side they are quick to look at.
+    ids, number, times = tf.unique_with_counts(negatives)
     place = tf.range(tf.size(negatives))
     first = tf.gather(tf.math.unsorted_segment_min(place, number, tf.size(times)), number)
-    counts = tf.math.log(tf.cast(tf.gather(times, number), tf.float32))
-    return tf.where(tf.equal(first, place), counts, tf.constant(_FAR_BELOW))
+    repeats = tf.boolean_mask(negatives, tf.not_equal(first, place))
+    counts = tf.math.log(tf.cast(times, tf.float32))
+    offsets = tf.concat([counts, tf.fill(tf.shape(repeats), _FAR_BELOW)], axis=0)
+    ordered = tf.concat([ids, repeats], axis=0)
+    return tf.ensure_shape(ordered, negatives.shape), tf.ensure_shape(offsets, negatives.shape)
 
 
 def without(others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:

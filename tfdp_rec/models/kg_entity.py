@@ -24,7 +24,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import in_one_column, log_expected
+from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
@@ -142,8 +142,8 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
             training: Whether the model trains, as in Keras.
         """
         query = self.call(data, training=training)
-        negatives = data["negatives"]
-        others = in_one_column(negatives) - log_expected(tf.size(negatives), self.num_labels - 1)
+        negatives, often = repeats_last(data["negatives"])
+        others = often - log_expected(tf.size(data["negatives"]), self.num_labels - 1)
         return self.labels.cross_entropy(query, data["label"], negatives, offsets=(None, others))
 
     def top_k(self, batch: Mapping[str, Any], k: int) -> tuple[tf.Tensor, tf.Tensor]:

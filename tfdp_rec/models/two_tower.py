@@ -23,7 +23,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import in_one_column, log_expected
+from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.metrics import ranks
@@ -121,9 +121,9 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
 
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """Sampled-softmax cross-entropy of each example, `[batch]`."""
-        label, negatives = tf.cast(data["label"], tf.int64), tf.cast(data["negatives"], tf.int64)
+        label, (negatives, often) = tf.cast(data["label"], tf.int64), repeats_last(tf.cast(data["negatives"], tf.int64))
         own, others = (tf.gather(self._log_prior, ids) for ids in (label, negatives))
-        others += in_one_column(negatives) - log_expected(tf.size(negatives), len(self.vocabulary))
+        others += often - log_expected(tf.size(data["negatives"]), len(self.vocabulary))
         losses = self.scores.cross_entropy(self.encode(data["context"]), label, negatives, offsets=(own, others))
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 
