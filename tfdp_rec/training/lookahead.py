@@ -59,25 +59,28 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     if is_lookahead(dataset):
         return dataset
     spec = dataset.element_spec
-    plain = dataset.map(_as_it_is(lambda *batch: (as_tensors(_batch(batch, spec)),)))
-    blank = _blank(plain.element_spec[0])
+    _blank(without_draw(spec))  # ahead of the reader, whose refusals are of layers
     reader = reader or model.table_reader(spec)
-    # One blank batch after the last, and one before the first; the latter is dropped, the former announces nothing.
-    flagged = plain.map(_as_it_is(lambda batch: (batch, True)))
-    flagged = flagged.concatenate(tf.data.Dataset.from_tensors((blank, False)))
 
     @_as_it_is
-    def pair(previous: Any, new: Any) -> tuple[Any, tuple[Any, Any]]:
-        return new, (previous, new)
+    def read(*batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        given = _batch(batch, spec)
+        return as_tensors(given), reader(without_draw(given))
 
     @_as_it_is
-    def join(previous: Any, new: Any) -> LookAhead:
-        empty = {path: tf.zeros([0], tf.int64) for path in reader.tables}
-        upcoming = tf.cond(new[1], lambda: reader(without_draw(as_drawn(spec, new[0]))), lambda: empty)
-        return LookAhead(as_drawn(spec, previous[0]), upcoming)
+    def pair(previous: Any, new: tuple[Any, Any]) -> tuple[Any, tuple[Any, Any]]:
+        return new[0], (previous, new[1])
 
-    pairs = flagged.scan((blank, tf.constant(False)), pair).filter(_as_it_is(lambda previous, new: previous[1]))
-    return pairs.map(join, num_parallel_calls=1, deterministic=True).prefetch(2)
+    @_as_it_is
+    def join(batch: Any, upcoming: Any) -> LookAhead:
+        return LookAhead(as_drawn(spec, batch), upcoming)
+
+    # One blank batch after the last, which reads nothing, and one before the first, which is dropped.
+    known = dataset.map(read, num_parallel_calls=1, deterministic=True)
+    blank = _blank(known.element_spec[0])
+    nothing = {path: tf.zeros([0], tf.int64) for path in known.element_spec[1]}
+    pairs = known.concatenate(tf.data.Dataset.from_tensors((blank, nothing))).scan(blank, pair).skip(1)
+    return pairs.map(join).prefetch(2)
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -150,15 +153,13 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
 def build_layers(model: Any, spec: Any) -> None:
     """Makes the variables of layers that have none yet, from the spec of a batch."""
-    # By a trace of its own: within `wrap_function` variables of one name, such as "embeddings", would collide.
+    # In a graph of its own: within `wrap_function` variables of one name, such as "embeddings", would collide. And in
+    # none of a `tf.function`, which would trace the loss a second time, since variables are born in the first.
     if all(layer.built for layer in layers_within(model)):
         return
-
-    def loss(*tensors: tf.Tensor) -> tf.Tensor:
-        return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
-
-    with model.release.in_step():  # traced, not run
-        tf.function(loss, autograph=False).get_concrete_function(*_signature(model, spec))
+    with tf.__internal__.FuncGraph("build").as_default(), model.release.in_step():  # traced, not run
+        tensors = [tf.compat.v1.placeholder(leaf.dtype, leaf.shape) for leaf in _signature(model, spec)]
+        model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
 
 
 def _signature(model: Any, spec: Any) -> list[Any]:
