@@ -14,6 +14,7 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.job.recommenders.two_towers import learning_rate_for
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.optimizers import Adagrad, PrivateOptimizer
+from tfdp_rec.optimizers import noise_walk as walks
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate, noise_in_rows, noise_walk
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
@@ -60,6 +61,15 @@ def test_a_regularizer_holds_the_noise_back():
     lengths = noise_in_rows(optimizer, 1000)
     assert lengths["items"] == pytest.approx(0.5 * 0.1 * (1000 * WIDTH) ** 0.5)
     assert lengths["held"] == pytest.approx(0.5 * 0.1 * (WIDTH / (1 - 0.7**2)) ** 0.5)
+
+
+def test_the_noise_of_a_long_schedule_is_known_from_some_of_its_steps(monkeypatch):
+    """A walk of 3,000 steps by all values of a decaying schedule, and by the thousand that are asked for."""
+    optimizer, _ = built(tfdp_rec.DPSGD, keras.optimizers.schedules.CosineDecay(0.5, 3000))
+    (some,) = noise_in_rows(optimizer, 3000).values()
+    monkeypatch.setattr(walks, "_ASKED", 3000)
+    (every,) = noise_in_rows(optimizer, 3000).values()
+    assert some != every and some == pytest.approx(every, rel=1e-4)
 
 
 @pytest.mark.parametrize(

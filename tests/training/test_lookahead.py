@@ -72,6 +72,15 @@ def test_ids_of_strings_shared_tables_and_shared_negatives():
             ]
 
 
+def test_a_dataset_keeps_its_length():
+    """Keras then knows the number of steps in the first epoch. A stream has none."""
+    model = Towers()
+    model.compile(optimizer_of())
+    known = dataset().apply(tf.data.experimental.assert_cardinality(3))
+    for data in (known, known.repeat(), known.filter(lambda batch: True)):
+        assert lookahead(data, model).cardinality() == data.cardinality()
+
+
 def test_only_what_makes_ids_runs_ahead():
     model = Towers()
     model.compile(optimizer_of())

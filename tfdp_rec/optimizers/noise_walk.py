@@ -33,6 +33,7 @@ FIRST = 0.7
 whose score is a product of rows learned only there."""
 _MOST = 0.1  # length of a row's move for one clipped example, where the noise is so small that it sets no limit
 _DENSE_RATE, _DENSE_WALK = 0.01, 0.2
+_ASKED = 1000  # values of a schedule
 
 
 def noise_walk(
@@ -66,8 +67,10 @@ def _rates(optimizer: PrivateOptimizer, steps: int) -> np.ndarray:
     """η of the next steps."""
     rate = learning_rate_of(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        made = int(optimizer.iterations.numpy())
-        return np.array([float(rate(made + step)) for step in range(steps)])
+        made, every = int(optimizer.iterations.numpy()), np.arange(steps)
+        # A schedule takes one step at a time, each for some 0.1 ms: of long trainings some are asked for.
+        some = np.unique(np.linspace(0, max(steps - 1, 0), min(steps, _ASKED)).round()).astype(int)
+        return np.interp(every, some, [float(rate(made + step)) for step in some]) if steps else np.zeros(0)
     return np.full(steps, float(rate.numpy()))
 
 

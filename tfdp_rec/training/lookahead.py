@@ -153,13 +153,15 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
 def build_layers(model: Any, spec: Any) -> None:
     """Makes the variables of layers that have none yet, from the spec of a batch."""
-    # In a graph of its own: within `wrap_function` variables of one name, such as "embeddings", would collide. And in
-    # none of a `tf.function`, which would trace the loss a second time, since variables are born in the first.
+    # By a trace of its own: within `wrap_function` variables of one name, such as "embeddings", would collide.
     if all(layer.built for layer in layers_within(model)):
         return
-    with tf.__internal__.FuncGraph("build").as_default(), model.release.in_step():  # traced, not run
-        tensors = [tf.compat.v1.placeholder(leaf.dtype, leaf.shape) for leaf in _signature(model, spec)]
-        model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
+
+    def loss(*tensors: tf.Tensor) -> tf.Tensor:
+        return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
+
+    with model.release.in_step():  # traced, not run
+        tf.function(loss, autograph=False).get_concrete_function(*_signature(model, spec))
 
 
 def _signature(model: Any, spec: Any) -> list[Any]:
