@@ -10,8 +10,8 @@ words are added, and the number of these additions so far: the fifth word is the
 
 Blocks do not depend on one another, so any number of them are computed side by side. It passes the known batteries of
 statistical tests. It is the cipher Threefish with fewer rounds and smaller words, and for this no claim of secrecy is
-made (see SecureNoise for one). Philox, which multiplies, takes nearly twice as long in vectors of 512 bits, a quarter more
-in others.
+made (see SecureNoise for one). Philox, which multiplies, takes nearly twice as long in vectors of 512 bits, and a
+quarter more in others.
 
 Reference:
     J. Salmon, M. Moraes, R. Dror and D. Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011.
