@@ -12,7 +12,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 
 _WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
 _KNOWN_IN = "2.21."  # XLA ends the process over a flag that it does not know
@@ -23,13 +22,13 @@ def import_tensorflow(of_a_cluster: bool = False) -> None:
     # For a lost server of a cluster TensorFlow writes a thousand lines, and raises an error as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if of_a_cluster and not os.environ.get("TFDP_REC_DEBUG") else "2")
     os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
-    if metadata.version("tensorflow").startswith(_KNOWN_IN):
-        os.environ.setdefault("XLA_FLAGS", _WIDE_VECTORS)
     loud = os.environ.get("TFDP_REC_DEBUG") or "tensorflow" in sys.modules
     with contextlib.nullcontext() if loud else _silence():
         import tensorflow as tf
 
         tf.config.list_physical_devices()
+    if tf.__version__.startswith(_KNOWN_IN):  # XLA reads its flags when it first compiles
+        os.environ.setdefault("XLA_FLAGS", _WIDE_VECTORS)
     if not loud:  # it would warn of every model after the fifth that it must be traced
         tf.get_logger().setLevel("CRITICAL" if of_a_cluster else "ERROR")
 

@@ -142,7 +142,7 @@ def test_errors_of_the_system_are_said_without_their_numbers(capsys, monkeypatch
 
 @pytest.mark.parametrize("version, flags", [("2.21.3", "--xla_cpu_prefer_vector_width=512"), ("2.22.0", None)])
 def test_commands_set_what_makes_large_steps_quick_and_no_flag_that_may_be_unknown(monkeypatch, version, flags):
-    monkeypatch.setattr(quiet.metadata, "version", lambda name: version)
+    monkeypatch.setattr("tensorflow.__version__", version)
     for name in ("XLA_FLAGS", "TF_CPU_ALLOCATOR_USE_BFC"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

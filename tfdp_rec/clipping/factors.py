@@ -434,7 +434,7 @@ def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
     if isinstance(factor, Scores):
         raise NotPrivate(
             f"Layer '{name}' is called on several queries an example in one long axis, and takes one query an example: "
-            "make one query of the positions, or a layer of each position's own."
+            "reduce an example's positions to one query before the call."
         )
     raise NotPrivate(
         f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "

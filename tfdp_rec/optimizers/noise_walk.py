@@ -36,6 +36,10 @@ _DENSE_RATE, _DENSE_WALK = 0.01, 0.2
 _ASKED = 1000  # values of a schedule
 
 
+class NoRate(Exception):
+    """A schedule of the learning rate cannot be asked before a step."""
+
+
 def noise_walk(
     recursion: Recursion, rates: np.ndarray, stddev: float, strategy: BufferedToeplitz = INDEPENDENT
 ) -> float:
@@ -70,7 +74,11 @@ def _rates(optimizer: PrivateOptimizer, steps: int) -> np.ndarray:
         made, every = int(optimizer.iterations.numpy()), np.arange(steps)
         # A schedule takes one step at a time, each for some 0.1 ms: of long trainings some are asked for.
         some = np.unique(np.linspace(0, max(steps - 1, 0), min(steps, _ASKED)).round()).astype(int)
-        return np.interp(every, some, [float(rate(made + step)) for step in some]) if steps else np.zeros(0)
+        try:
+            values = [float(rate(made + step)) for step in some]
+        except Exception as error:
+            raise NoRate(f"{type(rate).__name__} has no value outside a step.") from error
+        return np.interp(every, some, values) if steps else np.zeros(0)
     return np.full(steps, float(rate.numpy()))
 
 

@@ -120,7 +120,7 @@ def least_noise(
 
 
 def _bracket(excess: Callable[..., float], by: Search) -> tuple[float, float] | None:
-    """A multiplier that is too small, and its double, which is enough; None if none up to 10^6 is enough."""
+    """Half of a multiplier and that multiplier, which is enough: half is not, or it is below 10^-3. Or None."""
     high = 1.0
     while excess(high, *by) > 0:
         high *= 2

@@ -14,7 +14,7 @@ import keras
 from dp_accounting import NonPrivateDpEvent
 
 from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.noise_walk import DOES_NOTHING, SPOILS, noise_in_rows
+from tfdp_rec.optimizers.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows
 from tfdp_rec.refused import NotPrivate
 
 _WARNED = "warned_of_noise"  # attribute of an optimizer
@@ -82,7 +82,7 @@ class FitWarnings(keras.callbacks.Callback):
             return
         try:
             lengths = noise_in_rows(optimizer, steps) if optimizer.table_rule is None else {}
-        except Exception:  # of a schedule that has no value outside a step, which the step's trace refuses by name
+        except NoRate:  # a schedule that reads the batch, say, which the step's trace refuses with the reason
             return
         path = max(lengths, key=lengths.__getitem__, default="")
         if lengths and lengths[path] > SPOILS:
