@@ -21,6 +21,7 @@ STRATEGIES = {
 MECHANISMS = {
     **dict.fromkeys(STRATEGIES, mechanisms.dp_sgd),
     "eana": mechanisms.eana,
+    "ada-fest": mechanisms.ada_fest,
     "lazy": mechanisms.lazy_dp_sgd,
     "lazy-each-step": mechanisms.lazy_dp_sgd,
     "lazy-ftrl": mechanisms.lazy_dp_ftrl,

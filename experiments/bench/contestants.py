@@ -5,6 +5,7 @@
 `sparse-sgd`       the same, its tables read by a gather from the variable itself: no privacy, no copy of a table
 `dp-sgd-book`      DP-SGD, clipped by book-keeping; `-f` by ghost norms, `-r` reweighted, `-b` example by example
 `eana`             noise on the touched rows
+`ada-fest`         noise on rows that are chosen privately: those read often, and 3 in a million of the others
 `lazy`             LazyDPSGD
 `lazy-each-step`   LazyDPSGD that draws every owed step by itself (the paper's "without ANS")
 `lazy-ftrl`        LazyDPFTRL with one buffer; `dp-ftrl`, the same noise on every row at every step
@@ -27,10 +28,13 @@ from experiments.bench.cases import MECHANISMS, RMC_WIDTH, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
 from tfdp_rec.models import TwoTower
 from tfdp_rec.models.dlrm import DLRMLayers
+from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import lookahead
 
 FORMS_GRADIENTS = ("dp-sgd-r", "dp-sgd-b")  # examples at a time, or their formed gradients would not fit
+CHOOSES_BY = 0.1  # share of AdaFEST's privacy budget by which it chooses rows
+FALSE_ALARMS = 4.5  # standard deviations that a row's noisy count must reach
 
 
 class Contestant:
@@ -104,11 +108,14 @@ def _main_job(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
 
 def _optimizer(name: str, case: Case) -> keras.optimizers.Optimizer:
     options: dict[str, Any] = {"aggregate_noise": False} if name == "lazy-each-step" else {}
+    if name == "ada-fest":
+        counts, gradients = split_noise_multiplier(1.0, CHOOSES_BY)
+        options = {"noise_multiplier": gradients, "threshold": FALSE_ALARMS * counts}
+        options |= {"contribution_clip": 1.0, "contribution_noise_multiplier": counts}
     if MECHANISMS[name].in_order:
         options["correlation"] = Correlation(BufferedToeplitz([0.46], [0.954]), steps=100_000, separation=100)
-    return MECHANISMS[name].optimizer(
-        models.LEARNING_RATE, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=case.batch_size, **options
-    )
+    common: dict[str, Any] = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": case.batch_size}
+    return MECHANISMS[name].optimizer(models.LEARNING_RATE, **(common | options))
 
 
 Workload = tuple[type, dict[str, Any], Any, tf.data.Dataset]

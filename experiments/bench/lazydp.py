@@ -29,6 +29,7 @@ HELP = """\
   python -m experiments.bench lazydp strategies                      DP-SGD by clipping strategy
   python -m experiments.bench lazydp two-tower | big-table           MovieLens-20M's size; 100 million rows
   python -m experiments.bench lazydp main-job                        the two-tower of scripts/train; 10 million movies
+  python -m experiments.bench lazydp rows                            one table of 10^5 to 10^7 rows, AdaFEST too
 """
 
 REFERENCE = "sparse-sgd"
@@ -81,6 +82,13 @@ def cases(experiment: str, megabytes: Sequence[float]) -> list[Case]:
             Case(f"{movies:,} movies", "main-job", (movies,), 4096, 20, "zipf-0.8", ("sparse-sgd", "eana", "lazy"))
             for movies in (MOVIES, 10_000_000)
         ],
+        "rows": lambda: [
+            Case(
+                f"{count:,} rows", "one-table", (count,), 2048, pattern="zipf-1.05", width=64,
+                contestants=("sparse-sgd", "keras-sgd", "dp-sgd-f", "ada-fest", "lazy"),
+            )
+            for count in (100_000, 1_000_000, 10_000_000)
+        ],
         "big-table": lambda: [
             Case(f"{count:,} rows", "one-table", (count,), contestants=("sparse-sgd", "lazy"))
             for count in (1_000_000, 100_000_000)
@@ -90,6 +98,7 @@ def cases(experiment: str, megabytes: Sequence[float]) -> list[Case]:
 
 EXPERIMENTS = (
     "sizes", "batch", "pooling", "skew", "models", "strategies", "breakdown", "two-tower", "main-job", "big-table",
+    "rows",
 )  # fmt: skip
 
 

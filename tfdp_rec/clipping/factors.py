@@ -124,18 +124,20 @@ def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
     """`g` summed over equal ids of one example, at the place of the first; zero at the others."""
     # (example, id) pairs as one number: ids are below `rows`, as `of_rows` ensures.
     batch, flat = tf.shape(ids, tf.int64)[0], tf.reshape(g, [-1, tf.shape(g)[2]])
-    keys, place = tf.unique(tf.reshape(tf.range(batch)[:, None] * rows + ids, [-1]))
-    count = tf.size(place)
+    _, place, count = tf.unique_with_counts(tf.reshape(tf.range(batch)[:, None] * rows + ids, [-1]))
+    repeated = count > 1
 
     def summed() -> tf.Tensor:
-        here = tf.range(count)
-        first = tf.gather(tf.math.unsorted_segment_min(here, place, tf.size(keys)), place)
-        later = tf.not_equal(first, here)
-        at, kept = tf.where(later), tf.where(later[:, None], tf.zeros([], g.dtype), flat)
-        added = tf.tensor_scatter_nd_add(kept, tf.gather(first, at), tf.gather_nd(flat, at))
-        return tf.reshape(added, tf.shape(g))
+        # All of `g` is read and written once; the rest is as large as what repeats.
+        at = tf.where(tf.gather(repeated, place))
+        number = tf.gather(tf.cumsum(tf.cast(repeated, tf.int32)) - 1, tf.gather_nd(place, at))
+        groups, here = tf.reduce_max(number) + 1, tf.range(tf.size(number))
+        sums = tf.math.unsorted_segment_sum(tf.gather_nd(flat, at), number, groups)
+        first = tf.equal(tf.gather(tf.math.unsorted_segment_min(here, number, groups), number), here)
+        new = tf.where(first[:, None], tf.gather(sums, number), tf.zeros([], g.dtype))
+        return tf.reshape(tf.tensor_scatter_nd_update(flat, at, new), tf.shape(g))
 
-    return tf.cond(tf.size(keys) < count, summed, lambda: g)
+    return tf.cond(tf.reduce_any(repeated), summed, lambda: g)
 
 
 def by_position(tensor: tf.Tensor) -> tf.Tensor:
