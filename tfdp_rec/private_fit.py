@@ -11,11 +11,13 @@ The call combines these parts:
     plan         PrivatePlan: the least noise with which all steps cost at most ε
     optimizer    the mechanism with the plan's settings, in place of the model's optimizer
     fit          on the sampling's batches, with the plan's budget
+    reliability  if asked for, one count of clicks by prediction afterwards, which corrects predictions (`sums`)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import warnings
@@ -26,6 +28,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from dp_accounting import GaussianDpEvent
+from scipy import special
 
 from tfdp_rec import optimizers
 from tfdp_rec.clipping.weights import Auto
@@ -34,6 +38,7 @@ from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training import PrivateModel, PrivateTraining
 from tfdp_rec.training.callback_checks import several
 from tfdp_rec.training.ordinary_steps import watch
@@ -71,6 +76,7 @@ class PrivateFit:
         batches: Batches for `fit`.
         steps_per_epoch: Number of steps that draw each unit once, on average.
         epochs: Number of epochs that the plan is for.
+        reserved: Noise multiplier of `reliability`, for which the plan has paid; None if it has not.
     """
 
     model: Any
@@ -78,6 +84,9 @@ class PrivateFit:
     batches: tf.data.Dataset
     steps_per_epoch: int
     epochs: int
+    reserved: float | None = None
+    _data: Any = dataclasses.field(default=None, repr=False)
+    _unit: Any = dataclasses.field(default=None, repr=False)
 
     def fit(self, callbacks: Any = None, *others: Any, **options: Any) -> Any:
         """Trains until the budget is spent; ε is in the logs.
@@ -101,11 +110,32 @@ class PrivateFit:
         """The guarantee of the training so far, as text."""
         return self.plan.accountant.statement()
 
+    @functools.cached_property
+    def reliability(self) -> Reliability:
+        """How often a click followed where the trained model predicts one, and the correction of its logits.
+
+        It is released once, when it is first asked for, about the model as it then is; `make_private(reliability=)` has
+        paid for it.
+
+        Raises:
+            ValueError: `make_private` was not given `reliability`.
+        """
+        if self.reserved is None:
+            raise ValueError(
+                "The budget has no room for this release: make_private(..., reliability=30.0) keeps some for it. Or "
+                "tfdp_rec.privacy.private_reliability(logits, clicks, noise_multiplier=, accountant=) charges it."
+            )
+        predicted = np.asarray(self.model.predict(self._data[0], verbose=0), np.float64).reshape(-1)
+        logits = predicted if _gives_logits(self.model) else special.logit(predicted)
+        # The plan has declared it: it is charged no second time.
+        clicks = np.asarray(self._data[1]).reshape(-1)
+        return private_reliability(logits, clicks, noise_multiplier=self.reserved, unit=self._unit)
+
 
 def make_private(
     model: keras.Model, data: Any, *others: Any, epsilon: float, batch_size: int, epochs: int,
     learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: str = "LazyDPSGD",
-    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", **settings: Any,
+    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None, **settings: Any,
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -131,6 +161,8 @@ def make_private(
         l2_norm_clip: Clip C; or "auto", C = 1 and every gradient scaled to nearly that length, as for
             `tfdp_rec.LazyDPSGD`.
         accountant: "pld", which is tight, or "rdp", which is quick.
+        reliability: Noise multiplier, such as 30, of a release after training that corrects a click model's
+            predictions (`PrivateFit.reliability`); ε includes it. None for no such release.
         **settings: Further settings of the mechanism, such as momentum, and `microbatch_size` and `diagnostics` of
             `PrivateModel.compile`.
 
@@ -164,13 +196,15 @@ def make_private(
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     plan = PrivatePlan(
         sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
-        accountant=accountant,
+        accountant=accountant, spent=[] if reliability is None else [(GaussianDpEvent(float(reliability)), LABEL)],
     )
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
     private, compiled = _private_form(model, data), _compiled_with(model)
     compiled |= {name: settings.pop(name) for name in _OPTIONS_OF_COMPILE if name in settings}
     _refuse_unfit(private, compiled, data)
+    if reliability is not None:
+        _refuse_no_clicks(compiled, data)
     if learning_rate is None and settings.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
     if learning_rate is None:
@@ -181,7 +215,7 @@ def make_private(
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
-    return PrivateFit(private, plan, batches, steps_per_epoch, epochs)
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, reliability, data, unit)
 
 
 def _mechanism(name: str) -> Any:
@@ -254,6 +288,23 @@ def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
             "The data hold text, and the model has no layer that numbers it: begin with "
             "keras.layers.StringLookup(vocabulary=...), whose vocabulary is public, or give numbers."
         )
+
+
+def _refuse_no_clicks(compiled: Mapping[str, Any], data: Any) -> None:
+    # What would come out only after the training has been paid for.
+    loss = compiled.get("loss")
+    named = isinstance(loss, str) and loss.replace("_", "").lower() == "binarycrossentropy"
+    if not named and not isinstance(loss, keras.losses.BinaryCrossentropy):
+        raise ValueError(
+            "reliability= is for models of clicks, whose loss is keras.losses.BinaryCrossentropy; for others, "
+            "tfdp_rec.privacy.private_reliability takes logits and clicks."
+        )
+    if not (isinstance(data, tuple) and len(data) in (2, 3)) or data[1].size != len(data[1]):
+        raise ValueError("reliability= takes data (x, y) with one click, 0 or 1, in each row of y.")
+
+
+def _gives_logits(model: Any) -> bool:
+    return bool(getattr(compile_arguments(model)["loss"], "from_logits", False))
 
 
 def _has_text(data: Any) -> bool:

@@ -33,6 +33,7 @@ _HOMES = {
     "optimised_correlation": "pricing.correlated_noise",
     "private_counts": "sums.counts",
     "private_items": "sums.set_union",
+    "private_reliability": "sums.reliability",
     "private_terms": "sums.set_union",
 }
 __all__ = list(_HOMES)  # noqa: PLE0605

@@ -1,1 +1,1 @@
-"""Private sums on a fixed-point grid: counts of items, and the items that may be named at all."""
+"""Private sums on a fixed-point grid: counts of items, items that may be named at all, clicks by predicted logit."""

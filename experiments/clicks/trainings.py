@@ -1,0 +1,262 @@
+"""The contestants of `python -m experiments.clicks`, each tuned on the validation rows and judged on the test rows.
+
+    logistic, no privacy    a weight for each value, by Adam
+    deep, no privacy        vectors and dense layers as well, by Adam
+    private sums            `counts.py`: the columns, among nested sets, and the pseudo-count are chosen
+    logistic, LazyDPSGD     a weight for each value
+    logistic, DPSGD with Adagrad      the same with a rate for each weight, since some values are rare
+    deep, LazyDPSGD         vectors and dense layers
+    deep, DPSGD with Adagrad          the same with a rate for each number of the tables
+    deep, AdaFEST           the same model, noise on privately chosen rows
+    deep, EANA              the same with noise on the rows that are read: no ε
+
+All private ones end with `private_reliability`, whose price is in their ε. The choice of settings is not in it, as in
+published comparisons: it is made on other rows, by seed 0, and the seeds that are reported are others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from dp_accounting import GaussianDpEvent
+from scipy import special
+
+import tfdp_rec
+from experiments.clicks import counts
+from experiments.clicks.log import ClickLog, Part, Rows, Units
+from experiments.clicks.model import ClickModel
+from experiments.clicks.settings import Grid, Sizes
+from experiments.generated.clicks import auc
+from experiments.study import Study
+from tfdp_rec.optimizers import Adagrad
+from tfdp_rec.optimizers.noise_walk import noise_walk
+from tfdp_rec.optimizers.rules import Recursion
+from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
+from tfdp_rec.privacy import PoissonSampling, calibrate_noise, noise_of_one_release, private_reliability
+from tfdp_rec.sums.reliability import Reliability
+
+Setting = Mapping[str, Any]
+FREE_RATES = (1e-3, 3e-3)
+PSEUDO = (1.0, 10.0)
+VOTES, THRESHOLD = 0.1, 2.0  # AdaFEST's share of the budget for votes, and its threshold in deviations of their noise
+_AT_ONCE = 1 << 15  # rows predicted at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """A way to predict clicks.
+
+    Attributes:
+        name: in the report.
+        deep: whether the model has vectors and dense layers.
+        make: (settings that private ones have, its own setting) -> optimizer; None for private sums.
+        private: whether it has an ε.
+        lengths: among which it may choose, if not the grid's.
+    """
+
+    name: str
+    deep: bool
+    make: Callable[[dict[str, Any], Setting], Any] | None
+    private: bool = True
+    lengths: tuple[float, ...] = ()
+
+
+class Trainings:
+    """A log, its contestants and their results.
+
+    Args:
+        log: of clicks.
+        sizes: of every training.
+        grid: of settings.
+        study: where results are kept.
+    """
+
+    def __init__(self, log: ClickLog, sizes: Sizes, grid: Grid, study: Study):
+        self.log, self.sizes, self.grid, self.study = log, sizes, grid, study
+        self.train, self.units = log.parts["train"], Units(log.parts["train"], log.per_unit)
+        self.mean = counts.rate_of(self.train.labels)
+        self.sampling = PoissonSampling(len(self.units), sizes.batch_size, unit=log.unit)
+        self.spent = [(GaussianDpEvent(sizes.correction), "reliability of predictions")]
+
+    # What everything costs.
+
+    @functools.cache  # noqa: B019  # it lives as long as the study
+    def noise(self, epsilon: float) -> float:
+        """σ of all steps, beside the correction."""
+        sizes = self.sizes
+        return calibrate_noise(epsilon, sizes.delta, self.sampling, sizes.steps, accountant="rdp", spent=self.spent)
+
+    @functools.cache  # noqa: B019
+    def noise_of_counts(self, epsilon: float) -> float:
+        """σ of one release, beside the correction."""
+        # Gaussian mechanisms on the same rows are one: 1/σ² is the sum of theirs.
+        whole = noise_of_one_release(epsilon, self.sizes.delta)
+        return float((whole**-2 - self.sizes.correction**-2) ** -0.5)
+
+    def settings(self, epsilon: float, setting: Setting, deep: bool) -> dict[str, Any]:
+        """What all private optimizers are given; at their rate, noise alone gives a row of the table a length."""
+        sizes, noise, clip = self.sizes, self.noise(epsilon), setting["clip"]
+        walk = noise_walk(Recursion(), np.ones(sizes.steps), noise * clip / sizes.batch_size)
+        return {
+            "learning_rate": setting["length"] / (walk * (sizes.width if deep else 1) ** 0.5),
+            "l2_norm_clip": clip,
+            "noise_multiplier": noise,
+            "expected_batch_size": sizes.batch_size,
+            "dense_optimizer": keras.optimizers.Adam(min(0.01, 0.2 / sizes.steps**0.5)),
+        }
+
+    # Data.
+
+    def batches(self) -> tf.data.Dataset:
+        """Drawn batches of units."""
+        rng = np.random.default_rng()
+
+        def fetch(units: np.ndarray) -> Any:
+            rows, there = self.units.numbers_of(units, rng)
+            return self.inputs(self.train.taken(rows)), self.train.labels[rows], there.astype(np.float32)
+
+        return self.sampling.batches(fetch)
+
+    def free_batches(self) -> tf.data.Dataset:
+        """Shuffled batches of rows, for training without privacy."""
+        rows = self.train
+        alone = self.inputs(rows.taken(np.arange(len(rows))[:, None]))
+        whole = (alone, rows.labels[:, None], np.ones((len(rows), 1), np.float32))
+        data = tf.data.Dataset.from_tensor_slices(whole).shuffle(min(len(rows), 1 << 20)).repeat()
+        return data.batch(self.sizes.free_batch_size).prefetch(4)
+
+    def inputs(self, rows: Rows) -> dict[str, np.ndarray]:
+        """What the model takes."""
+        return {"ids": rows.ids + self.log.first, "numbers": rows.numbers}
+
+    def model(self, deep: bool, seed: int) -> ClickModel:
+        """Untrained."""
+        keras.utils.set_random_seed(1 + seed)
+        log, bias = self.log, float(special.logit(self.mean))
+        width, hidden = (self.sizes.width, self.sizes.hidden) if deep else (0, ())
+        return ClickModel(sum(log.sizes), len(log.columns), self.train.numbers.shape[1], width, hidden, bias)
+
+    def logits(self, model: ClickModel, part: Part) -> np.ndarray:
+        """Of all rows of a part."""
+        rows = self.log.parts[part]
+        parts = np.split(np.arange(len(rows))[:, None], range(_AT_ONCE, len(rows), _AT_ONCE))
+        return np.concatenate([model(self.inputs(rows.taken(some))).numpy()[:, 0] for some in parts])
+
+    # Scores.
+
+    def scored(self, logits: Mapping[Part, np.ndarray], private: bool, seconds: float) -> dict[str, Any]:
+        """AUC and log loss ÷ that of the rate of clicks, of validation and test rows, corrected and not."""
+        found: dict[str, Any] = {"seconds": seconds}
+        correction = self._correction(logits["train"]) if private else None
+        for part in ("validation", "test"):
+            labels, z = self.log.parts[part].labels, logits[part]
+            corrected = correction.corrected(z) if correction else z
+            before, loss = self._loss(labels, z), self._loss(labels, corrected)
+            found[part] = {"auc": auc(labels, z), "loss": loss, "loss_before": before}
+        if correction:
+            found |= {"scale": correction.scale, "offset": correction.offset}
+        return found
+
+    def _correction(self, logits: np.ndarray) -> Reliability:
+        units = None if self.log.per_unit == 1 else self.train.units
+        return private_reliability(logits, self.train.labels, noise_multiplier=self.sizes.correction, unit=units)
+
+    def _loss(self, labels: np.ndarray, z: np.ndarray) -> float:
+        mean = special.logit(self.mean)
+        own, trivial = (np.mean(np.logaddexp(0.0, each) - labels * each) for each in (z, np.full(len(z), mean)))
+        return float(own / trivial)
+
+    # Contestants.
+
+    def best(self, contestant: Contestant, epsilon: float | None) -> list[dict[str, Any]]:
+        """The results of the setting that is best on validation rows, of every seed but the one that chose."""
+        settings = list(self._settings(contestant, epsilon))
+        found = {k: self._cell(contestant, epsilon, setting, 0) for k, setting in enumerate(settings)}
+        chosen = settings[max(found, key=lambda k: found[k]["validation"]["auc"])]
+        seeds = range(1, 1 + self.grid.seeds)
+        return [{**self._cell(contestant, epsilon, chosen, seed), "setting": chosen} for seed in seeds]
+
+    def _settings(self, contestant: Contestant, epsilon: float | None) -> list[dict[str, Any]]:
+        if contestant.make is None:
+            each = ({"columns": (column,), "pseudo": PSEUDO[0]} for column in range(len(self.log.columns)))
+            alone = [self._sums(epsilon, setting, 0)["validation"]["auc"] for setting in each]
+            choices: dict[str, Any] = {"columns": list(counts.choices(alone)), "pseudo": PSEUDO}
+        elif epsilon is None:
+            choices = {"rate": FREE_RATES, "steps": self.sizes.free_steps}
+        else:
+            choices = {"length": contestant.lengths or self.grid.lengths, "clip": self.grid.clips}
+        return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+
+    def _cell(self, contestant: Contestant, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
+        values = "-".join(f"{key}{value}" for key, value in setting.items())
+        budget = "free" if epsilon is None else f"{epsilon:g}"
+        name = "".join(c if c.isalnum() or c in ".-" else "_" for c in f"{contestant.name}-{budget}-{values}-{seed}")
+        return self.study.cell(name, lambda: self._trained(contestant, epsilon, setting, seed))
+
+    def _trained(self, contestant: Contestant, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
+        if contestant.make is None:
+            return self._sums(epsilon, setting, seed)
+        model, began = self.model(contestant.deep, seed), time.monotonic()
+        private = {} if epsilon is None else self.settings(epsilon, setting, contestant.deep)
+        steps = int(setting.get("steps", self.sizes.steps))
+        model.compile(contestant.make(private, setting))
+        model.fit(self.free_batches() if epsilon is None else self.batches(), steps_per_epoch=steps, verbose=0)
+        seconds = time.monotonic() - began
+        return self.scored({part: self.logits(model, part) for part in self.log.parts}, epsilon is not None, seconds)
+
+    def _sums(self, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
+        began = time.monotonic()
+        noise = self.noise_of_counts(epsilon) if epsilon else 0.0
+        added = counts.weights(self.log, setting["columns"], noise, setting["pseudo"], seed)
+        bias = special.logit(self.mean)
+        logits = {part: bias + added[rows.ids + self.log.first].sum(1) for part, rows in self.log.parts.items()}
+        return self.scored(logits, epsilon is not None, time.monotonic() - began)
+
+
+def adam(settings: dict[str, Any], own: Setting) -> Any:
+    """Adam for everything."""
+    return keras.optimizers.Adam(own["rate"])
+
+
+def adagrad(settings: dict[str, Any], own: Setting) -> Any:
+    """DPSGD whose table has Adagrad; its "length" is the rate."""
+    return tfdp_rec.DPSGD(**{**settings, "learning_rate": own["length"]}, table_rule=Adagrad())
+
+
+def lazily(settings: dict[str, Any], own: Setting) -> Any:
+    """LazyDPSGD."""
+    return tfdp_rec.LazyDPSGD(**settings)
+
+
+def eana(settings: dict[str, Any], own: Setting) -> Any:
+    """EANA with the noise of LazyDPSGD, on the rows that a batch reads."""
+    return tfdp_rec.EANA(**settings)
+
+
+def choosing(settings: dict[str, Any], own: Setting) -> Any:
+    """AdaFEST."""
+    votes, gradients = split_noise_multiplier(settings["noise_multiplier"], VOTES)
+    choice = {"contribution_clip": 1.0, "contribution_noise_multiplier": votes, "threshold": THRESHOLD * votes}
+    return tfdp_rec.AdaFEST(**{**settings, "noise_multiplier": gradients}, **choice)
+
+
+SUMS = Contestant("private sums", False, None)
+CONTESTANTS = (
+    Contestant("logistic, no privacy", False, adam, private=False),
+    Contestant("deep, no privacy", True, adam, private=False),
+    SUMS,
+    Contestant("logistic, LazyDPSGD", False, lazily, lengths=(0.005, 0.01, 0.02, 0.05, 0.1)),
+    Contestant("logistic, DPSGD with Adagrad", False, adagrad, lengths=(0.03, 0.1, 0.3, 0.6, 1.0)),
+    Contestant("deep, LazyDPSGD", True, lazily),
+    Contestant("deep, DPSGD with Adagrad", True, adagrad, lengths=(0.03, 0.1, 0.3)),
+    Contestant("deep, AdaFEST", True, choosing),
+    Contestant("deep, EANA (no epsilon)", True, eana),
+)

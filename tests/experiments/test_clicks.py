@@ -1,0 +1,189 @@
+"""The study of click logs: readers against small files, units drawn as they should be, and the study in little."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import tfdp_rec
+from experiments.clicks import counts, sources
+from experiments.clicks.__main__ import main
+from experiments.clicks.log import ClickLog, Rows, Units, numbered, split
+from experiments.clicks.model import ClickModel
+from experiments.study import Study
+
+
+def rows_of(units, columns=2, seed=0):
+    rng, count = np.random.default_rng(seed), len(units)
+    ids = rng.integers(0, 5, (count, columns)).astype(np.int32)
+    return Rows(ids, np.zeros((count, 0), np.float32), rng.integers(0, 2, count).astype(np.float32), np.array(units))
+
+
+def test_a_unit_gives_distinct_rows_of_its_own_each_choice_as_often_as_another():
+    units = Units(rows_of([7, 3, 7, 7, 3, 9, 7]), per_unit=2)
+    assert len(units) == 3
+    rows, there = units.numbers_of(np.array([0, 1, 2]), np.random.default_rng(0))
+    assert sorted(rows[0]) == [1, 4] and there.tolist() == [[True, True], [True, True], [True, False]]
+    assert rows[2, 0] == 5
+    rng, seen = np.random.default_rng(1), {}
+    for _ in range(6000):
+        pair = tuple(sorted(units.numbers_of(np.array([1]), rng)[0][0]))
+        seen[pair] = seen.get(pair, 0) + 1
+    pairs = {(0, 2), (0, 3), (0, 6), (2, 3), (2, 6), (3, 6)}
+    assert set(seen) == pairs and all(abs(count - 1000) < 200 for count in seen.values())  # 6.9 deviations
+
+
+def test_parts_keep_a_unit_together_and_have_their_shares():
+    parts = split(rows_of(np.repeat(np.arange(1000), 3)), (7, 2, 1), seed=1)
+    assert [len(rows) for rows in parts.values()] == [2100, 600, 300]
+    owners = [set(rows.units) for rows in parts.values()]
+    assert not owners[0] & owners[1] and not owners[0] & owners[2] and not owners[1] & owners[2]
+
+
+def test_an_id_outside_its_column_is_refused():
+    rows = rows_of([0, 1])
+    rows.ids[1, 0] = 5
+    with pytest.raises(ValueError, match="outside"):
+        ClickLog("x", ("a", "b"), (5, 5), {"train": rows})
+    with pytest.raises(ValueError, match="as many rows"):
+        Rows(rows.ids, rows.numbers, rows.labels[:1], rows.units)
+
+
+def test_private_sums_are_rates_of_clicks_and_their_noise_is_that_of_a_unit():
+    rows = rows_of(np.arange(4000), seed=3)
+    rows.labels[:] = rows.ids[:, 0] < 2
+    log = ClickLog("x", ("a", "b"), (5, 5), {"train": rows})
+    exact = counts.weights(log, (0,), 0.0, 1.0, 0)
+    assert (exact[:2] > 3).all() and (exact[2:5] < -3).all() and not exact[5:].any()
+    # One unit of two rows in the same values moves all counts by at most 1 where each row weighs 1 / (rows √columns).
+    weight = 1 / (2 * 2**0.5)
+    assert np.hypot(2 * weight, 2 * weight) == pytest.approx(1.0)
+    pairs = ClickLog("x", ("a", "b"), (5, 5), {"train": rows}, per_unit=2)
+    one, other = (counts.weights(pairs, (0, 1), 50.0, 1.0, seed) for seed in (0, 1))
+    assert (one != other).all()
+
+
+def test_frappe_as_published(tmp_path):
+    lines = "1 0:1 10:1 20:1 30:1 40:1 50:1 60:1 70:1 80:1 90:1\n-1 1:1 11:1 20:1 30:1 40:1 50:1 60:1 70:1 80:1 90:1\n"
+    paths = [tmp_path / f"frappe.{part}.libfm" for part in ("train", "validation", "test")]
+    for path in paths:
+        path.write_text(lines)
+    log = sources.frappe(paths)
+    assert log.sizes == (2, 2, 1, 1, 1, 1, 1, 1, 1, 1) and log.parts["test"].labels.tolist() == [1, 0]
+    assert log.parts["train"].ids[1, :3].tolist() == [1, 1, 0]
+    paths[1].write_text("2 0:1\n")
+    with pytest.raises(ValueError, match="line 1"):
+        sources.frappe(paths)
+    with pytest.raises(ValueError, match=r"There is no .*absent"):
+        sources.frappe([*paths[:2], tmp_path / "absent"])
+    with pytest.raises(ValueError, match="read from"):
+        sources.frappe(paths[:2])
+
+
+def test_events_have_apps_beside_them_that_their_user_never_used(tmp_path):
+    path, rng = tmp_path / "train.csv", np.random.default_rng(0)
+    events = [(user, 10 + rng.integers(4), 30 + user % 3) for user in rng.integers(0, 3, 200)]
+    path.write_text("".join(f"{u}-{c}-1-2-3-4-5-6,{item}-{90 + item % 2}\n" for u, c, item in events))
+    log = sources.frappe_events([path])
+    assert log.unit == "event" and log.per_unit == 3 and log.columns[8:] == ("item", "cost")
+    everything = [log.parts[part] for part in log.parts]
+    assert sum(map(len, everything)) == 600
+    for rows in everything:
+        positive = rows.labels == 1
+        assert positive.sum() * 3 == len(rows)
+        own = rows.ids[positive][:, 0] % 3 == rows.ids[positive][:, 8]  # each user has one app of three
+        assert own.all() and not (rows.ids[~positive][:, 0] % 3 == rows.ids[~positive][:, 8]).any()
+        assert (rows.ids[:, 9] == rows.ids[:, 8] % 2).all()  # the cost is the app's
+
+
+def test_movielens_in_both_forms(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir(), other.mkdir()
+    (one / "ml.inter").write_text("user_id:token\titem_id:token\trating:float\ttime\n1\t5\t4\t9\n2\t6\t3\t9\n")
+    (one / "ml.user").write_text("user_id\tage\tgender\toccupation\tzip\n1\t24\tM\twriter\t0\n2\t53\tF\tother\t0\n")
+    (one / "ml.item").write_text("item_id\ttitle\tyear\tclass\n5\tToy\t1995\tAnimation Comedy\n6\tGold\t1996\tAction\n")
+    (other / "ratings.dat").write_text("1::5::4::9\n2::6::3::9\n")
+    (other / "users.dat").write_text("1::M::20::7::0\n2::F::50::1::0\n")
+    (other / "movies.dat").write_text("5::Toy Story (1995)::Animation|Comedy\n6::Gold (1996)::Action\n", "latin-1")
+    for folder in (one, other):
+        log = sources.movielens([folder])
+        rows = [row for part in log.parts.values() for row in zip(part.ids.tolist(), part.labels)]
+        assert len(rows) == 2 and log.sizes == (2, 2, 2, 2, 2, 1, 2, 2, 1)
+        liked = {int(ids[1]): label for ids, label in rows}
+        assert liked == {0: 1.0, 1: 0.0}
+
+
+def test_avazu_and_private_ad(tmp_path):
+    path = tmp_path / "train.csv"
+    lines = [f"{10000009418151094300 + k},{k % 2},1410210{k % 10},100{k % 3},{'ab'[k % 2]}" for k in range(20)]
+    path.write_text("id,click,hour,C1,site_id\n" + "\n".join(lines) + "\n")
+    log = sources.avazu([path])
+    assert log.columns == ("hour", "C1", "site_id") and [len(rows) for rows in log.parts.values()] == [16, 2, 2]
+    train = log.parts["train"]
+    assert train.ids[:, 0].tolist() == [k % 10 for k in range(16)] and len(set(train.ids[:, 2])) == 2
+    assert (train.labels == np.arange(16) % 2).all()
+    for day in (1, 2, 3, 4):
+        (tmp_path / "ads" / f"day_int={day}").mkdir(parents=True)
+        table = pa.table({
+            "user_id": [f"u{day}", "v"],
+            "click_delay_after_display_array": pa.array([[3.5], None], pa.list_(pa.float64())),
+            "features_kv_bits_constrained_0": [1.5, None],
+            "campaign_id": [7, 8],
+        })
+        parquet.write_table(table, tmp_path / "ads" / f"day_int={day}" / "part.parquet")
+    log = sources.private_ad([tmp_path / "ads"])
+    assert log.unit == "user" and [len(rows) for rows in log.parts.values()] == [4, 2, 2]
+    rows = log.parts["train"]
+    assert rows.labels.tolist() == [1, 0, 1, 0] and (rows.ids[1::2, 0] == 0).all() and (rows.ids[::2, 0] > 0).all()
+
+
+def test_the_hash_is_fixed():
+    assert sources._hashed(pa.chunked_array([["a", "b", None]])).tolist() == [31944, 58449, 0]
+
+
+def test_numbers_of_values():
+    ids, sizes = numbered([["x", "y", "x"], [3, 3, 3]])
+    assert ids.tolist() == [[0, 0], [1, 0], [0, 0]] and sizes == (2, 1)
+
+
+@pytest.mark.parametrize("width, hidden", [(0, ()), (4, (3,))])
+def test_both_models_are_private_and_their_loss_is_the_mean_of_a_units_rows(width, hidden):
+    model = ClickModel(9, 2, 1, width, hidden, bias=-1.0)
+    rng = np.random.default_rng(0)
+    ids, numbers = rng.integers(0, 9, (5, 3, 2)).astype("int32"), rng.normal(size=(5, 3, 1)).astype("float32")
+    inputs = {"ids": ids, "numbers": numbers}
+    labels, there = rng.integers(0, 2, (5, 3)).astype("float32"), np.tile([1, 1, 0], (5, 1)).astype("float32")
+    losses = model.per_example_loss((inputs, labels, there)).numpy()
+    z = model(inputs).numpy()
+    expected = (there * (np.logaddexp(0, z) - labels * z)).sum(1) / 2
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    tfdp_rec.validate(model, (inputs, labels, there))
+
+
+@pytest.mark.slow
+def test_the_study_in_little(tmp_path, capsys):
+    folder = tmp_path / "ml"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    (folder / "ml.inter").write_text(
+        "h\n" + "".join(f"{u}\t{i}\t{5 if (u + i) % 3 else 1}\t0\n" for u, i in rng.integers(0, 12, (2000, 2)))
+    )
+    (folder / "ml.user").write_text("h\n" + "".join(f"{u}\t2{u % 9}\tM\tw\t0\n" for u in range(12)))
+    (folder / "ml.item").write_text("h\n" + "".join(f"{i}\tt\t1995\tAction\n" for i in range(12)))
+    args = "--epsilons 8 --seeds 2 --steps 20 --batch-size 200 --lengths 0.4 --clips 1 --free-steps 50 --delta 1e-4"
+    whole = ["movielens", str(folder), "--out", str(tmp_path / "out"), *args.split()]
+    assert main(whole) == 0
+    page = (tmp_path / "out" / "report.md").read_text()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert "deep, LazyDPSGD" in page and (tmp_path / "out" / "auc.png").stat().st_size > 5000
+    assert results["deep, no privacy"]["0"][0]["test"]["auc"] > 0.9
+    assert set(results["private sums"]) == {"8"} and len(results["private sums"]["8"]) == 2
+    assert main([*whole, "--contestants", "nobody"]) == 2 and "there are" in capsys.readouterr().err
+
+
+def test_a_study_of_another_log_is_not_mixed_in(tmp_path):
+    Study(tmp_path, {"log": "a"})
+    with pytest.raises(ValueError, match="other settings"):
+        Study(tmp_path, {"log": "b"})

@@ -1,0 +1,146 @@
+"""Reliability of predictions: one unit moves the counts by at most 1, and scale and offset undo what they should."""
+
+import keras
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+import tfdp_rec
+from tfdp_rec.noise.words import seeded
+from tfdp_rec.privacy import Accountant, PoissonSampling, private_reliability
+from tfdp_rec.sums.fixed_point import ONE
+from tfdp_rec.sums.reliability import grid_counts
+
+ROW = st.tuples(
+    st.sampled_from([0.0, 0.1, 0.3, -7.9, 50.0, np.inf, -np.inf, np.nan]), st.integers(0, 1), st.integers(0, 3)
+)
+
+
+def columns(rows):
+    return tuple(np.array(c) for c in zip(*rows)) if rows else (np.zeros(0), np.zeros(0, int), np.zeros(0, int))
+
+
+@settings(deadline=None)
+@given(st.lists(ROW, max_size=30), st.integers(0, 3))
+def test_one_user_more_moves_the_counts_by_at_most_one(rows, user):
+    logits, clicks, users = columns(rows)
+    others = users != user
+    moved = grid_counts(logits, clicks, users) - grid_counts(logits[others], clicks[others], users[others])
+    assert sum(int(step) ** 2 for step in moved) <= ONE**2
+    assert (moved >= 0).all()
+
+
+@given(st.lists(ROW, min_size=1, max_size=30), st.integers(0, 29))
+def test_one_row_more_moves_the_counts_by_one_or_not_at_all(rows, at):
+    at %= len(rows)
+    moved = grid_counts(*columns(rows)[:2]) - grid_counts(*columns(rows[:at] + rows[at + 1 :])[:2])
+    assert sorted(moved)[-1] == (0 if np.isnan(rows[at][0]) else ONE) and np.abs(moved).sum() <= ONE
+
+
+def test_a_user_of_many_rows_uses_what_there_is():
+    rng = np.random.default_rng(0)
+    weights = grid_counts(rng.normal(size=1000), rng.integers(0, 2, 1000), np.zeros(1000))
+    assert 0.99 < np.linalg.norm(weights / ONE) <= 1
+
+
+@pytest.mark.parametrize("scale, offset", [(0.05, 0.2), (0.3, 0.0), (1.0, -1.0), (2.0, 0.5)])
+@pytest.mark.parametrize("by_user", [False, True])
+def test_scale_and_offset_are_those_of_the_labels(scale, offset, by_user):
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=200_000) * (1.5 if scale > 0.1 else 20.0)  # far beyond what a probability can show
+    clicks = rng.random(logits.size) < special.expit(scale * logits + offset)
+    unit = np.arange(logits.size) // 4 if by_user else None
+    found = private_reliability(logits, clicks, noise_multiplier=30.0, unit=unit, words=seeded(3))
+    assert found.scale == pytest.approx(scale, rel=0.1) and found.offset == pytest.approx(offset, abs=0.08)
+    near = logits[np.abs(logits) < 64][:9]
+    np.testing.assert_allclose(found.corrected(near), found.scale * near + found.offset)
+    assert np.isfinite(found.corrected([-np.inf, np.inf])).all()
+
+
+def test_noise_is_there_and_where_it_hides_all_rows_nothing_is_corrected():
+    logits, clicks = np.zeros(50), np.arange(50) % 2
+    one, other = (private_reliability(logits, clicks, noise_multiplier=20.0) for _ in range(2))
+    assert (one.clicks != other.clicks).mean() > 0.9
+    assert np.std(np.concatenate([one.clicks, one.others, other.clicks, other.others])) == pytest.approx(20, rel=0.3)
+    assert (one.scale, one.offset) == (1.0, 0.0) and not one.clear.any()
+
+
+def test_cells_that_are_mostly_noise_do_not_bend_the_line():
+    # All rows near 0: the far cells hold noise alone, and have a long lever.
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=20_000)
+    clicks = rng.random(logits.size) < special.expit(logits)
+    found = [private_reliability(logits, clicks, noise_multiplier=30.0, words=seeded(k)).scale for k in range(20)]
+    assert np.mean(found) == pytest.approx(1.0, abs=0.05) and np.std(found) < 0.1
+
+
+def test_it_is_paid_for_before_it_is_read():
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-5)
+    found = private_reliability([0.0, 1.0], [0, 1], noise_multiplier=5.0, accountant=accountant)
+    alone = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-5)
+    alone.spend(GaussianDpEvent(5.0), "the same")
+    assert accountant.epsilon() == alone.epsilon() > 0 and found.event == GaussianDpEvent(5.0)
+    assert "reliability of predictions" in accountant.statement()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [({"noise_multiplier": 0.0}, "noise_multiplier"), ({"clicks": [0, 2]}, "0 or 1"), ({"clicks": [0]}, "one number"),
+     ({"unit": [1]}, "one id")],
+)  # fmt: skip
+def test_bad_arguments_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        private_reliability(**{"logits": [0.0, 1.0], "clicks": [0, 1], "noise_multiplier": 1.0, **change})
+
+
+ROWS, ITEMS = 4000, 20
+IDS = np.random.default_rng(0).integers(0, ITEMS, ROWS)
+CLICKS = (np.random.default_rng(1).random(ROWS) < 0.2 + 0.6 * IDS / ITEMS).astype("float32")
+SETTINGS = {"epsilon": 8.0, "batch_size": 400, "epochs": 3, "accountant": "rdp"}
+
+
+def click_model(from_logits):
+    ends = [] if from_logits else ["sigmoid"]
+    model = keras.Sequential([keras.layers.Embedding(ITEMS, 4), keras.layers.Dense(1, *ends)])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=from_logits))
+    return model
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_a_private_fit_corrects_its_predictions_within_its_budget(from_logits):
+    private = tfdp_rec.make_private(click_model(from_logits), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+    assert 0 < private.plan.accountant.epsilon() < 1  # paid ahead
+    history = private.fit(verbose=0)
+    assert history.history["epsilon"][-1] <= 8.0 and "reliability of predictions" in private.statement()
+    spent = private.plan.accountant.epsilon()
+    found = private.reliability
+    assert private.reliability is found and private.plan.accountant.epsilon() == spent
+    predicted = private.model.predict(np.arange(ITEMS), verbose=0)[:, 0]
+    logits = predicted if from_logits else special.logit(predicted.astype("float64"))
+    wanted = 0.2 + 0.6 * np.arange(ITEMS) / ITEMS
+    before, after = (np.square(special.expit(z) - wanted).mean() for z in (logits, found.corrected(logits)))
+    assert after < max(before, 0.003)
+
+
+def test_a_private_fit_by_user_counts_by_user():
+    users = np.arange(ROWS) % 200  # 20 rows each: 4,000 by row, at most √20 a user
+    settings = SETTINGS | {"batch_size": 50, "epochs": 1}
+    private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), unit=users, reliability=10.0, **settings)
+    private.fit(verbose=0)
+    found = private.reliability
+    assert 200 < found.clicks.sum() + found.others.sum() < 200 * 20**0.5 + 1000  # eight deviations of 172 cells' noise
+
+
+def test_without_its_share_of_the_budget_it_is_refused():
+    private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), **SETTINGS)
+    with pytest.raises(ValueError, match="reliability=30"):
+        private.reliability  # noqa: B018
+    mse = click_model(True)
+    mse.compile(loss="mse")
+    with pytest.raises(ValueError, match="BinaryCrossentropy"):
+        tfdp_rec.make_private(mse, (IDS, CLICKS[:, None]), reliability=30.0, **SETTINGS)
+    with pytest.raises(ValueError, match="one click"):
+        tfdp_rec.make_private(click_model(True), (IDS, np.stack([CLICKS] * 2, 1)), reliability=30.0, **SETTINGS)

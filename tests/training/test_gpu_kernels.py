@@ -1,0 +1,48 @@
+"""A private step is made of operations that TensorFlow has for GPUs, but for the checks' own (docs/gpu.md).
+
+No GPU was tried: this reads the kernels that the installed TensorFlow registers for GPUs, without one.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+import tfdp_rec
+
+ON_THE_HOST = {"StringToNumber"}  # a check that fails with a sentence
+
+
+def devices(operation):
+    return {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(operation).kernel}
+
+
+class Model(tfdp_rec.PrivateModel):
+    def __init__(self):
+        super().__init__()
+        self.context = keras.layers.Embedding(30, 4)
+        self.out = keras.layers.Dense(4)
+        self.scores = tfdp_rec.CandidateScores(30, 4)
+        self.shared_inputs = ("negatives",)
+
+    def per_example_loss(self, data, training=True):
+        query = self.out(tf.reduce_mean(self.context(data["context"]), axis=1))
+        return self.scores.cross_entropy(query, data["label"], data["negatives"])
+
+
+@pytest.mark.parametrize("mechanism", ["LazyDPSGD", "DPSGD", "EANA"])
+def test_every_operation_of_a_step_has_a_kernel_for_gpus(mechanism):
+    if "GPU" not in devices("MatMul"):
+        pytest.skip("this TensorFlow is built without kernels for GPUs")
+    rng = np.random.default_rng(0)
+    batch = {"context": rng.integers(0, 30, (8, 3)), "label": rng.integers(0, 30, 8), "negatives": np.arange(10)}
+    model, optimizer = Model(), getattr(tfdp_rec, mechanism)
+    model.compile(optimizer(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8))
+    model.prepare(batch)
+    graph = tf.function(model.train_step).get_concrete_function(tf.nest.map_structure(tf.constant, batch))
+    found = graph.graph.as_graph_def()
+    nodes = [*found.node, *(node for function in found.library.function for node in function.node_def)]
+    made = {node.op for node in nodes} - {function.signature.name for function in found.library.function}
+    assert {"ResourceScatterUpdate", "MatMul", "UniqueWithCounts", "StringToNumber"} <= made
+    assert {op for op in made if not devices(op) & {"GPU", "DEFAULT"}} == ON_THE_HOST
