@@ -17,9 +17,9 @@ The call combines these parts:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +33,13 @@ from scipy import special
 
 from tfdp_rec import optimizers
 from tfdp_rec.clipping.weights import Auto
+from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.sums.fixed_point import checked_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training import PrivateModel, PrivateTraining
 from tfdp_rec.training.callback_checks import several
@@ -46,6 +48,8 @@ from tfdp_rec.training.own_loss import is_own
 
 # A model that is made private again gives the same private model, with the history of the weights that they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
+_RELEASED: weakref.WeakKeyDictionary[keras.Model, list[float]] = weakref.WeakKeyDictionary()
+"""Noise multipliers of the reliabilities that plans of a private model have paid for."""
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
 _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
@@ -76,7 +80,6 @@ class PrivateFit:
         batches: Batches for `fit`.
         steps_per_epoch: Number of steps that draw each unit once, on average.
         epochs: Number of epochs that the plan is for.
-        reserved: Noise multiplier of `reliability`, for which the plan has paid; None if it has not.
     """
 
     model: Any
@@ -84,9 +87,7 @@ class PrivateFit:
     batches: tf.data.Dataset
     steps_per_epoch: int
     epochs: int
-    reserved: float | None = None
-    _data: Any = dataclasses.field(default=None, repr=False)
-    _unit: Any = dataclasses.field(default=None, repr=False)
+    _release: _Release | None = dataclasses.field(default=None, repr=False)
 
     def fit(self, callbacks: Any = None, *others: Any, **options: Any) -> Any:
         """Trains until the budget is spent; ε is in the logs.
@@ -110,26 +111,52 @@ class PrivateFit:
         """The guarantee of the training so far, as text."""
         return self.plan.accountant.statement()
 
-    @functools.cached_property
     def reliability(self) -> Reliability:
         """How often a click followed where the trained model predicts one, and the correction of its logits.
 
-        It is released once, when it is first asked for, about the model as it then is; `make_private(reliability=)` has
-        paid for it.
+        It is released once, about the model as it is when it is first asked for; `make_private(reliability=)` has paid
+        for it.
 
         Raises:
-            ValueError: `make_private` was not given `reliability`.
+            ValueError: `make_private` was not given `reliability`, or the model has made no step.
         """
-        if self.reserved is None:
+        if self._release is None:
             raise ValueError(
                 "The budget has no room for this release: make_private(..., reliability=30.0) keeps some for it. Or "
                 "tfdp_rec.privacy.private_reliability(logits, clicks, noise_multiplier=, accountant=) charges it."
             )
-        predicted = np.asarray(self.model.predict(self._data[0], verbose=0), np.float64).reshape(-1)
-        logits = predicted if _gives_logits(self.model) else special.logit(predicted)
-        # The plan has declared it: it is charged no second time.
-        clicks = np.asarray(self._data[1]).reshape(-1)
-        return private_reliability(logits, clicks, noise_multiplier=self.reserved, unit=self._unit)
+        return self._release.of(self.model)
+
+
+class _Release:
+    """The one release that a plan has paid for; copies of a `PrivateFit` share it."""
+
+    def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
+        self._noise, self._inputs, self._from_logits = noise_multiplier, data[0], from_logits
+        # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
+        self._clicks = np.array(data[1]).reshape(-1)
+        self._units = None if unit is None else unit_numbers(unit, len(self._clicks))
+        self._made: Reliability | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> _Release:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("A PrivateFit with a reliability cannot be pickled: a copy would release it again.")
+
+    def of(self, model: Any) -> Reliability:
+        """The answer: made for this model, or for the one that was asked for first."""
+        with self._one_at_a_time:
+            if self._made is None:
+                if not int(model.optimizer.iterations):
+                    raise ValueError("The model has made no step: fit() first, its predictions are what is corrected.")
+                rows = tf.data.Dataset.from_tensor_slices((self._inputs,)).batch(1024)
+                predicted = np.asarray(model.predict(rows, verbose=0), np.float64).reshape(-1)
+                logits = predicted if self._from_logits else special.logit(np.clip(predicted, 0.0, 1.0))
+                # The plan has declared it: it is charged no second time.
+                self._made = private_reliability(logits, self._clicks, noise_multiplier=self._noise, unit=self._units)
+            return self._made
 
 
 def make_private(
@@ -194,17 +221,22 @@ def make_private(
     sampling = PoissonSampling(units, batch_size, unit="row" if unit is None else "user")
     steps_per_epoch = math.ceil(units / batch_size)
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
-    plan = PrivatePlan(
-        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
-        accountant=accountant, spent=[] if reliability is None else [(GaussianDpEvent(float(reliability)), LABEL)],
-    )
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
     private, compiled = _private_form(model, data), _compiled_with(model)
     compiled |= {name: settings.pop(name) for name in _OPTIONS_OF_COMPILE if name in settings}
     _refuse_unfit(private, compiled, data)
+    # What was released about these weights before is spent, as the steps that were made on them are.
+    releases = max((_RELEASED.get(one, []) for one in (model, private)), key=len)
+    release = None
     if reliability is not None:
-        _refuse_no_clicks(compiled, data)
+        from_logits = _click_loss(compiled, data, private)
+        release = _Release(checked_noise(reliability), data, unit, from_logits)
+        releases = [*releases, checked_noise(reliability)]
+    plan = PrivatePlan(
+        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
+        accountant=accountant, spent=[(GaussianDpEvent(noise), LABEL) for noise in releases],
+    )
     if learning_rate is None and settings.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
     if learning_rate is None:
@@ -215,7 +247,8 @@ def make_private(
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
-    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, reliability, data, unit)
+    _RELEASED[model] = _RELEASED[private] = releases
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, release)
 
 
 def _mechanism(name: str) -> Any:
@@ -290,8 +323,8 @@ def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
         )
 
 
-def _refuse_no_clicks(compiled: Mapping[str, Any], data: Any) -> None:
-    # What would come out only after the training has been paid for.
+def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
+    """Whether a click model gives logits; refused now, rather than after the training, if it is none."""
     loss = compiled.get("loss")
     named = isinstance(loss, str) and loss.replace("_", "").lower() == "binarycrossentropy"
     if not named and not isinstance(loss, keras.losses.BinaryCrossentropy):
@@ -299,12 +332,17 @@ def _refuse_no_clicks(compiled: Mapping[str, Any], data: Any) -> None:
             "reliability= is for models of clicks, whose loss is keras.losses.BinaryCrossentropy; for others, "
             "tfdp_rec.privacy.private_reliability takes logits and clicks."
         )
-    if not (isinstance(data, tuple) and len(data) in (2, 3)) or data[1].size != len(data[1]):
-        raise ValueError("reliability= takes data (x, y) with one click, 0 or 1, in each row of y.")
-
-
-def _gives_logits(model: Any) -> bool:
-    return bool(getattr(compile_arguments(model)["loss"], "from_logits", False))
+    one_each = isinstance(data, tuple) and len(data) == 2 and getattr(data[1], "size", -1) == len(data[1])
+    if not one_each or not np.isin(data[1], (0, 1)).all():
+        raise ValueError("reliability= takes data (x, y) without weights, with one click, 0 or 1, in each row of y.")
+    from_logits = bool(getattr(loss, "from_logits", False))
+    last = [layer.name for layer in model.layers[-1:] if getattr(layer, "activation", 0) is keras.activations.linear]
+    if last and not from_logits:
+        raise ValueError(
+            f"Layer '{last[0]}' gives logits, and the loss takes probabilities: "
+            "loss=keras.losses.BinaryCrossentropy(from_logits=True)."
+        )
+    return from_logits
 
 
 def _has_text(data: Any) -> bool:
@@ -330,12 +368,8 @@ def _number_of_rows(data: Any) -> int:
 
 def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
     # The number of users, and a function that picks one row of each drawn user, uniformly at random.
-    ids = np.asarray(unit)
-    if ids.shape != (rows,):
-        raise ValueError(f"unit must give one id for each of the {rows} rows, got an array of shape {ids.shape}.")
-    if ids.dtype == object and None in (listed := ids.tolist()):
-        raise ValueError(f"unit has no user id in row {listed.index(None)}: leave such rows out of the data.")
-    _, number, count = np.unique(ids, return_inverse=True, return_counts=True)
+    number = unit_numbers(unit, rows)
+    count = np.bincount(number)
     order, first = np.argsort(number, kind="stable"), np.cumsum(count) - count
     chance = np.random.default_rng()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,11 @@ def _spread(values: Sequence[float]) -> str:
 def plot(results: Results, path: Path, title: str) -> str:
     """AUC against ε; ways without one are lines across."""
     figure, (axes,) = panels()
+    dashes = itertools.cycle(("--", ":", "-."))
     for name, by in results.items():
         means = {float(budget): np.mean([cell["test"]["auc"] for cell in cells]) for budget, cells in by.items()}
         if list(means) == [0.0]:
-            axes.axhline(means[0.0], linestyle="--", color="#999999", label=name)
+            axes.axhline(means[0.0], linestyle=next(dashes), color="#777777", label=name)
         else:
             axes.plot(list(means), list(means.values()), marker="o", label=name)
     axes.set(title=title, xlabel="ε", ylabel="AUC on test rows", xscale="log")

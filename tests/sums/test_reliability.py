@@ -1,5 +1,10 @@
 """Reliability of predictions: one unit moves the counts by at most 1, and scale and offset undo what they should."""
 
+import copy
+import dataclasses
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +17,7 @@ import tfdp_rec
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_reliability
 from tfdp_rec.sums.fixed_point import ONE
-from tfdp_rec.sums.reliability import grid_counts
+from tfdp_rec.sums.reliability import LABEL, Reliability, grid_counts
 
 ROW = st.tuples(
     st.sampled_from([0.0, 0.1, 0.3, -7.9, 50.0, np.inf, -np.inf, np.nan]), st.integers(0, 1), st.integers(0, 3)
@@ -20,7 +25,8 @@ ROW = st.tuples(
 
 
 def columns(rows):
-    return tuple(np.array(c) for c in zip(*rows)) if rows else (np.zeros(0), np.zeros(0, int), np.zeros(0, int))
+    logits, clicks, users = zip(*rows) if rows else ((), (), ())
+    return np.array(logits, float), np.array(clicks, int) == 1, np.array(users, int)
 
 
 @settings(deadline=None)
@@ -42,7 +48,7 @@ def test_one_row_more_moves_the_counts_by_one_or_not_at_all(rows, at):
 
 def test_a_user_of_many_rows_uses_what_there_is():
     rng = np.random.default_rng(0)
-    weights = grid_counts(rng.normal(size=1000), rng.integers(0, 2, 1000), np.zeros(1000))
+    weights = grid_counts(rng.normal(size=1000), rng.random(1000) < 0.5, np.zeros(1000, int))
     assert 0.99 < np.linalg.norm(weights / ONE) <= 1
 
 
@@ -88,8 +94,7 @@ def test_it_is_paid_for_before_it_is_read():
 
 @pytest.mark.parametrize(
     "change, words",
-    [({"noise_multiplier": 0.0}, "noise_multiplier"), ({"clicks": [0, 2]}, "0 or 1"), ({"clicks": [0]}, "one number"),
-     ({"unit": [1]}, "one id")],
+    [({"noise_multiplier": 0.0}, "noise_multiplier"), ({"clicks": [0]}, "one number"), ({"unit": [1]}, "one id")],
 )  # fmt: skip
 def test_bad_arguments_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
@@ -116,8 +121,10 @@ def test_a_private_fit_corrects_its_predictions_within_its_budget(from_logits):
     history = private.fit(verbose=0)
     assert history.history["epsilon"][-1] <= 8.0 and "reliability of predictions" in private.statement()
     spent = private.plan.accountant.epsilon()
-    found = private.reliability
-    assert private.reliability is found and private.plan.accountant.epsilon() == spent
+    found = private.reliability()
+    assert private.reliability() is found and private.plan.accountant.epsilon() == spent
+    for again in (dataclasses.replace(private), copy.copy(private)):
+        assert again.reliability() is found
     predicted = private.model.predict(np.arange(ITEMS), verbose=0)[:, 0]
     logits = predicted if from_logits else special.logit(predicted.astype("float64"))
     wanted = 0.2 + 0.6 * np.arange(ITEMS) / ITEMS
@@ -130,17 +137,123 @@ def test_a_private_fit_by_user_counts_by_user():
     settings = SETTINGS | {"batch_size": 50, "epochs": 1}
     private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), unit=users, reliability=10.0, **settings)
     private.fit(verbose=0)
-    found = private.reliability
+    found = private.reliability()
     assert 200 < found.clicks.sum() + found.others.sum() < 200 * 20**0.5 + 1000  # eight deviations of 172 cells' noise
+
+
+def test_copies_made_before_the_release_share_it():
+    private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+    copies = [dataclasses.replace(private), copy.copy(private)]
+    release = copy.deepcopy(private._release)
+    with pytest.raises(ValueError, match="no step"):
+        private.reliability()
+    private.fit(verbose=0, epochs=1, steps_per_epoch=1)
+    assert all(one.reliability() is private.reliability() for one in copies)
+    assert release.of(private.model) is private.reliability()
+    with pytest.raises(TypeError, match="release it again"):
+        pickle.dumps(private._release)
+
+
+def test_threads_share_one_release():
+    private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+    private.fit(verbose=0, epochs=1, steps_per_epoch=1)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(one) for one in pool.map(lambda _: private.reliability(), range(8))}) == 1
+
+
+def test_what_was_released_of_a_model_before_is_spent():
+    model = click_model(True)
+    first = tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+    first.fit(verbose=0)
+    found, larger = first.reliability(), SETTINGS | {"epsilon": 20.0}
+    second = tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **larger)
+    second.fit(verbose=0)
+    assert second.reliability() is not found
+    assert second.plan.accountant.spent_besides == [(GaussianDpEvent(10.0), LABEL)] * 2
+    third = tfdp_rec.make_private(first.model, (IDS, CLICKS[:, None]), **(SETTINGS | {"epsilon": 40.0}))
+    assert third.plan.accountant.spent_besides == [(GaussianDpEvent(10.0), LABEL)] * 2
+
+
+def test_arrays_that_change_later_do_not_change_whose_rows_count_together():
+    users = np.arange(ROWS) % 50
+    settings = SETTINGS | {"batch_size": 20, "epochs": 1}
+    private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), unit=users, reliability=10.0, **settings)
+    private.fit(verbose=0)
+    users[:] = np.arange(ROWS)
+    found = private.reliability()
+    assert found.clicks.sum() + found.others.sum() < 50 * 80**0.5 + 1000
+
+
+def test_text_is_predicted_as_it_was_trained():
+    words = np.array([f"w{n}" for n in IDS])
+    lookup = keras.layers.StringLookup(vocabulary=[f"w{n}" for n in range(ITEMS)])
+    model = keras.Sequential([lookup, keras.layers.Embedding(ITEMS + 1, 4), keras.layers.Dense(1)])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    private = tfdp_rec.make_private(model, (words, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+    private.fit(verbose=0)
+    assert private.reliability().tells
+
+
+def test_an_accountant_of_users_is_not_charged_for_rows():
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(20, 2, unit="user"), delta=1e-5)
+    logits = np.zeros(1000)
+    for unit in (None, np.arange(1000)):
+        with pytest.raises(ValueError, match="give unit="):
+            private_reliability(logits, logits, noise_multiplier=5.0, accountant=accountant, unit=unit)
+    assert accountant.epsilon() == 0
+    private_reliability(logits, logits, noise_multiplier=5.0, accountant=accountant, unit=np.arange(1000) % 20)
+    assert accountant.epsilon() > 0
+
+
+def test_the_likelihood_is_at_its_least_where_steps_of_newton_overshoot():
+    cells, rows = private_reliability([], [], noise_multiplier=1.0).logits, np.zeros(86)
+    rows[8:10] = 1e6  # just below -8
+    clicks = rows * special.expit(0.36 * cells + 2.85)
+    found = Reliability(cells, clicks, rows - clicks, GaussianDpEvent(30.0))
+    predicted = special.expit(found.corrected(cells[8:10]))
+    np.testing.assert_allclose(predicted, (clicks / np.maximum(rows, 1))[8:10], atol=0.01)
+
+
+@pytest.mark.parametrize("mean, rows", [(0, 1000), (-5, 20_000), (-7, 100_000), (-9, 200_000), (-50, 100_000)])
+def test_a_model_that_is_right_is_not_made_much_worse(mean, rows):
+    rng, truth = np.random.default_rng(4), None
+    worst = 0.0
+    for seed in range(30):
+        logits = rng.normal(mean, 1.0, rows)
+        clicks = rng.random(rows) < special.expit(logits)
+        found = private_reliability(logits, clicks, noise_multiplier=30.0, words=seeded(seed))
+        assert 0 <= found.scale < 2.5
+        truth = special.expit(logits)
+        z = found.corrected(logits)
+        before, after = (float(np.mean(np.logaddexp(0, each) - truth * each)) for each in (logits, z))
+        worst = max(worst, after / before)
+    assert worst < 1.2
+
+
+def test_what_is_released_stays_as_it_is():
+    one, other = (private_reliability([0.0], [1], noise_multiplier=1.0) for _ in range(2))
+    with pytest.raises(ValueError, match="read-only"):
+        one.logits[0] = 3.0
+    assert one.logits is other.logits
 
 
 def test_without_its_share_of_the_budget_it_is_refused():
     private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), **SETTINGS)
     with pytest.raises(ValueError, match="reliability=30"):
-        private.reliability  # noqa: B018
+        private.reliability()
     mse = click_model(True)
     mse.compile(loss="mse")
     with pytest.raises(ValueError, match="BinaryCrossentropy"):
         tfdp_rec.make_private(mse, (IDS, CLICKS[:, None]), reliability=30.0, **SETTINGS)
+    with pytest.raises(ValueError, match="from_logits=True"):
+        wrong = click_model(True)
+        wrong.compile(loss="binary_crossentropy")
+        tfdp_rec.make_private(wrong, (IDS, CLICKS[:, None]), reliability=30.0, **SETTINGS)
+    with pytest.raises(ValueError, match="without weights"):
+        tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None], CLICKS), reliability=30.0, **SETTINGS)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), reliability=2.0**21, **SETTINGS)
+    with pytest.raises(ValueError, match="one click"):
+        tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None] / 2), reliability=30.0, **SETTINGS)
     with pytest.raises(ValueError, match="one click"):
         tfdp_rec.make_private(click_model(True), (IDS, np.stack([CLICKS] * 2, 1)), reliability=30.0, **SETTINGS)

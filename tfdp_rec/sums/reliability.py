@@ -11,8 +11,12 @@ of the rows without. A unit with n_c rows in cell c, clicks and others apart, gi
 
     1/√(Σ_c n_c²),   so that it moves all counts together by at most 1 in ℓ₂: a unit of one row gives that row 1.
 
-Guarantee: the counts are one Gaussian mechanism of noise multiplier σ, and scale and offset are computed from them. The
-logits are those of a model that is released already; each row's depends on that row alone.
+Guarantee: the counts are one Gaussian mechanism of noise multiplier σ, and all else is computed from them. The logits
+are those of a model that is released already, and each row's must depend on that row alone.
+
+Scale and offset are the most likely ones given the noisy counts and a prior about (1, 0) that is as strong as the noise
+is large. Where the clicks, or the rows without, do not stand out of the noise, nothing is corrected: at σ = 30 some
+hundreds of each are needed, and below a thousand the correction gains little.
 
 Reference:
     J. Platt, Probabilistic outputs for support vector machines, 1999.
@@ -29,16 +33,17 @@ from dp_accounting import GaussianDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.sums.fixed_point import checked_noise, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
 
 LABEL = "reliability of predictions"
 _FAR = np.array([9.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0])  # where a model is much too sure
 _EDGES = np.concatenate([-_FAR[::-1], np.linspace(-8.0, 8.0, 65), _FAR])
 _CENTRES = np.concatenate([[_EDGES[0]], (_EDGES[:-1] + _EDGES[1:]) / 2, [_EDGES[-1]]])
-_CLEAR = 4.0  # standard deviations of noise that a cell's rows must exceed to count
-_ROUNDS = 100  # of Newton's method
-_TOWARDS = 1.0  # rows that speak for scale 1 and offset 0
+_CENTRES.flags.writeable = False
+_CLEAR = 4.0  # standard deviations of noise that rows must exceed to count
+_ROUNDS = 200  # of Newton's method; some ten are needed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,35 +65,74 @@ class Reliability:
     @property
     def clear(self) -> NDArray[np.bool_]:
         """Whether a cell's rows stand out of the noise."""
-        deviation = self.event.noise_multiplier * np.sqrt(2)
-        return self.clicks + self.others > _CLEAR * deviation
+        return self.clicks + self.others > _CLEAR * 2**0.5 * self.event.noise_multiplier
+
+    @property
+    def tells(self) -> bool:
+        """Whether clicks, and rows without, stand out of the noise in all clear cells together."""
+        clear = self.clear
+        least = _CLEAR * self.event.noise_multiplier * max(float(clear.sum()), 1.0) ** 0.5
+        return bool(min(self.clicks[clear].sum(), self.others[clear].sum()) > least)
 
     @functools.cached_property
-    def _fitted(self) -> tuple[float, float]:
-        # The likelihood's two equations are linear in the counts, so noise makes them wrong by nothing on average.
-        x, clicks, rows = (v[self.clear] for v in (self.logits, self.clicks, self.clicks + self.others))
-        both, known = np.stack([x, np.ones_like(x)], axis=1), np.array([1.0, 0.0])
-        found = known.copy()
-        for _ in range(_ROUNDS):
-            rate = special.expit(both @ found)
-            slope = both.T @ (rows * rate - clicks) + _TOWARDS * (found - known)
-            curve = (both * (rows * rate * (1 - rate))[:, None]).T @ both + _TOWARDS * np.eye(2)
-            found = found - np.clip(np.linalg.solve(curve, slope), -1.0, 1.0)
-        return float(found[0]), float(found[1])
+    def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # (scale, offset) and their standard errors by noise. The likelihood's equations are linear in the counts.
+        known = np.array([1.0, 0.0])
+        if not self.tells:
+            return known, np.full(2, np.nan)
+        x, clicks, others = (v[self.clear] for v in (self.logits, self.clicks, self.others))
+        both, noise = np.stack([x, np.ones_like(x)], axis=1), self.event.noise_multiplier
+        towards = np.diag(noise * np.sqrt(np.square(both).sum(axis=0)))
+        found = _least(both, clicks, clicks + others, towards, known)
+        if found[0] < 0:  # predictions turned round: noise has the say
+            found = np.array([0.0, _least(both[:, 1:], clicks, clicks + others, towards[1:, 1:], known[1:])[0]])
+        rate = special.expit(both @ found)
+        curve = (both * ((clicks + others) * rate * (1 - rate))[:, None]).T @ both + towards
+        spread = noise * both * np.sqrt(rate**2 + (1 - rate) ** 2)[:, None]
+        inverse = np.linalg.inv(curve)
+        return found, np.sqrt(np.diag(inverse @ (spread.T @ spread) @ inverse))
 
     @property
     def scale(self) -> float:
-        """Factor of the corrected logits; below 1 for a model that is too sure. 1 where noise hides all rows."""
-        return self._fitted[0]
+        """Factor of the corrected logits; below 1 for a model that is too sure."""
+        return float(self._fitted[0][0])
 
     @property
     def offset(self) -> float:
         """What is added to the scaled logits."""
-        return self._fitted[1]
+        return float(self._fitted[0][1])
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Standard errors of scale and offset by the noise alone; NaN where nothing is corrected."""
+        return float(self._fitted[1][0]), float(self._fitted[1][1])
 
     def corrected(self, logits: ArrayLike) -> NDArray[np.float64]:
         """`scale · logits + offset`, for logits within ±64; in Keras the layer `Rescaling(scale, offset)`."""
         return self.scale * np.clip(np.asarray(logits, np.float64), _EDGES[0], _EDGES[-1]) + self.offset
+
+
+def _least(
+    x: NDArray[Any], clicks: NDArray[Any], rows: NDArray[Any], towards: NDArray[Any], known: NDArray[Any]
+) -> NDArray[np.float64]:
+    """The least of Σ rows · log(1 + e^z) − clicks · z, z = x · found, plus the distance to `known`: Newton's method."""
+
+    def loss(at: NDArray[Any]) -> float:
+        z, away = x @ at, at - known
+        return float(rows @ np.logaddexp(0.0, z) - clicks @ z + 0.5 * away @ towards @ away)
+
+    found = known.copy()
+    for _ in range(_ROUNDS):
+        rate = special.expit(x @ found)
+        slope = x.T @ (rows * rate - clicks) + towards @ (found - known)
+        curve = (x * (rows * rate * (1 - rate))[:, None]).T @ x + towards
+        step, length = np.linalg.solve(curve, slope), 1.0
+        while loss(found - length * step) > loss(found) - 1e-4 * length * (slope @ step) and length > 1e-12:
+            length /= 2
+        found = found - length * step
+        if length * np.abs(step).max() < 1e-9:
+            break
+    return found
 
 
 def private_reliability(
@@ -104,7 +148,7 @@ def private_reliability(
 
     Args:
         logits: Predicted logit of each row, by a model that is released; a row whose logit is no number is left out.
-        clicks: Label of each row, 0 or 1.
+        clicks: Label of each row: 1 for a click; all others count as none.
         noise_multiplier: σ; the vector of counts has sensitivity 1. At 30 it costs little beside a training, and counts
             of thousands hardly feel it.
         unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
@@ -112,7 +156,7 @@ def private_reliability(
         words: Source of random bits, for tests; the operating system's by default.
 
     Raises:
-        ValueError: The arrays differ in length, a label is neither 0 nor 1, or σ is out of range.
+        ValueError: The arrays differ in length, σ is out of range, or there are more units than the accountant's.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -126,27 +170,34 @@ def private_reliability(
     given, labels = np.asarray(logits, np.float64), np.asarray(clicks)
     if given.ndim != 1 or labels.shape != given.shape:
         raise ValueError(f"logits and clicks must be one number a row, got shapes {given.shape} and {labels.shape}.")
-    if not np.isin(labels, (0, 1)).all():
-        raise ValueError("clicks must be 0 or 1.")
+    units = None if unit is None else unit_numbers(unit, len(given))
     if accountant is not None:
+        _refuse_other_units(accountant.sampling, units, len(given))
         accountant.spend(GaussianDpEvent(noise), LABEL)
-    total = grid_counts(given, labels, unit)
-    counts = released(total, noise, words).reshape(2, -1)
+    counts = released(grid_counts(given, labels == 1, units), noise, words).reshape(2, -1)
     return Reliability(_CENTRES, counts[1], counts[0], GaussianDpEvent(noise))
 
 
-def grid_counts(logits: NDArray[np.float64], labels: NDArray[Any], unit: Any = None) -> NDArray[np.int64]:
+def _refuse_other_units(sampling: Any, units: NDArray[np.int64] | None, rows: int) -> None:
+    # An accountant of users that is charged for rows would understate what a user loses.
+    count = rows if units is None else len(np.unique(units))
+    if units is None and sampling.unit == "user" or count > sampling.num_units:
+        raise ValueError(
+            f"The accountant's units are {sampling.num_units:,} of '{sampling.unit}', and here are {count:,}: give "
+            "unit=, the id of each row's unit."
+        )
+
+
+def grid_counts(
+    logits: NDArray[np.float64], clicked: NDArray[np.bool_], units: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """Weights of the rows by label and cell, in grid steps. They have no noise and must not be released."""
     size, known = 2 * len(_CENTRES), ~np.isnan(logits)
-    cells = labels[known].astype(np.int64) * len(_CENTRES) + np.searchsorted(_EDGES, logits[known], side="right")
-    if unit is None:
-        return np.bincount(cells, minlength=size) * grid_weights(np.ones(1, np.int64))[0]
-    ids = np.asarray(unit)
-    if ids.shape != logits.shape:
-        raise ValueError(f"unit must give one id for each of {len(logits)} rows, got an array of shape {ids.shape}.")
-    number = np.unique(ids[known], return_inverse=True)[1]
-    pairs, rows = np.unique(number * size + cells, return_counts=True)
-    squares = np.zeros(number.max(initial=-1) + 1, np.int64)
+    cells = clicked[known].astype(np.int64) * len(_CENTRES) + np.searchsorted(_EDGES, logits[known], side="right")
+    if units is None:
+        return np.bincount(cells, minlength=size) * ONE
+    pairs, rows = np.unique(units[known] * size + cells, return_counts=True)
+    squares = np.zeros(units.max(initial=-1) + 1, np.int64)
     np.add.at(squares, pairs // size, rows**2)
     total = np.zeros(size, np.int64)
     np.add.at(total, pairs % size, rows * grid_weights(squares)[pairs // size])
