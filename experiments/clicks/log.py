@@ -21,10 +21,10 @@ class Rows:
     """Rows of a log.
 
     Attributes:
-        ids: of the categories, `[rows, columns]`, each from 0.
-        numbers: `[rows, numbers]`, float32.
-        labels: 1 for a click, 0 for none, `[rows]`.
-        units: number of each row's unit, `[rows]`.
+        ids: Ids of the categories, `[rows, columns]`, each from 0.
+        numbers: Numbers of the rows, `[rows, numbers]`, float32.
+        labels: 1 for a click and 0 for none, `[rows]`.
+        units: Number of each row's unit, `[rows]`.
     """
 
     ids: np.ndarray
@@ -50,13 +50,13 @@ class ClickLog:
     """A log with its parts.
 
     Attributes:
-        name: in reports.
-        columns: names of the categories.
-        sizes: number of values of each category.
-        parts: rows to train on, to choose settings by, and to judge by.
-        unit: what the units are: "display", "event" or "user".
-        per_unit: rows of a unit in a step at most.
-        source: where the rows come from, for the report.
+        name: Name of the log in reports.
+        columns: Names of the categories.
+        sizes: Number of values of each category.
+        parts: Rows to train on, to choose settings by, and to judge by.
+        unit: Kind of the units: "display", "event" or "user".
+        per_unit: Largest number of rows of a unit in a step.
+        source: Origin of the rows, for the report.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Units:
     """The units of some rows.
 
     Args:
-        rows: of a part.
-        per_unit: rows of a unit in a batch at most.
+        rows: Rows of a part of a log.
+        per_unit: Largest number of rows of a unit in a batch.
     """
 
     def __init__(self, rows: Rows, per_unit: int):
@@ -108,7 +108,7 @@ class Units:
 
 
 def _distinct(rng: np.random.Generator, counts: np.ndarray, most: int) -> np.ndarray:
-    """`most` distinct places below each of `counts`, in no particular order of likelihood (Floyd's way)."""
+    """`most` distinct places below each of `counts`, every set of them as likely as another (Floyd's algorithm)."""
     chosen = np.empty((len(counts), most), np.int64)
     for k in range(most):
         last = counts - most + k
@@ -133,9 +133,9 @@ def split(rows: Rows, shares: Sequence[float], seed: int = 0) -> dict[Part, Rows
     """Parts of these shares, at random, a unit's rows together.
 
     Args:
-        rows: of a log.
-        shares: of train, validation and test.
-        seed: of the order.
+        rows: All rows of a log.
+        shares: Shares of the units in train, validation and test.
+        seed: Seed of the units' order.
     """
     units, number = np.unique(rows.units, return_inverse=True)
     place = np.random.default_rng(seed).permutation(len(units))[number] / len(units)

@@ -24,12 +24,12 @@ class ClickModel(tfdp_rec.PrivateTraining, keras.Model):
     """Logits `[units, rows]` of batches {"ids": [units, rows, columns], "numbers": [units, rows, numbers]}.
 
     Args:
-        rows: of the table: all categories of all columns.
-        columns: categories a row.
-        numbers: numbers a row.
-        width: of the vectors; 0 for the logistic model.
-        hidden: widths of the deep model's dense layers.
-        bias: first value of the logit.
+        rows: Number of rows of the table: all categories of all columns.
+        columns: Number of categories of a row.
+        numbers: Number of numbers of a row.
+        width: Width of the vectors; 0 for the logistic model.
+        hidden: Widths of the deep model's dense layers.
+        bias: First value of the logit.
     """
 
     def __init__(

@@ -55,11 +55,12 @@ class Contestant:
     """A way to predict clicks.
 
     Attributes:
-        name: in the report.
-        deep: whether the model has vectors and dense layers.
-        make: (settings that private ones have, its own setting) -> optimizer; None for private sums.
-        private: whether it has an ε.
-        lengths: among which it may choose, if not the grid's.
+        name: Name in the report.
+        deep: Whether the model has vectors and dense layers.
+        make: Function from the settings that all private trainings have, and its own setting, to an optimizer; None
+            for private sums.
+        private: Whether it trains with noise.
+        lengths: Lengths among which it may choose, if not the grid's.
     """
 
     name: str
@@ -73,10 +74,10 @@ class Trainings:
     """A log, its contestants and their results.
 
     Args:
-        log: of clicks.
-        sizes: of every training.
-        grid: of settings.
-        study: where results are kept.
+        log: Click log.
+        sizes: Sizes that all trainings share.
+        grid: Settings among which contestants choose.
+        study: Study that keeps the results.
     """
 
     def __init__(self, log: ClickLog, sizes: Sizes, grid: Grid, study: Study):

@@ -371,6 +371,14 @@ def test_one_user_moves_row_counts_by_no_more_than_said(rows, bound, ordered):
     assert found.row_sensitivity == (bound if ordered else bound**0.5)
 
 
+@pytest.mark.parametrize("dtype, bits", [("float32", 24), ("float64", 53)])
+def test_users_whose_floats_may_be_those_of_several_are_refused(dtype, bits):
+    ids = np.array([2.0**bits - 1, 2.0**bits - 2, 3.0], dtype)
+    assert Interactions.read({"u": ids, "i": ["x", "y", "z"]}, user="u", item="i").num_users == 3
+    with pytest.raises(ValueError, match="row 2"):
+        Interactions.read({"u": ids + np.array([0, 2, 0], dtype), "i": ["x", "y", "z"]}, user="u", item="i")
+
+
 def test_a_bound_is_a_whole_number_and_none_is_infinite():
     log = Interactions.read(LOG, **NAMES)
     assert log.with_items(CATALOGUE).row_sensitivity == float("inf")

@@ -41,7 +41,12 @@ def test_arrays_of_every_type(dtype):
         (np.array([np.datetime64("NaT"), np.datetime64("2020-01-01")]), "row 0"),
         (np.array([None, "a"], object), "row 0"),
         ([1, "1"], "several kinds"),
-        (np.array([2.0**60, 1.0]), "beyond 2"),
+        (np.array([2.0**53, 1.0]), "float64 numbers so large"),
+        (np.array([2.0**24, 1.0], np.float32), "float32 numbers so large"),
+        (np.array([2048, 1], np.float16), "float16 numbers so large"),
+        (np.ma.array([1, 2], mask=[False, True]), "row 1"),
+        ([(float("nan"), 1), (float("nan"), 1)], "row 0"),
+        (np.array([(1, 1.0), (1, np.nan)], [("a", int), ("b", float)]), "row 1"),
         ([1], "one id"),
         (np.array([[1], [2]]), "one id"),
     ],
@@ -49,6 +54,12 @@ def test_arrays_of_every_type(dtype):
 def test_ids_that_are_none_are_refused(ids, words):
     with pytest.raises(ValueError, match=words):
         unit_numbers(ids, 2)
+
+
+def test_the_largest_floats_that_are_told_apart_and_records():
+    assert unit_numbers(np.array([2.0**24 - 1, 2.0**24 - 2], np.float32), 2).tolist() == [1, 0]
+    assert unit_numbers(np.array([(1, 2), (3, 4), (1, 2)], [("a", int), ("b", int)]), 3).tolist() == [0, 1, 0]
+    assert unit_numbers(np.ma.array([4, 3, 4]), 3).tolist() == [1, 0, 1]
 
 
 def test_large_whole_numbers_in_a_list_stay_apart():

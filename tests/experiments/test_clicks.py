@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 import tfdp_rec
-from experiments.clicks import counts, sources
+from experiments.clicks import command, counts, sources
 from experiments.clicks.__main__ import main
 from experiments.clicks.log import ClickLog, Rows, Units, numbered, split
 from experiments.clicks.model import ClickModel
@@ -57,12 +57,29 @@ def test_private_sums_are_rates_of_clicks_and_their_noise_is_that_of_a_unit():
     log = ClickLog("x", ("a", "b"), (5, 5), {"train": rows})
     exact = counts.weights(log, (0,), 0.0, 1.0, 0)
     assert (exact[:2] > 3).all() and (exact[2:5] < -3).all() and not exact[5:].any()
-    # One unit of two rows in the same values moves all counts by at most 1 where each row weighs 1 / (rows √columns).
-    weight = 1 / (2 * 2**0.5)
-    assert np.hypot(2 * weight, 2 * weight) == pytest.approx(1.0)
     pairs = ClickLog("x", ("a", "b"), (5, 5), {"train": rows}, per_unit=2)
     one, other = (counts.weights(pairs, (0, 1), 50.0, 1.0, seed) for seed in (0, 1))
     assert (one != other).all()
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_unit_of_any_number_of_rows_moves_the_sums_by_at_most_one(columns):
+    rng = np.random.default_rng(0)
+    units = rng.integers(0, 4, 60) ** 3  # of many rows and few
+    ids, clicked = rng.integers(0, 2, (60, columns)), rng.integers(0, 2, 60)
+    weight, norms = counts.row_weights(units, columns), []
+    for unit in np.unique(units):
+        moved = np.zeros((columns, 2, 2))
+        for row in np.flatnonzero(units == unit):
+            for column in range(columns):
+                moved[column, ids[row, column], clicked[row]] += weight[row]
+        norms.append(np.linalg.norm(moved))
+    assert max(norms) <= 1 + 1e-12
+    assert np.linalg.norm([counts.row_weights(np.zeros(5), columns).sum()] * columns) == pytest.approx(1)  # in one cell
+
+
+def test_the_command_names_the_logs_that_there_are():
+    assert command.NAMES == tuple(sources.SOURCES)
 
 
 def test_frappe_as_published(tmp_path):
@@ -180,7 +197,7 @@ def test_the_study_in_little(tmp_path, capsys):
     assert "deep, LazyDPSGD" in page and (tmp_path / "out" / "auc.png").stat().st_size > 5000
     assert results["deep, no privacy"]["0"][0]["test"]["auc"] > 0.9
     assert set(results["private sums"]) == {"8"} and len(results["private sums"]["8"]) == 2
-    assert main([*whole, "--contestants", "nobody"]) == 2 and "there are" in capsys.readouterr().err
+    assert main([*whole, "--contestants", "unknown"]) == 2 and "there are" in capsys.readouterr().err
 
 
 def test_a_study_of_another_log_is_not_mixed_in(tmp_path):

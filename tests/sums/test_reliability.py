@@ -94,7 +94,8 @@ def test_it_is_paid_for_before_it_is_read():
 
 @pytest.mark.parametrize(
     "change, words",
-    [({"noise_multiplier": 0.0}, "noise_multiplier"), ({"clicks": [0]}, "one number"), ({"unit": [1]}, "one id")],
+    [({"noise_multiplier": 0.0}, "noise_multiplier"), ({"clicks": [0]}, "one number"), ({"unit": [1]}, "one id"),
+     ({"clicks": ["0", "1"]}, "one number")],
 )  # fmt: skip
 def test_bad_arguments_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
@@ -200,7 +201,10 @@ def test_an_accountant_of_users_is_not_charged_for_rows():
     for unit in (None, np.arange(1000)):
         with pytest.raises(ValueError, match="give unit="):
             private_reliability(logits, logits, noise_multiplier=5.0, accountant=accountant, unit=unit)
-    assert accountant.epsilon() == 0
+    people = Accountant(GaussianDpEvent(1.0), PoissonSampling(5000, 2, unit="individual"), delta=1e-5)
+    with pytest.raises(ValueError, match="give unit="):
+        private_reliability(logits, logits, noise_multiplier=5.0, accountant=people)
+    assert accountant.epsilon() == people.epsilon() == 0
     private_reliability(logits, logits, noise_multiplier=5.0, accountant=accountant, unit=np.arange(1000) % 20)
     assert accountant.epsilon() > 0
 
@@ -232,8 +236,9 @@ def test_a_model_that_is_right_is_not_made_much_worse(mean, rows):
 
 def test_what_is_released_stays_as_it_is():
     one, other = (private_reliability([0.0], [1], noise_multiplier=1.0) for _ in range(2))
-    with pytest.raises(ValueError, match="read-only"):
-        one.logits[0] = 3.0
+    for array in (one.logits, one.clicks, one.others):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 3.0
     assert one.logits is other.logits
 
 

@@ -1,7 +1,8 @@
 """Numbers of privacy units from the ids of their rows.
 
-Two rows are one unit's if their ids are equal. An id that is not equal to itself (NaN, NaT, NA) would make a unit of
-each of its rows, or one of all that lack an id; a float beyond 2⁵³ may be the id of several units. Both are refused.
+Two rows are one unit's if their ids are equal. Refused are ids that are not equal to themselves (NaN, NaT, NA; also
+within tuples) or masked, since each row would be a unit, or all such rows one; and floats so large that different whole
+numbers are the same float (from 2⁵³, of float32 from 2²⁴), since several units would be one.
 """
 
 from __future__ import annotations
@@ -11,28 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_EXACT = 2.0**53  # floats up to here are different for different whole numbers
-
 
 def unit_numbers(unit: Any, rows: int) -> NDArray[np.int64]:
     """The number of each row's unit, from 0; raises `ValueError` for ids that are missing, mixed or too few."""
     ids = np.asarray(unit) if hasattr(unit, "dtype") else _objects(unit)
     if ids.shape != (rows,):
         raise ValueError(f"unit must give one id for each of the {rows} rows, got an array of shape {ids.shape}.")
-    if ids.dtype == object:
-        return _by_hash(ids)
-    if ids.dtype.kind in "fcmM" and (missing := ids != ids).any():
+    if ids.dtype.kind in "OV":
+        return _by_hash(_objects(ids.tolist()))
+    missing = np.ma.getmaskarray(unit) if isinstance(unit, np.ma.MaskedArray) else ids != ids
+    if missing.any():
         raise ValueError(_MISSING.format(int(np.flatnonzero(missing)[0])))
-    if ids.dtype.kind in "fc" and (np.abs(ids) > _EXACT).any():
-        raise ValueError("unit has floats beyond 2^53, which may stand for several users: give whole numbers or text.")
+    if ids.dtype.kind in "fc" and (np.abs(ids) >= 2.0 ** (np.finfo(ids.dtype).nmant + 1)).any():
+        raise ValueError(
+            f"unit has {ids.dtype} numbers so large that several users may have the same: give whole numbers, or text."
+        )
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
 
 def _objects(unit: Any) -> NDArray[Any]:
-    listed = list(unit)
-    ids = np.empty(len(listed), object)  # not by way of np.asarray, which makes floats of large whole numbers
-    ids[:] = listed
-    return ids
+    # Not by way of np.asarray, which makes floats of large whole numbers, and a second axis of tuples.
+    return np.fromiter(unit, object)
 
 
 def _by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
@@ -53,6 +53,8 @@ def _by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
 def _missing(each: Any) -> bool:
     if each is None:
         return True
+    if isinstance(each, (tuple, frozenset)):
+        return any(map(_missing, each))
     try:
         return bool(each != each)
     except (TypeError, ValueError):  # of pandas' NA it is not known

@@ -42,6 +42,7 @@ _FAR = np.array([9.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0])  # 
 _EDGES = np.concatenate([-_FAR[::-1], np.linspace(-8.0, 8.0, 65), _FAR])
 _CENTRES = np.concatenate([[_EDGES[0]], (_EDGES[:-1] + _EDGES[1:]) / 2, [_EDGES[-1]]])
 _CENTRES.flags.writeable = False
+_ROWS = ("row", "example")  # units of which each has one row
 _CLEAR = 4.0  # standard deviations of noise that rows must exceed to count
 _ROUNDS = 200  # of Newton's method; some ten are needed
 
@@ -168,20 +169,24 @@ def private_reliability(
     """
     noise = checked_noise(noise_multiplier)
     given, labels = np.asarray(logits, np.float64), np.asarray(clicks)
-    if given.ndim != 1 or labels.shape != given.shape:
-        raise ValueError(f"logits and clicks must be one number a row, got shapes {given.shape} and {labels.shape}.")
+    if given.ndim != 1 or labels.shape != given.shape or labels.dtype.kind not in "biuf":
+        raise ValueError(
+            f"logits and clicks must be one number a row, got shapes {given.shape} and {labels.shape}, clicks of type "
+            f"{labels.dtype}."
+        )
     units = None if unit is None else unit_numbers(unit, len(given))
     if accountant is not None:
         _refuse_other_units(accountant.sampling, units, len(given))
         accountant.spend(GaussianDpEvent(noise), LABEL)
     counts = released(grid_counts(given, labels == 1, units), noise, words).reshape(2, -1)
+    counts.flags.writeable = False
     return Reliability(_CENTRES, counts[1], counts[0], GaussianDpEvent(noise))
 
 
 def _refuse_other_units(sampling: Any, units: NDArray[np.int64] | None, rows: int) -> None:
     # An accountant of users that is charged for rows would understate what a user loses.
     count = rows if units is None else len(np.unique(units))
-    if units is None and sampling.unit == "user" or count > sampling.num_units:
+    if units is None and sampling.unit not in _ROWS or count > sampling.num_units:
         raise ValueError(
             f"The accountant's units are {sampling.num_units:,} of '{sampling.unit}', and here are {count:,}: give "
             "unit=, the id of each row's unit."

@@ -21,7 +21,8 @@ from tfdp_rec.datasets.logs.sources import Stretch
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _FROM, _TO = 3e8, 5e9  # seconds, 1979 to 2128: whole numbers between them are moments
 _LATEST = 2.0**63  # a larger number is no time in any unit
-_EXACT = 2.0**53  # from here on decimal numbers are not told apart
+# From here on whole numbers are not told apart, by bits of a float.
+_EXACT = {pa.float16(): 2.0**11, pa.float32(): 2.0**24, pa.float64(): 2.0**53}
 _ISO = {"ISO 8601": pa.timestamp("us"), "ISO 8601 with a zone": pa.timestamp("us", "UTC")}
 _TEXTS = {"whole numbers": pa.int64(), "numbers": pa.float64(), **_ISO}
 
@@ -121,9 +122,11 @@ class IdColumn(Column):
             raise ValueError(f"{stretch.where}: {self.name} is of type {array.type}. {self._way_out}.")
         if not _casts(array, pa.int64()):
             self._refuse(stretch, place := _first_bad(array, pa.int64()), array[place])
-        if pa.types.is_floating(array.type) and (pc.max(pc.abs(array)).as_py() or 0) >= _EXACT:
-            place = pc.index(pc.greater_equal(pc.abs(array), _EXACT), True).as_py()
-            self._refuse(stretch, place, array[place])
+        if exact := _EXACT.get(array.type):
+            sizes = pc.abs(array.cast(pa.float64()))
+            if (pc.max(sizes).as_py() or 0) >= exact:
+                place = pc.index(pc.greater_equal(sizes, exact), True).as_py()
+                self._refuse(stretch, place, array[place])
         return array.cast(pa.int64())
 
 
