@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import secrets
 import threading
 import warnings
 import weakref
@@ -39,6 +40,7 @@ from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.sums.fixed_point import checked_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training import PrivateModel, PrivateTraining
@@ -48,8 +50,6 @@ from tfdp_rec.training.own_loss import is_own
 
 # A model that is made private again gives the same private model, with the history of the weights that they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
-_RELEASED: weakref.WeakKeyDictionary[keras.Model, list[float]] = weakref.WeakKeyDictionary()
-"""Noise multipliers of the reliabilities that plans of a private model have paid for."""
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
 _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
@@ -129,10 +129,12 @@ class PrivateFit:
 
 
 class _Release:
-    """The one release that a plan has paid for; copies of a `PrivateFit` share it."""
+    """The one release that a plan pays for; copies of a `PrivateFit` share it."""
 
     def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
-        self._noise, self._inputs, self._from_logits = noise_multiplier, data[0], from_logits
+        self._noise, self._inputs, self._from_logits = checked_noise(noise_multiplier), data[0], from_logits
+        # Another release, also with the same noise, is another use.
+        self.use = GaussianDpEvent(self._noise), f"{LABEL} ({secrets.token_hex(4)})"
         # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
         self._clicks = np.array(data[1]).reshape(-1)
         self._units = None if unit is None else unit_numbers(unit, len(self._clicks))
@@ -226,16 +228,10 @@ def make_private(
     private, compiled = _private_form(model, data), _compiled_with(model)
     compiled |= {name: settings.pop(name) for name in _OPTIONS_OF_COMPILE if name in settings}
     _refuse_unfit(private, compiled, data)
-    # What was released about these weights before is spent, as the steps that were made on them are.
-    releases = max((_RELEASED.get(one, []) for one in (model, private)), key=len)
-    release = None
-    if reliability is not None:
-        from_logits = _click_loss(compiled, data, private)
-        release = _Release(checked_noise(reliability), data, unit, from_logits)
-        releases = [*releases, checked_noise(reliability)]
+    release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     plan = PrivatePlan(
         sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
-        accountant=accountant, spent=[(GaussianDpEvent(noise), LABEL) for noise in releases],
+        accountant=accountant, spent=[release.use] if release else [],
     )
     if learning_rate is None and settings.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
@@ -247,7 +243,10 @@ def make_private(
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
-    _RELEASED[model] = _RELEASED[private] = releases
+    if release:  # the model's history keeps it beside its steps: for later plans, and in files
+        event, label = release.use
+        entry = Entry(event, 1, DRAWN, label=label)
+        private.optimizer.privacy_history.add_entry(entry, id_of_use(event, label))
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs, release)
 
 
