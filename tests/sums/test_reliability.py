@@ -121,6 +121,7 @@ def test_a_private_fit_corrects_its_predictions_within_its_budget(from_logits):
     assert 0 < private.plan.accountant.epsilon() < 1  # paid ahead
     history = private.fit(verbose=0)
     assert history.history["epsilon"][-1] <= 8.0 and "reliability of predictions" in private.statement()
+    assert int(private.model.optimizer.iterations) == private.plan.steps == 30  # the noise leaves room for it
     spent = private.plan.accountant.epsilon()
     found = private.reliability()
     assert private.reliability() is found and private.plan.accountant.epsilon() == spent
