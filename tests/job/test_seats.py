@@ -331,8 +331,10 @@ def test_sums_are_of_users_with_seats_and_their_number_is_noisy(stream):
     assert max(map(counted.count, set(counted))) == 2 and len(seen) == 4
     for users, others, made in seen:
         assert not others  # items, too, are found among users with seats
-        assert made.users_private and 0 < abs(made.num_users - len(users)) < 6 * 10 * made.noise_multiplier
+        assert made.users_private and abs(made.num_users - len(users)) < 6 * 10 * made.noise_multiplier
         assert made.split.counts**-2 + made.split.gram**-2 == pytest.approx(0.99 * made.noise_multiplier**-2)
+    # Noise of some 50 is zero now and then, on four days once in 10^8.
+    assert any(made.num_users != len(users) for users, _, made in seen)
     assert len(seen[0][0]) > 1500 > len(seen[2][0])  # all are new on the first day
 
 
