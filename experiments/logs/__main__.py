@@ -9,6 +9,7 @@ from tfdp_rec.cli.commands import Command
 COMMANDS = (
     Command("days", "experiments.logs.days", "thirty days that drift: sums added up, made anew, or frozen"),
     Command("generate", "experiments.logs.generate", "writes a log in Parquet, items by Zipf's law, ids as text"),
+    Command("growth", "experiments.logs.growth", "a trained model that takes in items every day"),
     Command("latency", "experiments.logs.latency", "how long an answer of a served recommender takes"),
     Command("size", "experiments.logs.size", "time and memory from the files to Poisson batches"),
 )

@@ -21,7 +21,9 @@ from tfdp_rec.cli import main
 from tfdp_rec.job.recommenders import two_towers
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.spending.ledger import read
+from tfdp_rec.privacy import Accountant, Ledger, Snapshot
+from tfdp_rec.sampling.schemes import Sampling
+from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 LABELS = ["private vocabulary", "popularity counts", "training"]
 SMALL = ["--steps", "6", "--batch-size", "80", "--width", "4", "--hidden", "0", "--quiet"]
@@ -162,6 +164,32 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp
     assert results["dp-popularity"]["epsilon"] >= epsilon_of(untrained, 1e-6)
     assert "2 so far, of at most 2" in (run / "release" / "statement.txt").read_text()
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
+
+
+def test_the_models_own_history_is_all_that_its_days_have_spent(tmp_path):
+    """A model.keras that is handed on, and trained further elsewhere, is told of no smaller epsilon than it has."""
+    rng, run = np.random.default_rng(0), tmp_path / "run"
+    options = ["--mechanism", "lazydpsgd", "--days", "3", "--items", tmp_path / "items.txt", "--out", run, *SMALL]
+    for day, items in enumerate((30, 40)):
+        (tmp_path / "items.txt").write_text("\n".join(map(str, range(items))))
+        rows = {"u": rng.integers(0, 500, 3000), "i": rng.integers(0, items, 3000), "t": np.arange(3000)}
+        pa.parquet.write_table(pa.table(rows), tmp_path / "day.parquet")
+        own = ["--continue", run, "--quiet"] if day else ["--user", "u", "--item", "i", "--time", "t", *options]
+        assert train("--data", tmp_path / "day.parquet", *own) == 0
+        model = keras.models.load_model(run / "release" / "model.keras", compile=False)
+        entries = [entry for entry in model.privacy_history.snapshot() if not entry.label]
+        assert [entry.steps for entry in entries] == [6] * (1 + day)
+        last = Sampling.from_state(entries[-1].sampling)
+        alone = Accountant(entries[-1].event, last, 1e-6)
+        alone.follow(model)
+        spent = read(run / "release" / "ledger.jsonl").epsilon(1e-6)
+        assert alone.epsilon() == pytest.approx(spent, abs=1e-4) and spent > 1
+        # Against the ledger nothing of it is owed, or paid for twice.
+        copy = shutil.copy(run / "release" / "ledger.jsonl", tmp_path)
+        with Ledger(copy, "user", Snapshot(last.num_units, "user"), ZERO_OUT, data_changed=True) as ledger:
+            held = Accountant(entries[-1].event, last, 1e-6, ledger=ledger)
+            held.follow(model)
+            assert held.epsilon() == pytest.approx(spent, abs=1e-4)
 
 
 @pytest.mark.slow

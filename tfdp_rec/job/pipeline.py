@@ -122,7 +122,7 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
     for name, ledger in checkpoint.ledgers.items():
         budget.refuse_beyond(ledger, checkpoint.left_to_pay(name, _releases(run, name)))
     if checkpoint.earlier:
-        _refuse_other_kind(log, checkpoint.earlier.items)
+        _refuse_other_kind(kind, checkpoint.earlier.items)
     _refuse_full(run)
     if checkpoint.seen:
         print(
@@ -189,8 +189,8 @@ def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None
         raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
 
 
-def _refuse_other_kind(log: Interactions, known: Items) -> None:
-    kinds = [pa.types.is_integer(kind) for kind in (known.ids.type, log.found()[1].type)]
+def _refuse_other_kind(kind: pa.DataType, known: Items) -> None:
+    kinds = [pa.types.is_integer(each) for each in (known.ids.type, kind)]
     if kinds[0] != kinds[1]:
         words = ["whole numbers" if number else "text" for number in kinds]
         raise ValueError(

@@ -70,7 +70,7 @@ class RunReport:
     config: Mapping[str, Any]  # settings, sizes and name of the released recommender
     results: Sequence[dict[str, Any]]  # a record for each recommender
     others: Mapping[str, Statement]  # of the recommenders that were only compared, by name
-    said: Statement | None  # of the released one
+    said: str | None  # the statement of the released one
     answers: Sequence[tuple[Any, str]]  # ids and titles of the first items recommended for an empty history
 
     @property

@@ -114,7 +114,7 @@ class OwnFiles(LogSource):
 
     def rows(self) -> tuple[Any, dict[str, Any]]:
         # Public files are read here, before the log, which may take long.
-        self._listed = self._listed_items()
+        self._listed = self.listed_items()
         if self.settings.titles:
             self._title_columns()
         if self.settings.features:
@@ -124,7 +124,8 @@ class OwnFiles(LogSource):
     def public_items(self) -> Items | None:
         return self._listed
 
-    def _listed_items(self) -> Items | None:
+    def listed_items(self) -> Items | None:
+        """The public list as its file has it now."""
         path = self.settings.items
         if not path:
             return None

@@ -117,6 +117,68 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         """The label table without padding, the log prior as one more column."""
         return tf.concat([self.scores.embeddings[1:], self._log_prior[1:, None]], axis=1)
 
+    # Items that join and leave.
+
+    def grow(self, new_ids: Sequence[int], prior: Sequence[float] | None = None) -> TwoTower:
+        """A model of further items, which goes on where this one stopped: see `PrivateTraining.grow_into`.
+
+        Args:
+            new_ids: Raw ids of the items that join, from a public list or found privately.
+            prior: Popularity of all items, the new ones last, up to scale; None for the present one, with the least
+                popularity for each new item.
+
+        Returns:
+            The model of more items.
+
+        Raises:
+            ValueError: An id is known already or repeated, or the prior does not fit.
+
+        Example:
+            >>> import tfdp_rec
+            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296], width=4, hidden=0)
+            >>> model.grow([593]).vocabulary.tolist()
+            [318, 296, 593]
+        """
+        known = np.intersect1d(self.vocabulary, new_ids).tolist()
+        if known:
+            raise ValueError(f"In the catalogue already: {known[:5]}.")
+        ids = [*self.vocabulary.tolist(), *np.asarray(new_ids).tolist()]
+        usual = np.append(self.prior, np.full(len(ids) - len(self.prior), self.prior.min()))
+        return self.grow_into(self._of(ids, usual if prior is None else prior))
+
+    def forget(self, ids: Sequence[int], numbered: bool = False) -> TwoTower:
+        """A model without some items, which goes on where this one stopped; their rows are in no file of it.
+
+        Args:
+            ids: Raw ids of the items that leave.
+            numbered: Whether the items that stay have the numbers 1, 2, ... as ids, instead of their own.
+
+        Returns:
+            The model of fewer items.
+
+        Raises:
+            ValueError: An id is unknown, or no item would stay.
+
+        Example:
+            >>> import tfdp_rec
+            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593], width=4, hidden=0)
+            >>> model.forget([318]).vocabulary.tolist()
+            [296, 593]
+        """
+        leaving = np.isin(self.vocabulary, ids)
+        if leaving.sum() != len(np.unique(ids)):
+            raise ValueError(f"Not in the catalogue: {np.setdiff1d(ids, self.vocabulary).tolist()[:5]}.")
+        stay = np.flatnonzero(~leaving)
+        rows = [PADDING, *(stay + 1).tolist()]
+        tables = (self.context_table.embeddings.path, self.scores.embeddings.path)
+        ids_that_stay = np.arange(1, 1 + len(stay)) if numbered else self.vocabulary[stay]
+        smaller = self._of(ids_that_stay, self.prior[stay])
+        return self.grow_into(smaller, kept=dict.fromkeys(tables, rows))
+
+    def _of(self, vocabulary: Any, prior: Any) -> TwoTower:
+        changed = {"vocabulary": np.asarray(vocabulary).tolist(), "prior": np.asarray(prior).tolist()}
+        return type(self).from_config({**self.get_config(), **changed})
+
     # Losses.
 
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:

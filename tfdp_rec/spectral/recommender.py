@@ -16,6 +16,7 @@ so that they add up to d, as without order, and stand in the same relation to th
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -283,6 +284,37 @@ class SpectralRecommender:
     def _conclude(self, made: Release) -> None:
         """Computes weights, prior and overlap from the release."""
         self.weights, self.prior, self.overlap = _estimates(made)
+
+    def forget(self, item_ids: ArrayLike) -> SpectralRecommender:
+        """The recommender without some items, of whose counts and pairs nothing is left; it costs nothing.
+
+        Args:
+            item_ids: Raw ids of the items that leave.
+
+        Returns:
+            The recommender of the others.
+
+        Raises:
+            ValueError: An id is unknown, or no item would stay.
+
+        Example:
+            >>> histories = [[10, 20]] * 200 + [[30, 40]] * 200
+            >>> recommender = SpectralRecommender([10, 20, 30, 40], epsilon=8.0, delta=1e-4).fit(histories, verbose=0)
+            >>> recommender.forget([20]).item_ids.tolist()
+            [10, 30, 40]
+        """
+        self._check_fitted()
+        leaving = np.flatnonzero(np.isin(self.catalogue.ids, item_ids))
+        if len(leaving) != len(np.unique(np.asarray(item_ids))):
+            raise ValueError(f"Not in the catalogue: {np.setdiff1d(item_ids, self.catalogue.ids).tolist()[:5]}.")
+        other = copy.copy(self)
+        other.catalogue = Catalogue(np.delete(self.catalogue.ids, leaving))
+        if self._vectors is not None:
+            other._vectors = self._vectors[np.setdiff1d(np.arange(len(self.catalogue)), leaving)]
+        other.released, other._before = self.released.without(leaving), Release()
+        vars(other).pop("_weighed_shares", None)
+        other._conclude(other.released)
+        return other
 
     # Answering.
 

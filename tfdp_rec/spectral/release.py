@@ -113,6 +113,19 @@ class Release:
         noise[stay] = np.hypot(self.pairs_noise[before], sigma)
         return dataclasses.replace(self, head=head, pairs=total, pairs_noise=noise, ordered=ordered)
 
+    def without(self, places: NDArray[np.int64]) -> Release:
+        """The release without the items at these places of the catalogue: no count and no pair of them is left."""
+        stay = np.setdiff1d(np.arange(len(self.counts)), places)
+        rows = np.flatnonzero(np.isin(self.head, stay))
+        return dataclasses.replace(
+            self,
+            counts=self.counts[stay],
+            counts_noise=self.counts_noise[stay],
+            head=np.searchsorted(stay, self.head[rows]),
+            pairs=np.ascontiguousarray(self.pairs[np.ix_(rows, rows)]),
+            pairs_noise=self.pairs_noise[rows],
+        )
+
     # Files.
 
     def arrays(self) -> dict[str, Any]:

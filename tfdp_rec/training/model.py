@@ -28,6 +28,7 @@ from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several
+from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader, untuned
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
 from tfdp_rec.training.overridden_steps import predictions_read, read_step
@@ -213,6 +214,41 @@ class PrivateTraining(ReleaseMethods):
     def is_table(self, variable: keras.Variable) -> bool:
         """Whether a trainable variable is read by rows only; False before a batch was seen."""
         return variable.path in (self._table_paths or {})
+
+    def may_change_rows(self, variable: keras.Variable) -> bool:
+        """Whether `grow_into` takes a model in which the variable has another number of rows."""
+        return len(variable.shape) > 1 and (self._table_paths is None or self.is_table(variable))
+
+    def grow_into(self, model: Any, kept: Kept | None = None) -> Any:
+        """Has another model go on with this one's weights, privacy history and optimizer.
+
+        A table keeps its number of rows for life. To give it more, or fewer, make a second model of the same layers
+        with other table sizes. The rows that stay come first in it; the rows behind them keep its own values. Whatever
+        the ids of new rows come from, they must be public, or chosen privately and paid for.
+
+        Args:
+            model: Second model, built. If it is not compiled, it is compiled as this one is and has the state of this
+                one's private optimizer; a compiled one keeps its own optimizer.
+            kept: Rows that stay, in their new order, by path of a table of this model; by default all rows.
+
+        Returns:
+            The second model.
+
+        Raises:
+            ValueError: The models differ in more than the number of rows of tables.
+
+        Example:
+            >>> import keras, tfdp_rec
+            >>> def scores(rows):
+            ...     item = keras.Input([1], dtype="int64")
+            ...     score = keras.layers.Flatten()(keras.layers.Embedding(rows, 1)(item))
+            ...     return tfdp_rec.PrivateModel(item, score)
+            >>> larger = scores(10).grow_into(scores(12))
+            >>> larger.weights[0].shape
+            (12, 1)
+        """
+        take_over(self, model, kept or {})
+        return model
 
     # The loss.
 

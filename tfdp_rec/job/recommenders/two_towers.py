@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from dp_accounting import NoOpDpEvent
 
 from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
@@ -33,7 +34,7 @@ from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.settings import arguments
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import id_of_use
+from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.spending.statement import Statement
 
 _RATE, _NOISE_IN_A_ROW = 25.0, 0.8  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
@@ -82,17 +83,17 @@ def new_model(run: Run) -> TwoTower:
     )
     if run.checkpoint.earlier is not None:
         before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
-        _copy_weights(before, model, len(run.checkpoint.earlier.items) + 1)
+        _go_on(before, model, 1 + len(run.checkpoint.earlier.items))
     return model
 
 
-def _copy_weights(before: TwoTower, model: TwoTower, rows: int) -> None:
-    """Gives a model the weights of the released one; of tables the rows of known items, which keep their numbers."""
-    for mine, known in zip(model.trainable_variables, before.trainable_variables, strict=True):
-        values = known.numpy()
-        # A day that was cut off after its model was written may have had rows of other items at the end.
-        values = values[:rows] if len(values) == len(before.vocabulary) + 1 else values
-        mine.assign(np.concatenate([values, mine.numpy()[len(values) :]]))
+def _go_on(before: TwoTower, model: TwoTower, rows: int) -> None:
+    """Has a model go on from the released one, of whose tables the rows of known items stay."""
+    tables = (before.context_table.embeddings, before.scores.embeddings)
+    if tables[0].shape[0] < rows:
+        raise ValueError("model.keras has fewer items than released.npz: put back the newest release/ of this run.")
+    # A day that was cut off after its model was written may have had rows of other items at the end.
+    before.grow_into(model, kept=dict.fromkeys([table.path for table in tables], range(rows)))
 
 
 def learning_rate_for(settings: JobSettings, noise_multiplier: float, correlation: Correlation | None = None) -> float:
@@ -139,15 +140,24 @@ class _Curve(keras.callbacks.Callback):
         self.run.folder.append(record)
 
 
+def uses_before_training(run: Run, ledger: Any) -> list[tuple[str, Entry]]:
+    """(id, entry) of every use of the log that a two-tower is made of beside its steps: items and popularity."""
+    if ledger is None:
+        return [(id_of_use(e, label), Entry(e, 1, DRAWN, label=label)) for e, label in run.budget.before_training]
+    # The ids of the payments: the entries are receipts.
+    uses = [paid for paid in ledger.paid if not paid.steps and not isinstance(paid.event, NoOpDpEvent)]
+    return [(paid.id, Entry(paid.event, paid.attempts, DRAWN, label=paid.label)) for paid in uses]
+
+
 def accounting(
     name: str, optimizer: Any, run: Run, ledger: Any = None
 ) -> tuple[Accountant | None, list[PrivacyBudget]]:
     """The accountant of a training, and the callback that keeps it within its budget."""
     if name in mechanisms.names(names.PEERS):
         return None, []
+    for id, entry in uses_before_training(run, ledger):  # of the model: whoever loads it is told of them
+        optimizer.privacy_history.add_entry(entry, id)
     accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
-    for event, label in [] if ledger else run.budget.before_training:
-        accountant.spend(event, label, id_of_use(event, label))
     accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
     return accountant, within

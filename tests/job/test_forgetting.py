@@ -1,0 +1,179 @@
+"""Forgetting: an item that leaves is in no file of the run any more, and all else goes on."""
+
+import json
+import shutil
+import zipfile
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from job.conftest import train
+
+from tfdp_rec.cli import main
+from tfdp_rec.job import forgetting
+from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.spectral import Release, SpectralRecommender
+from tfdp_rec.spending.ledger import read
+
+SMALL = ["--mechanism", "lazydpsgd", "--steps", "3", "--batch-size", "80", "--width", "4", "--hidden", "0"]
+NAMES = [f"thing-{n:02}-{'abcdefghij'[n % 10] * 9}" for n in range(20)]
+
+
+def day(path, seed):
+    rng = np.random.default_rng(seed)
+    rows = {"u": rng.integers(0, 900, 6000), "i": [NAMES[n] for n in rng.integers(0, 20, 6000)], "t": np.arange(6000)}
+    pa.parquet.write_table(pa.table(rows), path)
+    return path
+
+
+@pytest.fixture(scope="module", params=["spectral", "lazydpsgd"])
+def first_day(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp(request.param)
+    (root / "items.csv").write_text("i,title\n" + "".join(f"{name},Title of {name}\n" for name in NAMES))
+    own = ["--user", "u", "--item", "i", "--time", "t", "--items", root / "items.csv", "--titles", root / "items.csv"]
+    made = SMALL if request.param == "lazydpsgd" else []
+    given = [*own, *made, "--days", "3", "--out", root / "run", "--quiet"]
+    assert train("--data", day(root / "0.parquet", 0), *given) == 0
+    return root
+
+
+@pytest.fixture
+def root(first_day, tmp_path):
+    return shutil.copytree(first_day, tmp_path / "here")
+
+
+def files_with(folder, name):
+    """Files that hold the id, also within compressed ones."""
+    found = []
+    for path in filter(lambda path: path.is_file(), folder.rglob("*")):
+        content = path.read_bytes()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as parts:
+                content += b"".join(parts.read(part) for part in parts.namelist())
+        if path.name == "released.npz":  # whose ids and titles are in a table of another format
+            held = WarmStart.read(path)
+            content += "\n".join([*held.items.ids.to_pylist(), *held.titles.values()]).encode()
+        if name.encode() in content:
+            found.append(path.relative_to(folder).as_posix())
+    return found
+
+
+def answered(run, capsys, k):
+    assert main(["recommend", str(run), "--json", "--history", NAMES[3], "--top-k", str(k)]) == 0
+    return {each["id"] for each in json.loads(capsys.readouterr().out)["recommendations"]}
+
+
+def test_an_item_that_leaves_is_in_no_file_and_a_further_day_goes_on(root, capsys):
+    run, first = root / "run", WarmStart.load(root / "run").items.ids.to_pylist()
+    spent = read(run / "release" / "ledger.jsonl").epsilon(1e-6)
+    for name in (NAMES[7], NAMES[12]):
+        assert {"release/servable/assets/items.txt", "release/released.npz"} <= set(files_with(run, name))
+    before = answered(run, capsys, 19)
+    capsys.readouterr()
+    assert main(["forget", str(run), NAMES[7], NAMES[12]]) == 0
+    said = capsys.readouterr()
+    assert "2 items are forgotten; 18 stay" in said.out and "lists one of them still" in said.err
+    for name in (NAMES[7], NAMES[12]):
+        assert files_with(run, name) == [], "and the grouped log is not kept"
+    assert not (run / "private" / "resume").exists()
+    stay = [name for name in first if name not in (NAMES[7], NAMES[12])]
+    assert WarmStart.load(run).items.ids.to_pylist() == stay
+    assert f"Title of {NAMES[3]}" in WarmStart.load(run).titles.values()
+    after = answered(run, capsys, 17)
+    assert after == set(stay) - {NAMES[3]} and after < before
+    for page in (run / "private" / "report.md", run / "release" / "card.md"):
+        assert "18 items, from a public list" in page.read_text()
+    assert read(run / "release" / "ledger.jsonl").epsilon(1e-6) == spent
+    # The next day knows the others, in their places, and takes the two in again, since the list has them.
+    assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 0
+    assert WarmStart.load(run).items.ids.to_pylist() == [*stay, NAMES[7], NAMES[12]]
+
+
+def test_rows_and_sums_of_the_others_are_as_they_were(root):
+    run, towers = root / "run", (root / "run" / "release" / "model.keras").exists()
+    numbers = np.array([n for n in range(1, 21) if n not in (8, 13)])
+    assert WarmStart.load(run).items.of([8, 13]) == [NAMES[7], NAMES[12]]
+    if towers:
+        old = keras.models.load_model(run / "release" / "model.keras")
+        held = [old.context_table.embeddings.numpy(), old.scores.embeddings.numpy()]
+        steps = old.privacy_history.snapshot().steps
+    else:
+        old = WarmStart.load(run).release
+    assert main(["forget", str(run), NAMES[7], NAMES[12]]) == 0
+    if towers:
+        new = keras.models.load_model(run / "release" / "model.keras")
+        rows = np.array([0, *numbers])
+        assert np.array_equal(new.context_table.embeddings.numpy(), held[0][rows])
+        assert np.array_equal(new.scores.embeddings.numpy(), held[1][rows])
+        assert new.privacy_history.snapshot().steps == steps == 3
+    else:
+        new = WarmStart.load(run).release
+        np.testing.assert_array_equal(new.counts, old.counts[numbers - 1])
+        places = {item: row for row, item in enumerate(old.head)}
+        rows = [places[numbers[item] - 1] for item in new.head]
+        np.testing.assert_array_equal(new.pairs, old.pairs[np.ix_(rows, rows)])
+
+
+def test_one_that_is_cut_off_is_ended_by_the_same_command(root, monkeypatch):
+    run, write = root / "run", forgetting._write_report
+
+    def cut_off(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forgetting, "_write_report", cut_off)
+    assert main(["forget", str(run), NAMES[7]]) == 130
+    assert len(WarmStart.load(run).items) == 20
+    if (run / "release" / "model.keras").exists():  # which has 19: it is not gone on with as if it had 20
+        assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
+        shutil.rmtree(run / "private" / "resume", ignore_errors=True)
+    monkeypatch.setattr(forgetting, "_write_report", write)
+    assert main(["forget", str(run), NAMES[7]]) == 0
+    assert len(WarmStart.load(run).items) == 19 and files_with(run, NAMES[7]) == []
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [(["nothing-like-it"], "does not know 'nothing-like-it'"), ([], "Say which items leave"),
+     (NAMES, "remove its folder instead"), (["--items", "nowhere.txt"], "nowhere.txt")],
+)  # fmt: skip
+def test_what_cannot_be_forgotten_is_refused_and_changes_nothing(root, capsys, asked, says):
+    kept = {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()}
+    assert main(["forget", str(root / "run"), *asked]) == 2
+    assert says in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == kept
+    assert main(["forget", str(root / "elsewhere"), NAMES[0]]) == 2
+
+
+def test_a_day_in_progress_is_ended_first(root, capsys):
+    resume = root / "run" / "private" / "resume"
+    resume.mkdir()
+    (resume / "run.json").write_text(json.dumps({}))
+    assert main(["forget", str(root / "run"), NAMES[0]]) == 2
+    assert "--resume" in capsys.readouterr().err and resume.exists()
+
+
+def test_a_release_without_items_is_that_of_the_others():
+    rng = np.random.default_rng(0)
+    pairs = rng.normal(size=[4, 4]).astype("f4")
+    one = Release(9.0, np.arange(6.0), np.ones(6), np.array([5, 1, 0, 3]), pairs, np.arange(4.0) + 1, 1)
+    less = one.without(np.array([1, 4]))
+    assert less.counts.tolist() == [0, 2, 3, 5] and less.head.tolist() == [3, 0, 2]
+    assert np.array_equal(less.pairs, pairs[np.ix_([0, 2, 3], [0, 2, 3])]) and less.pairs_noise.tolist() == [1, 3, 4]
+    assert less.users == 9.0 and len(one.counts) == 6
+
+
+def test_sums_that_forget_score_the_others_by_their_own_sums():
+    rng = np.random.default_rng(0)
+    features = [["a"], ["a", "b"], ["b"], [], ["b"], ["a"]]
+    histories = [np.unique(10 * rng.integers(0, 6, 3)) for _ in range(4000)]
+    whole = SpectralRecommender(np.arange(6) * 10, epsilon=30.0, delta=1e-5, features=features)
+    whole.fit(histories, verbose=0)
+    smaller = whole.forget([20, 50])
+    assert smaller.item_ids.tolist() == [0, 10, 30, 40] and len(whole.item_ids) == 6
+    assert smaller.scores([[10]]).shape == (1, 4) and np.isfinite(smaller.scores([[10], []])).all()
+    assert smaller.epsilon == whole.epsilon
+    for wrong in ([7], [20, 7]):
+        with pytest.raises(ValueError, match="Not in the catalogue"):
+            whole.forget(wrong)

@@ -1,0 +1,42 @@
+"""`tfdp-rec forget`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tfdp_rec import quiet
+
+HELP = """\
+  tfdp-rec forget runs/spring sku-30 sku-31
+  tfdp-rec forget runs/spring --items withdrawn.txt
+
+Removes items from a run: from its list, titles, sums or tables, its servable, card and report. No log is read, and no
+epsilon is spent or given back. A further day takes an item in again if its public list or its log has it.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `forget`."""
+    parser.add_argument("folder", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("items", metavar="ITEM", nargs="*", help="ids of the items that leave")
+    parser.add_argument("--items", dest="file", metavar="FILE", type=Path, help="text file with an id a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Removes and says what stays."""
+    ids = list(args.items)
+    if args.file is not None:
+        ids += [line for line in args.file.read_text(encoding="utf-8").splitlines() if line]
+    if not ids:
+        raise ValueError("Say which items leave: tfdp-rec forget RUN ITEM ..., or --items FILE.")
+    quiet.import_tensorflow()
+    from tfdp_rec.job.forgetting import forget, still_listed
+
+    stay = forget(args.folder, ids)
+    print(f"{len(set(ids)):,} items are forgotten; {len(stay):,} stay in {args.folder}")
+    path = still_listed(args.folder, ids)
+    if path:
+        print(f"{path} lists one of them still: remove it there, or a further day takes it in again.", file=sys.stderr)
+    return 0

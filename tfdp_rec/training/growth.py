@@ -1,0 +1,117 @@
+"""Growth: a training goes on in a model whose tables have more rows, or fewer.
+
+A Keras variable keeps its shape. So tables grow by a second model of the same layers, made with other table sizes, that
+takes over what the first one has:
+
+    weights              rows that stay come first, in their order; the rows behind them keep the new model's values
+    optimizer's state    velocities and rule state go with their rows, and are zero for new rows
+    privacy history      all of it: the new model has spent what the first one has
+
+All pending noise is settled first, as for a saved model. So no row owes noise, and a new row owes nothing for the steps
+before it was there. Planned noise (DPFTRL) begins anew, as in a loaded model, and is priced so.
+
+**Privacy.** Which rows there are is visible in the model. So new ids come from a public list, or from a private choice
+that is paid for, such as `private_items`. Removing rows gives no ε back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.keras_internals import resource
+from tfdp_rec.optimizers.tables import CHUNK_VALUES, scatter
+
+Kept = Mapping[str, Sequence[int]]
+"""The rows that stay, in their new order, by path of a table."""
+
+
+class _Pair(NamedTuple):
+    before: keras.Variable
+    after: keras.Variable
+    rows: np.ndarray | None  # rows of `before` that stay; None if the whole variable does
+
+
+def take_over(before: Any, after: Any, kept: Kept) -> None:
+    """Gives `after` what `before` has; arguments as for `PrivateTraining.grow_into`."""
+    pairs = list(_pairs(before, after, kept))
+    after.release.settle_outside_steps()
+    with before.release.leaving():
+        history = before.saved_history()
+        if history is not None:  # ahead of the weights that it is about
+            after.loaded_history().merge_saved(history)
+        for pair in pairs:
+            _copy(pair)
+        if before.is_private and after.optimizer is None:
+            _take_over_optimizer(before, after, {pair.before.path: pair.rows for pair in pairs})
+
+
+def _pairs(before: Any, after: Any, kept: Kept) -> Iterator[_Pair]:
+    if type(before) is not type(after) or before is after:
+        raise ValueError(
+            f"grow_into takes another {type(before).__name__}, got {'this one' if before is after else after!r}."
+        )
+    if len(before.weights) != len(after.weights):
+        raise ValueError(
+            f"The new model has {len(after.weights)} weights and this one {len(before.weights)}: give one of the same "
+            "layers, built (call it on a batch first)."
+        )
+    unknown = set(kept) - {variable.path for variable in before.weights if before.may_change_rows(variable)}
+    if unknown:
+        raise ValueError(f"kept names {', '.join(sorted(unknown))}, which is no table of this model.")
+    for mine, other in zip(before.weights, after.weights):
+        yield _Pair(mine, other, _rows_that_stay(before, mine, other, kept.get(mine.path)))
+
+
+def _rows_that_stay(model: Any, mine: Any, other: Any, kept: Sequence[int] | None) -> np.ndarray | None:
+    if mine.dtype != other.dtype or len(mine.shape) != len(other.shape) or mine.shape[1:] != other.shape[1:]:
+        raise ValueError(
+            f"'{mine.path}' is {mine.dtype} of shape {mine.shape}, and {other.dtype} of shape {other.shape} in the new "
+            "model: only the number of rows of tables may change."
+        )
+    if kept is None and mine.shape == other.shape:
+        return None
+    if not model.may_change_rows(mine):
+        raise ValueError(f"'{mine.path}' has another number of rows in the new model, and is no table.")
+    rows = np.arange(mine.shape[0]) if kept is None else np.asarray(kept, np.int64)
+    if len(rows) > other.shape[0]:
+        raise ValueError(
+            f"{len(rows)} rows of '{mine.path}' stay and the new model has room for {other.shape[0]}: to remove rows "
+            "say which ones stay, in kept."
+        )
+    if rows.ndim != 1 or len(np.unique(rows)) != len(rows) or not np.isin(rows, np.arange(mine.shape[0])).all():
+        raise ValueError(f"kept['{mine.path}'] must be distinct rows between 0 and {mine.shape[0] - 1}.")
+    return rows
+
+
+def _copy(pair: _Pair) -> None:
+    if pair.rows is None:
+        pair.after.assign(pair.before)
+        return
+    source, target = resource(pair.before), resource(pair.after)
+    most = max(1, CHUNK_VALUES // max(1, int(source.shape[1:].num_elements())))  # at once: no copy of a whole table
+    for start in range(0, len(pair.rows), most):
+        rows = pair.rows[start : start + most]
+        scatter("Update", target, tf.range(start, start + len(rows), dtype=tf.int64), tf.gather(source, rows))
+
+
+def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray | None]) -> None:
+    after.compile_from_config(before.get_compile_config())
+    mine, other = before.optimizer, after.optimizer
+    if mine.built:
+        saved: dict[str, Any] = {}
+        mine.save_own_variables(saved)
+        stay = {id(table.state): rows[table.path] for table in mine.tables.values() if table.state is not None}
+        for number, (variable, new) in enumerate(zip(mine.variables, other.variables, strict=True)):
+            kept = stay.get(id(variable))
+            if kept is not None:
+                moved = np.zeros(new.shape, new.dtype)
+                moved[: len(kept)] = np.asarray(saved[str(number)])[kept]
+                saved[str(number)] = moved
+        other.load_own_variables(saved)
+    if mine.plan is not None:
+        mine.plan.accept(other)
