@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments import tables
-from experiments.adafest.settings import CONFINED, FROZEN
+from experiments.adafest.settings import CONFINED, FROZEN, PER_VALUE
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 
 LOSSES = (0.005, 0.01, 0.03)
@@ -144,7 +144,7 @@ def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:
     figure, axes = tables.panels(len(epsilons), 4.6, 3.8, sharey=True)
     for panel, epsilon in zip(axes, epsilons):
         here = [row for row in rows if row["epsilon"] == epsilon]
-        for mechanism in (ada_fest.label, CONFINED, fest.label, exponential.label):
+        for mechanism in (ada_fest.label, PER_VALUE, CONFINED, fest.label, exponential.label):
             points = [row for row in here if row["mechanism"] == mechanism and row["reduction"]]
             points.sort(key=lambda row: row["reduction"])
             bars = [row["deviation"] or 0.0 for row in points]

@@ -9,7 +9,8 @@ from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.settings import POSITIVE, option
 
 FROZEN, CONFINED = "frozen", "AdaFEST+"  # no table is updated; AdaFEST among rows that were chosen before training
-MECHANISMS = (dp_sgd.label, FROZEN, ada_fest.label, fest.label, CONFINED, exponential.label)
+PER_VALUE = "AdaFEST per value"  # thresholds in proportion to tables' widths
+MECHANISMS = (dp_sgd.label, FROZEN, ada_fest.label, PER_VALUE, fest.label, CONFINED, exponential.label)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Grid:
         MECHANISMS, "of the frontier and of tuning", choices=MECHANISMS, metavar="NAME"
     )
     thresholds: tuple[float, ...] = option(
-        (3.0, 4.5, 10.0, 15.0, 25.0, 35.0), "AdaFEST's, in deviations of noise", metavar="Z"
+        (3.0, 4.5, 7.0, 8.0, 10.0, 15.0, 25.0, 35.0), "AdaFEST's, in deviations of noise", metavar="Z"
     )
     rows: tuple[int, ...] = (100, 1000, 10_000)
     draws: tuple[int, ...] = (30, 300, 3000)
@@ -62,6 +63,8 @@ def defaults(task: str, quick: bool) -> tuple[Sizes, Grid]:
         quick: whether small sizes and ε = 1 are asked for.
     """
     sizes, grid = Sizes(**(SMALL[task] if quick else TEXT if task == "text" else {})), Grid()
+    if task == "text":  # of a single table
+        grid = dataclasses.replace(grid, mechanisms=tuple(name for name in MECHANISMS if name != PER_VALUE))
     if quick:
         grid = dataclasses.replace(grid, epsilons=(1.0,), rows=grid.rows[:2], draws=grid.draws[:2])
     return sizes, grid

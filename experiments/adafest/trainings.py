@@ -1,8 +1,8 @@
 """The trainings of `python -m experiments.adafest`: one model, one budget, several ways to choose rows.
 
 Every training of one ε costs exactly that ε: the noise multiplier of the whole is calibrated once, and a
-mechanism that also looks at which rows were read splits it (a tenth for selection). FEST's choice is paid out of the
-same ε. What is compared is then the score on other examples against how many table values a step updates:
+mechanism that also looks at which rows were read splits it (a twentieth for selection). FEST's choice is paid out of
+the same ε. What is compared is then the score on other examples against how many table values a step updates:
 
   gradient size reduction = (values of all tables) / (table values updated in a step, on average)
 
@@ -24,7 +24,7 @@ from scipy.special import log_ndtr
 
 from experiments.adafest.problems import Examples, Problem, bucket_frequencies
 from experiments.adafest.report import times
-from experiments.adafest.settings import CONFINED, FROZEN, Grid, Sizes
+from experiments.adafest.settings import CONFINED, FROZEN, PER_VALUE, Grid, Sizes
 from experiments.generated.clicks import NUM_CATEGORICAL, SyntheticCriteo, auc
 from experiments.study import Study, train
 from tfdp_rec.data import PoissonSampling
@@ -34,7 +34,7 @@ from tfdp_rec.optimizers.base import PrivateOptimizer
 from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import calibrate_noise
 
-SELECTION_FRACTION = 0.1
+SELECTION_FRACTION = 0.05
 CHOICE_NOISE = 10.0  # noise multiplier of FEST's one look at the frequencies
 CHOSEN_ROWS = 1000  # of each table, by the choice that AdaFEST+ and the stream's FEST start from
 
@@ -51,14 +51,15 @@ class Point:
     @property
     def name(self) -> str:
         """File name."""
-        return f"{self.mechanism.replace('+', 'plus')}-{self.setting:g}-epsilon{self.epsilon:g}-seed{self.seed}"
+        mechanism = self.mechanism.replace("+", "plus").replace(" ", "-")
+        return f"{mechanism}-{self.setting:g}-epsilon{self.epsilon:g}-seed{self.seed}"
 
 
 def cells(grid: Grid) -> list[Point]:
     """All trainings of the frontier, all settings once before any is repeated."""
     settings: dict[str, Sequence[float]] = {
-        dp_sgd.label: (0,), FROZEN: (0,), ada_fest.label: grid.thresholds, fest.label: grid.rows,
-        CONFINED: (1.5, *grid.thresholds[:-1]), exponential.label: grid.draws,
+        dp_sgd.label: (0,), FROZEN: (0,), ada_fest.label: grid.thresholds, PER_VALUE: grid.thresholds,
+        fest.label: grid.rows, CONFINED: (1.5, *grid.thresholds[:-1]), exponential.label: grid.draws,
     }  # fmt: skip
     return [
         Point(mechanism, setting, epsilon, seed)
@@ -147,6 +148,7 @@ class Trainings:
             "contribution_noise_multiplier": s1,
             "threshold": setting * s1,
         }
+        threshold["per_value"] = mechanism == PER_VALUE
         return AdaFEST(noise_multiplier=s2, preselection=preselection, **threshold, **common)
 
     def train(self, model: Any, optimizer: PrivateOptimizer, examples: Examples) -> dict[str, Any]:
@@ -197,15 +199,17 @@ class Trainings:
         found |= self.train(model, optimizer, known)
         found["score"] = self.score(model, test)
         if isinstance(optimizer, AdaFEST) and isinstance(self.problem.source, SyntheticCriteo) and chosen is None:
-            votes = optimizer.threshold * math.sqrt(NUM_CATEGORICAL)
-            found["score_of_truth_on_rows"] = self.truth_on(known, test, votes / self.sizes.batch_size)
+            widths = np.array([table.output_dim for table in model.tables])
+            needed = optimizer.threshold * (widths / widths.mean() if optimizer.per_value else np.ones(len(widths)))
+            shares = needed * math.sqrt(NUM_CATEGORICAL) / self.sizes.batch_size
+            found["score_of_truth_on_rows"] = self.truth_on(known, test, shares)
         return found
 
-    def truth_on(self, examples: Any, test: Any, share: float) -> float:
-        """AUC of the planted logits if only rows that this share of examples reads had an effect."""
+    def truth_on(self, examples: Any, test: Any, shares: np.ndarray) -> float:
+        """AUC of the planted logits if only rows that such shares of examples read, by table, had an effect."""
         logs, known = self.problem.source, []
         assert isinstance(logs, SyntheticCriteo)
-        for column, counts in zip(test.categorical.T, bucket_frequencies(examples, logs.buckets)):
+        for column, counts, share in zip(test.categorical.T, bucket_frequencies(examples, logs.buckets), shares):
             known.append(counts[column] >= share * len(examples))
         return auc(test.labels, logs.logits(test, known=np.stack(known, axis=1)))
 

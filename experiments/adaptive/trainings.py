@@ -56,7 +56,7 @@ def _eagerly(rule: Any) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
 
 
 def _choosing(rule: Any) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
-    own = {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0}
+    own: dict[str, Any] = {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0}
     return lambda common, sizes: AdaFEST(1.0, table_rule=rule, **own, **common)
 
 

@@ -13,6 +13,7 @@ HELP = """\
   python -m experiments.clicks generated                                generated displays of Criteo's schema
   python -m experiments.clicks frappe-events train.csv test.csv         app use; an hour on two cores
   python -m experiments.clicks movielens ml-100k                        ratings; 4 and 5 stars are clicks
+  python -m experiments.clicks movielens ml-100k --per-user 64          the same with users as units
   python -m experiments.clicks criteo train.txt                         and avazu, private-ad, frappe: see sources.py
 
 Contestants are tuned on validation rows and judged on test rows: AUC, and log loss relative to that of the rate of
@@ -44,9 +45,11 @@ def run(args: argparse.Namespace) -> int:
     if not among:
         raise ValueError(f"--contestants: there are {', '.join(repr(one.name) for one in CONTESTANTS)}.")
     log = SOURCES[args.log](args.files)
+    log = log.by_user(sizes.per_user) if sizes.per_user else log
     files = [str(path.resolve()) for path in args.files]
     config = {**dataclasses.asdict(sizes), "log": args.log, "files": files}
-    study = Study(args.out or f"runs/study-clicks-{args.log}", config)
+    kind = "-users" if sizes.per_user else ""
+    study = Study(args.out or f"runs/study-clicks-{args.log}{kind}", config)
     trainings = Trainings(log, sizes, grid, study)
     results = {
         one.name: {f"{epsilon or 0:g}": trainings.best(one, epsilon) for epsilon in _budgets(one.private, grid)}

@@ -74,6 +74,27 @@ class ClickLog:
             if len(rows) and (rows.ids.min() < 0 or (rows.ids.max(0) >= np.array(self.sizes)).any()):
                 raise ValueError(f"{self.name}, {part}: a category has an id outside its {self.sizes} values.")
 
+    def by_user(self, per_user: int) -> ClickLog:
+        """The log with users as units; rows stay in their parts, and the column of users goes.
+
+        Args:
+            per_user: Largest number of rows of a user in a step.
+
+        Raises:
+            ValueError: The log has no column "user".
+        """
+        # A user's own row of a table would be made of this user's noise alone.
+        if "user" not in self.columns:
+            raise ValueError(f"{self.name} has no column \"user\"; it has {', '.join(self.columns)}.")
+        place = self.columns.index("user")
+        parts = {
+            part: dataclasses.replace(rows, units=rows.ids[:, place], ids=np.delete(rows.ids, place, axis=1))
+            for part, rows in self.parts.items()
+        }
+        columns = self.columns[:place] + self.columns[place + 1 :]
+        sizes = self.sizes[:place] + self.sizes[place + 1 :]
+        return ClickLog(self.name, columns, sizes, parts, "user", per_user, self.source)
+
     @property
     def first(self) -> np.ndarray:
         """The row of each column's id 0 where the columns' tables are laid end to end."""

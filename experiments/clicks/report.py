@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from experiments.clicks.log import ClickLog
 from experiments.clicks.settings import Sizes
@@ -25,8 +26,8 @@ def page(log: ClickLog, sizes: Sizes, results: Results) -> str:
         f"# {log.name}: {log.source}",
         "",
         f"{len(rows):,} rows of {units:,} units ({log.unit}) to train on, {sum(log.sizes):,} values in "
-        f"{len(log.columns)} columns, {rows.labels.mean():.1%} clicks. δ = {sizes.delta:g}. Means and standard "
-        "deviations over seeds; log loss is relative to that of the rate of clicks.",
+        f"{len(log.columns)} columns, {rows.labels.mean():.1%} clicks. δ = {sizes.delta:g}. Means over seeds "
+        "with 95% intervals; log loss is relative to that of the rate of clicks.",
         "",
         *markdown(head, [_row(name, budget, cells) for name, by in results.items() for budget, cells in by.items()]),
     ]
@@ -45,8 +46,11 @@ def _short(value: Any) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.4f}{spread}"
+    """The mean, and half of its 95% interval over seeds, by Student's t."""
+    if len(values) < 2:
+        return f"{np.mean(values):.4f}"
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.4f} ± {half:.4f}"
 
 
 def plot(results: Results, path: Path, title: str) -> str:

@@ -18,6 +18,7 @@ class Sizes:
     width: int = option(8, "of a category's vector", POSITIVE)
     hidden: tuple[int, ...] = option((32,), "widths of dense layers", POSITIVE)
     delta: float = option(1e-6, "of the guarantee", POSITIVE)
+    per_user: int = option(0, "rows of a user in a step, whose users are the units then; 0: the log's units")
     correction: float = option(30.0, "noise multiplier of the release that corrects predictions", POSITIVE)
 
 
@@ -26,6 +27,6 @@ class Grid:
     """Which trainings there are."""
 
     epsilons: tuple[float, ...] = option((1.0, 3.0, 8.0), "budgets", POSITIVE)
-    seeds: int = option(3, "trainings of each chosen setting", POSITIVE)
+    seeds: int = option(5, "trainings of each chosen setting", POSITIVE)
     lengths: tuple[float, ...] = option((0.2, 0.4, 0.8), "of the noise in a row, which decide the rate", POSITIVE)
     clips: tuple[float, ...] = option((1.0, 3.0), "bounds on a unit's gradient norm", POSITIVE)

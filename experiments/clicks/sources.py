@@ -65,26 +65,35 @@ def _libfm(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frappe_events(paths: Sequence[Path], seed: int = 0) -> ClickLog:
-    """Events of one or more files, each with apps that its user never used."""
+    """Events of one or more files, each with other apps beside it."""
+    # Of held-back events these are apps that the user never used, as published. Of training events they are any but the
+    # event's own: what a user did not use is known from other events, and a unit's rows must be its own.
     _expect(paths, None, "files of lines user-daytime-weekday-weekend-homework-weather-country-city,item-cost")
     lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     events, sizes = numbered(np.array([line.replace(",", "-").split("-") for line in lines]).astype(int).T)
-    rng, users, items = np.random.default_rng([seed, 1]), events[:, 0], events[:, _ITEM]
+    rng, count = np.random.default_rng([seed, 1]), len(events)
     cost_of = np.zeros(sizes[_ITEM], np.int32)
-    cost_of[items] = events[:, _COST]
+    cost_of[events[:, _ITEM]] = events[:, _COST]
     used = np.zeros((sizes[0], sizes[_ITEM]), bool)
-    used[users, items] = True
-    ids = np.repeat(events, 1 + _SHOWN, axis=0)
-    other = np.arange(len(ids)) % (1 + _SHOWN) > 0
-    drawn = rng.integers(sizes[_ITEM], size=len(ids))
-    while (again := other & used[ids[:, 0], drawn]).any():
-        drawn[again] = rng.integers(sizes[_ITEM], size=int(again.sum()))
-    ids[other, _ITEM], ids[other, _COST] = drawn[other], cost_of[drawn[other]]
-    rows = Rows(ids, _no_numbers(len(ids)), 1.0 - other.astype(np.float32), np.arange(len(ids)) // (1 + _SHOWN))
-    source = f"{len(events):,} real events; {_SHOWN} unused apps drawn for each, split 7:2:1 at random"
-    return ClickLog(
-        "Frappe", _EVENT_COLUMNS, sizes, split(rows, (7, 2, 1), seed), "event", 1 + _SHOWN, source
-    )
+    used[events[:, 0], events[:, _ITEM]] = True
+    alone = Rows(events, _no_numbers(count), np.ones(count, np.float32), np.arange(count))
+
+    def with_others(part: str, rows: Rows) -> Rows:
+        ids, own = np.repeat(rows.ids, 1 + _SHOWN, axis=0), np.repeat(rows.ids[:, _ITEM], 1 + _SHOWN)
+        other = np.arange(len(ids)) % (1 + _SHOWN) > 0
+        drawn = rng.integers(sizes[_ITEM], size=len(ids))
+
+        def unfit() -> np.ndarray:
+            return other & (drawn == own if part == "train" else used[ids[:, 0], drawn])
+
+        while (again := unfit()).any():
+            drawn[again] = rng.integers(sizes[_ITEM], size=int(again.sum()))
+        ids[other, _ITEM], ids[other, _COST] = drawn[other], cost_of[drawn[other]]
+        return Rows(ids, _no_numbers(len(ids)), 1.0 - other.astype(np.float32), np.repeat(rows.units, 1 + _SHOWN))
+
+    parts = {part: with_others(part, rows) for part, rows in split(alone, (7, 2, 1), seed).items()}
+    source = f"{count:,} real events; {_SHOWN} other apps drawn for each, split 7:2:1 at random"
+    return ClickLog("Frappe", _EVENT_COLUMNS, sizes, parts, "event", 1 + _SHOWN, source)
 
 
 def movielens(paths: Sequence[Path], seed: int = 0) -> ClickLog:

@@ -9,6 +9,7 @@
     deep, DPSGD with Adagrad          the same with a rate for each number of the tables
     deep, AdaFEST           the same model, noise on privately chosen rows
     deep, EANA              the same with noise on the rows that are read: no ε
+    deep, LazyDPFTRL        the same with noise planned for units that come in one order, never drawn
 
 All private ones end with `private_reliability`, whose price is in their ε. The choice of settings is not in it, as in
 published comparisons: it is made on other rows, by seed 0, and the seeds that are reported are others.
@@ -40,7 +41,8 @@ from tfdp_rec.optimizers import Adagrad
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
-from tfdp_rec.privacy import PoissonSampling, calibrate_noise, noise_of_one_release, private_reliability
+from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
+from tfdp_rec.privacy import FixedOrder, PoissonSampling, calibrate_noise, noise_of_one_release, private_reliability
 from tfdp_rec.sums.reliability import Reliability
 
 Setting = Mapping[str, Any]
@@ -61,6 +63,7 @@ class Contestant:
             for private sums.
         private: Whether it trains with noise.
         lengths: Lengths among which it may choose, if not the grid's.
+        in_order: Whether units come in one order, for which its noise is planned.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Contestant:
     make: Callable[[dict[str, Any], Setting], Any] | None
     private: bool = True
     lengths: tuple[float, ...] = ()
+    in_order: bool = False
 
 
 class Trainings:
@@ -85,14 +89,30 @@ class Trainings:
         self.train, self.units = log.parts["train"], Units(log.parts["train"], log.per_unit)
         self.mean = counts.rate_of(self.train.labels)
         self.sampling = PoissonSampling(len(self.units), sizes.batch_size, unit=log.unit)
+        self.order = FixedOrder(len(self.units), sizes.batch_size, unit=log.unit)
+        self.places = np.random.default_rng(0).permutation(len(self.units))  # units in a public order
         self.spent = [(GaussianDpEvent(sizes.correction), "reliability of predictions")]
 
     # What everything costs.
 
+    @functools.cached_property
+    def correlation(self) -> Correlation:
+        """What planned noise takes back of what it added before."""
+        order, steps = self.order, self.sizes.steps
+        return optimised_correlation(
+            steps=steps, separation=order.separation, participations=order.participations(steps)
+        )
+
     @functools.cache  # noqa: B019  # it lives as long as the study
-    def noise(self, epsilon: float) -> float:
+    def noise(self, epsilon: float, in_order: bool) -> float:
         """σ of all steps, beside the correction."""
         sizes = self.sizes
+        if in_order:
+            plan = tfdp_rec.PrivatePlan(
+                sampling=self.order, epsilon=epsilon, delta=sizes.delta, steps=sizes.steps, spent=self.spent,
+                correlation=self.correlation,
+            )  # fmt: skip
+            return plan.noise_multiplier
         return calibrate_noise(epsilon, sizes.delta, self.sampling, sizes.steps, accountant="rdp", spent=self.spent)
 
     @functools.cache  # noqa: B019
@@ -102,29 +122,32 @@ class Trainings:
         whole = noise_of_one_release(epsilon, self.sizes.delta)
         return float((whole**-2 - self.sizes.correction**-2) ** -0.5)
 
-    def settings(self, epsilon: float, setting: Setting, deep: bool) -> dict[str, Any]:
+    def settings(self, contestant: Contestant, epsilon: float, setting: Setting) -> dict[str, Any]:
         """What all private optimizers are given; at their rate, noise alone gives a row of the table a length."""
-        sizes, noise, clip = self.sizes, self.noise(epsilon), setting["clip"]
-        walk = noise_walk(Recursion(), np.ones(sizes.steps), noise * clip / sizes.batch_size)
+        sizes, noise, clip = self.sizes, self.noise(epsilon, contestant.in_order), setting["clip"]
+        strategy = self.correlation.strategy if contestant.in_order else INDEPENDENT
+        walk = noise_walk(Recursion(), np.ones(sizes.steps), noise * clip / sizes.batch_size, strategy)
         return {
-            "learning_rate": setting["length"] / (walk * (sizes.width if deep else 1) ** 0.5),
+            "learning_rate": setting["length"] / (walk * (sizes.width if contestant.deep else 1) ** 0.5),
             "l2_norm_clip": clip,
             "noise_multiplier": noise,
             "expected_batch_size": sizes.batch_size,
             "dense_optimizer": keras.optimizers.Adam(min(0.01, 0.2 / sizes.steps**0.5)),
+            **({"correlation": self.correlation} if contestant.in_order else {}),
         }
 
     # Data.
 
-    def batches(self) -> tf.data.Dataset:
-        """Drawn batches of units."""
+    def batches(self, in_order: bool) -> tf.data.Dataset:
+        """Batches of units, drawn or in order."""
         rng = np.random.default_rng()
 
         def fetch(units: np.ndarray) -> Any:
+            units = self.places[units] if in_order else units
             rows, there = self.units.numbers_of(units, rng)
             return self.inputs(self.train.taken(rows)), self.train.labels[rows], there.astype(np.float32)
 
-        return self.sampling.batches(fetch)
+        return (self.order if in_order else self.sampling).batches(fetch)
 
     def free_batches(self) -> tf.data.Dataset:
         """Shuffled batches of rows, for training without privacy."""
@@ -206,10 +229,11 @@ class Trainings:
         if contestant.make is None:
             return self._sums(epsilon, setting, seed)
         model, began = self.model(contestant.deep, seed), time.monotonic()
-        private = {} if epsilon is None else self.settings(epsilon, setting, contestant.deep)
+        private = {} if epsilon is None else self.settings(contestant, epsilon, setting)
         steps = int(setting.get("steps", self.sizes.steps))
         model.compile(contestant.make(private, setting))
-        model.fit(self.free_batches() if epsilon is None else self.batches(), steps_per_epoch=steps, verbose=0)
+        batches = self.free_batches() if epsilon is None else self.batches(contestant.in_order)
+        model.fit(batches, steps_per_epoch=steps, verbose=0)
         seconds = time.monotonic() - began
         return self.scored({part: self.logits(model, part) for part in self.log.parts}, epsilon is not None, seconds)
 
@@ -237,6 +261,11 @@ def lazily(settings: dict[str, Any], own: Setting) -> Any:
     return tfdp_rec.LazyDPSGD(**settings)
 
 
+def planned(settings: dict[str, Any], own: Setting) -> Any:
+    """LazyDPFTRL."""
+    return tfdp_rec.LazyDPFTRL(**settings)
+
+
 def eana(settings: dict[str, Any], own: Setting) -> Any:
     """EANA with the noise of LazyDPSGD, on the rows that a batch reads."""
     return tfdp_rec.EANA(**settings)
@@ -258,6 +287,7 @@ CONTESTANTS = (
     Contestant("logistic, DPSGD with Adagrad", False, adagrad, lengths=(0.03, 0.1, 0.3, 0.6, 1.0)),
     Contestant("deep, LazyDPSGD", True, lazily),
     Contestant("deep, DPSGD with Adagrad", True, adagrad, lengths=(0.03, 0.1, 0.3)),
+    Contestant("deep, LazyDPFTRL", True, planned, in_order=True),
     Contestant("deep, AdaFEST", True, choosing),
     Contestant("deep, EANA (no epsilon)", True, eana),
 )

@@ -40,7 +40,7 @@ def study(tmp_path_factory):
 @pytest.mark.slow
 def test_every_training_spends_the_same_epsilon_and_is_remembered(study):
     results = study.frontier(GRID)
-    assert len(results) == len(trainings.cells(GRID)) == 2 + 2 + 1 + 2 + 1
+    assert len(results) == len(trainings.cells(GRID)) == 2 + 2 + 2 + 1 + 2 + 1
     assert all(r["epsilon_spent"] == pytest.approx(8.0, rel=5e-3) for r in results)
     by = {(r["mechanism"], r["setting"]): r for r in results}
     values = sum(s * w for s, w in zip(LOGS.buckets, study.model().embedding_widths))

@@ -105,14 +105,39 @@ def test_events_have_apps_beside_them_that_their_user_never_used(tmp_path):
     path.write_text("".join(f"{u}-{c}-1-2-3-4-5-6,{item}-{90 + item % 2}\n" for u, c, item in events))
     log = sources.frappe_events([path])
     assert log.unit == "event" and log.per_unit == 3 and log.columns[8:] == ("item", "cost")
-    everything = [log.parts[part] for part in log.parts]
-    assert sum(map(len, everything)) == 600
-    for rows in everything:
+    assert sum(map(len, log.parts.values())) == 600
+    for rows in log.parts.values():
         positive = rows.labels == 1
         assert positive.sum() * 3 == len(rows)
         own = rows.ids[positive][:, 0] % 3 == rows.ids[positive][:, 8]  # each user has one app of three
-        assert own.all() and not (rows.ids[~positive][:, 0] % 3 == rows.ids[~positive][:, 8]).any()
+        others = rows.ids[~positive][:, 0] % 3 == rows.ids[~positive][:, 8]
+        assert own.all() and not others.any()
         assert (rows.ids[:, 9] == rows.ids[:, 8] % 2).all()  # the cost is the app's
+
+
+def test_apps_beside_a_training_event_do_not_depend_on_the_users_other_events(tmp_path):
+    """A unit's rows are its own: only an app other than the event's is drawn, whatever else the user has used."""
+    path = tmp_path / "train.csv"
+    path.write_text("".join(f"0-1-1-2-3-4-5-6,{k % 4}-9\n" for k in range(990)) + "".join("1-1-1-2-3-4-5-6,5-9\n" * 10))
+    log = sources.frappe_events([path])
+    for part, rows in log.parts.items():
+        ids = rows.ids.reshape(-1, 3, 10)
+        ids = ids[ids[:, 0, 0] == 0]
+        own, others = ids[:, 0, 8], ids[:, 1:, 8]
+        assert (others != own[:, None]).all()
+        share = np.mean(others < 4)  # of apps that the user has used elsewhere: 3 of 4, or none where held back
+        assert share == 0 if part != "train" else 0.7 < share < 0.8
+
+
+def test_a_log_by_users_keeps_its_parts_and_loses_the_column_of_users():
+    rows = rows_of(np.arange(50), columns=3)
+    log = ClickLog("x", ("film", "user", "age"), (5, 6, 7), {"train": rows})
+    users = log.by_user(4)
+    assert users.columns == ("film", "age") and users.sizes == (5, 7) and (users.unit, users.per_unit) == ("user", 4)
+    assert np.array_equal(users.parts["train"].units, rows.ids[:, 1])
+    assert np.array_equal(users.parts["train"].ids, rows.ids[:, [0, 2]])
+    with pytest.raises(ValueError, match='no column "user"'):
+        users.by_user(4)
 
 
 def test_movielens_in_both_forms(tmp_path):

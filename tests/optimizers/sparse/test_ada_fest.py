@@ -80,6 +80,16 @@ def test_the_vote_of_an_example_is_clipped_over_all_tables_together(threshold, s
     assert [bool(values[2, 0]) for values in after] == [survives] * 4
 
 
+@pytest.mark.parametrize("per_value, survive", [(False, [True, True]), (True, [True, False])])
+def test_a_wide_table_needs_more_votes_for_a_row_if_values_count(per_value, survive):
+    narrow, wide = variable(5, 1, "narrow"), variable(5, 3, "wide")
+    reads = {t.path: [(example, 2, 1.0) for example in range(4)] for t in (narrow, wide)}  # 4 / √2 = 2.83 votes each
+    optimizer = ada_fest(**SILENT, threshold=2.0, per_value=per_value)  # thresholds 1 and 3, or 2
+    after = stepped(optimizer, [narrow, wide], clipped_sum(reads, {narrow.path: 1, wide.path: 3}))
+    assert [bool(values[2, 0]) for values in after] == survive
+    assert optimizer.get_config()["per_value"] is per_value
+
+
 def test_an_empty_batch_is_a_step_like_any_other():
     a, dense = variable(2000, 3, "a"), variable(4, 2, "w")
     optimizer = ada_fest(threshold=1.0)

@@ -168,6 +168,41 @@ def test_the_distribution_test_notices_a_wrong_mechanism(survivor_patterns, coun
     assert chi_square(survivor_patterns, pattern_probabilities(coins)) < 1e-5
 
 
+PARTS, OWN = np.array([0, 0, 0, 1, 1, 1]), np.array([1.6, 0.7])  # thresholds of two tables
+
+
+@pytest.fixture(scope="module")
+def patterns_of_parts():
+    touched, counts = tf.constant([3, 1], tf.int64), tf.constant([0.5, 2.0], tf.float64)
+    noise, parts = KeyedNoise(12), tf.constant(PARTS)
+
+    def draw(step):
+        bits = lambda stream, numbers: noise.bits(stream, numbers, tf.cast(step, tf.int64))  # noqa: E731
+        part = lambda buckets: tf.gather(parts, buckets)  # noqa: E731
+        return draws.threshold_survivors(draws.Votes(touched, counts, 6), STDDEV, tf.constant(OWN), bits, part)
+
+    return patterns(draw, num_samples=12_000)
+
+
+def test_parts_with_thresholds_of_their_own_are_distributed_as_in_a_dense_simulation(patterns_of_parts):
+    coins = brute_force_coins(COUNTS, STDDEV, OWN[PARTS])
+    assert chi_square(patterns_of_parts, pattern_probabilities(coins)) > 1e-3
+
+
+@pytest.mark.parametrize("own", [OWN[::-1], [1.6, 0.8], [1.7, 0.7], [0.7, 0.7]])
+def test_the_distribution_test_notices_wrong_thresholds_of_parts(patterns_of_parts, own):
+    coins = brute_force_coins(COUNTS, STDDEV, np.array(own)[PARTS])
+    assert chi_square(patterns_of_parts, pattern_probabilities(coins)) < 1e-5
+
+
+def test_a_part_whose_threshold_no_noise_reaches_keeps_nothing():
+    nothing = tf.zeros([0], tf.int64), tf.zeros([0], tf.float64)
+    part = lambda buckets: tf.cast(buckets >= 500, tf.int32)  # noqa: E731
+    votes, own = draws.Votes(*nothing, 1000), tf.constant([60.0, 0.1], tf.float64)
+    kept = draws.threshold_survivors(votes, 1.0, own, keyed_bits(4), part).numpy()
+    assert kept.min() >= 500 and stats.binomtest(len(kept), 500, stats.norm.sf(0.1)).pvalue > 1e-4
+
+
 def test_stray_survivors_of_a_large_space_have_the_binomial_rate():
     touched = tf.range(0, 4000, 2, dtype=tf.int64)
     counts = tf.fill([2000], tf.constant(-1e9, tf.float64))  # none of these survives

@@ -10,7 +10,8 @@ Guarantees:
 - Work and memory grow with the rows read and chosen, never with the tables (`draws.py`).
 
 What τ trades: a high one keeps few rows, drops the gradients of rare ones and adds little noise; a low one keeps
-strays, V Φ(-τ / (s1 C1)) a step.
+strays, V Φ(-τ / (s1 C1)) a step. With `per_value` a table's threshold is τ · its width / the mean width of the tables:
+a row of a wide table, which costs more values, needs more votes.
 
 Reference:
     B. Ghazi et al., Sparsity-Preserving Differentially Private Training of Large Embedding Models, NeurIPS 2023.
@@ -23,6 +24,7 @@ from typing import Any
 
 import dp_accounting
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
@@ -44,6 +46,7 @@ class AdaFEST(SelectingOptimizer):
             √(k) clips nothing, 1 gives each row the vote 1/√(k).
         contribution_noise_multiplier: Noise multiplier s1 of the counts.
         threshold: Positive threshold τ that a noisy count must reach.
+        per_value: Whether thresholds are in proportion to the widths of the tables, τ being their mean.
         **settings: Settings of `PrivateOptimizer` without momentum and weight decay, and `preselection`: the rows among
             which to choose, or None for all. l2_norm_clip is C2, noise_multiplier is s2, both of the gradients.
 
@@ -68,11 +71,12 @@ class AdaFEST(SelectingOptimizer):
         contribution_clip: float,
         contribution_noise_multiplier: float,
         threshold: float,
+        per_value: bool = False,
         **settings: Any,
     ):
         super().__init__(learning_rate, **settings)
         self.contribution_clip, self.contribution_noise_multiplier = contribution_clip, contribution_noise_multiplier
-        self.threshold = threshold
+        self.threshold, self.per_value = threshold, per_value
 
     @classmethod
     def with_total_noise(
@@ -106,8 +110,14 @@ class AdaFEST(SelectingOptimizer):
 
     def build_tables(self) -> None:
         super().build_tables()
-        stddev = self.contribution_noise_multiplier * self.contribution_clip
-        strays = draws.expected_strays(self.space.size, stddev, self.threshold) if stddev else 0.0
+        stddev, widths = self.contribution_noise_multiplier * self.contribution_clip, np.ones(len(self.tables))
+        if self.per_value:
+            widths = np.array([table.width for table in self.tables.values()])
+        self._shares = widths / widths.mean() if len(widths) else widths
+        strays = 0.0
+        if stddev:
+            each = zip(self.space.table_sizes, self._shares)
+            strays = sum(draws.expected_strays(size, stddev, share * self.threshold) for size, share in each)
         if strays > _MANY_STRAYS * self.space.size:
             warnings.warn(
                 f"threshold={self.threshold} lets {strays:,.0f} of {self.space.size:,} rows through at every step by "
@@ -119,4 +129,10 @@ class AdaFEST(SelectingOptimizer):
         clip = self.current("contribution_clip")
         votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
         stddev = clip * self.current("contribution_noise_multiplier")
-        return self.space.rows(draws.threshold_survivors(votes, stddev, self.current("threshold"), self.bits))
+        threshold, part = self.current("threshold"), None
+        if self.per_value:
+            threshold, part = threshold * tf.constant(self._shares, tf.float64), self.space.table_of
+        return self.space.rows(draws.threshold_survivors(votes, stddev, threshold, self.bits, part))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "per_value": self.per_value}

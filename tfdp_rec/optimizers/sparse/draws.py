@@ -39,7 +39,7 @@ import tensorflow as tf
 # Random bits for numbered draws: (stream, numbers int64 [n]) -> uint64 [n]. Each number is read once a step.
 Bits = Callable[[int, tf.Tensor], tf.Tensor]
 
-TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM = -1, -2, -3, -4
+TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM, THIN_STREAM = -1, -2, -3, -4, -5
 
 
 class BucketSpace:
@@ -48,9 +48,10 @@ class BucketSpace:
     def __init__(self, sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray] | None = None):
         self.sizes = dict(sizes)
         self._chosen = None if chosen is None else _checked(self.sizes, chosen)
-        counts = self.sizes.values() if self._chosen is None else map(len, self._chosen.values())
+        # Numbers of rows of each table in the space.
+        self.table_sizes = list(self.sizes.values() if self._chosen is None else map(len, self._chosen.values()))
         first, self._ends = 0, list[int]()
-        for count in counts:
+        for count in self.table_sizes:
             self._ends.append(first := first + count)
         self._first = dict(zip(sizes, [0, *self._ends]))
         self.size = first
@@ -68,10 +69,13 @@ class BucketSpace:
     def rows(self, buckets: tf.Tensor) -> dict[str, tf.Tensor]:
         """Table path -> its rows, ascending, among some distinct numbers of the space."""
         buckets = tf.sort(buckets)
-        owner = tf.searchsorted(tf.constant(self._ends, tf.int64), buckets, side="right")
-        parts = zip(self.sizes, tf.dynamic_partition(buckets, owner, len(self.sizes)))
+        parts = zip(self.sizes, tf.dynamic_partition(buckets, self.table_of(buckets), len(self.sizes)))
         places = {path: part - self._first[path] for path, part in parts}
         return places if self._chosen is None else {p: tf.gather(self._chosen[p], at) for p, at in places.items()}
+
+    def table_of(self, buckets: tf.Tensor) -> tf.Tensor:
+        """The place, among the tables, of the table of each number of the space."""
+        return tf.searchsorted(tf.constant(self._ends, tf.int64), buckets, side="right")
 
     def all_rows(self, path: str) -> tf.Tensor:
         """All rows of a table that are in the space, ascending, int64."""
@@ -120,14 +124,27 @@ def contribution_counts(
     return Votes(touched, counts, num_buckets)
 
 
-def threshold_survivors(votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Tensor, bits: Bits) -> tf.Tensor:
+def threshold_survivors(
+    votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Tensor, bits: Bits,
+    part: Callable[[tf.Tensor], tf.Tensor] | None = None,
+) -> tf.Tensor:  # fmt: skip
     """The buckets whose noisy count reaches the threshold, of all V buckets, in no particular order."""
+    # With a `part`, a function from buckets to the numbers of their parts, each part has a threshold of its own.
     scale = tf.cast(noise_stddev, tf.float64)
     threshold = tf.cast(threshold, tf.float64)
+
+    def own(buckets: tf.Tensor) -> tf.Tensor:
+        return threshold if part is None else tf.gather(threshold, part(buckets))
+
     # Heads with probability Φ(-z): an exponential is at most -log Φ(z) just as often.
-    tails = -log_normal_cdf((threshold - votes.counts) / scale)
+    tails = -log_normal_cdf((own(votes.touched) - votes.counts) / scale)
     kept = tf.boolean_mask(votes.touched, unit_exponentials(bits(TOUCHED_STREAM, votes.touched)) <= tails)
-    strays = bernoulli_places(votes.size, -log_normal_cdf(threshold / scale), bits)
+    least = tf.reduce_min(threshold)
+    strays = bernoulli_places(votes.size, -log_normal_cdf(least / scale), bits)
+    if part is not None:
+        # Coins of the likeliest part; a head of another part stays as often as its own probability is of that.
+        surplus = log_normal_cdf(-least / scale) - log_normal_cdf(-own(strays) / scale)
+        strays = tf.boolean_mask(strays, unit_exponentials(bits(THIN_STREAM, strays)) >= surplus)
     # `unique` keeps the order of first sight: what comes after the touched are the strays that are not among them.
     seen = tf.size(votes.touched)
     distinct, _ = tf.unique(tf.concat([votes.touched, strays], axis=0))
