@@ -11,8 +11,12 @@
     deep, EANA              the same with noise on the rows that are read: no ε
     deep, LazyDPFTRL        the same with noise planned for units that come in one order, never drawn
 
-All private ones end with `private_reliability`, whose price is in their ε. The choice of settings is not in it, as in
-published comparisons: it is made on other rows, by seed 0, and the seeds that are reported are others.
+    logistic, private labels          by Adam on labels of randomised response: units are labels, features are public
+    deep, private labels    the same
+
+All private ones but those of labels end with `private_reliability`, whose price is in their ε. The choice of settings
+is not in it, as in published comparisons: it is made on other rows, by seed 0, and the seeds that are reported are
+others.
 """
 
 from __future__ import annotations
@@ -42,7 +46,14 @@ from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
-from tfdp_rec.privacy import FixedOrder, PoissonSampling, calibrate_noise, noise_of_one_release, private_reliability
+from tfdp_rec.privacy import (
+    FixedOrder,
+    PoissonSampling,
+    calibrate_noise,
+    noise_of_one_release,
+    private_labels,
+    private_reliability,
+)
 from tfdp_rec.sums.reliability import Reliability
 
 Setting = Mapping[str, Any]
@@ -64,6 +75,7 @@ class Contestant:
         private: Whether it trains with noise.
         lengths: Lengths among which it may choose, if not the grid's.
         in_order: Whether units come in one order, for which its noise is planned.
+        of_labels: Whether labels alone are private, and all of ε goes into their release.
     """
 
     name: str
@@ -72,6 +84,7 @@ class Contestant:
     private: bool = True
     lengths: tuple[float, ...] = ()
     in_order: bool = False
+    of_labels: bool = False
 
 
 class Trainings:
@@ -149,11 +162,13 @@ class Trainings:
 
         return (self.order if in_order else self.sampling).batches(fetch)
 
-    def free_batches(self) -> tf.data.Dataset:
-        """Shuffled batches of rows, for training without privacy."""
-        rows = self.train
+    def free_batches(self, epsilon: float | None) -> tf.data.Dataset:
+        """Shuffled batches of rows, for training without noise; with an ε of labels, these are released once."""
+        rows, labels = self.train, self.train.labels
+        if epsilon is not None:
+            labels = private_labels(labels.astype(int), epsilon=epsilon).debiased()
         alone = self.inputs(rows.taken(np.arange(len(rows))[:, None]))
-        whole = (alone, rows.labels[:, None], np.ones((len(rows), 1), np.float32))
+        whole = (alone, labels[:, None], np.ones((len(rows), 1), np.float32))
         data = tf.data.Dataset.from_tensor_slices(whole).shuffle(min(len(rows), 1 << 20)).repeat()
         return data.batch(self.sizes.free_batch_size).prefetch(4)
 
@@ -213,7 +228,7 @@ class Trainings:
             each = ({"columns": (column,), "pseudo": PSEUDO[0]} for column in range(len(self.log.columns)))
             alone = [self._sums(epsilon, setting, 0)["validation"]["auc"] for setting in each]
             choices: dict[str, Any] = {"columns": list(counts.choices(alone)), "pseudo": PSEUDO}
-        elif epsilon is None:
+        elif epsilon is None or contestant.of_labels:
             choices = {"rate": FREE_RATES, "steps": self.sizes.free_steps}
         else:
             choices = {"length": contestant.lengths or self.grid.lengths, "clip": self.grid.clips}
@@ -229,13 +244,15 @@ class Trainings:
         if contestant.make is None:
             return self._sums(epsilon, setting, seed)
         model, began = self.model(contestant.deep, seed), time.monotonic()
-        private = {} if epsilon is None else self.settings(contestant, epsilon, setting)
+        private, noisy = {}, False
+        if epsilon is not None and not contestant.of_labels:
+            private, noisy = self.settings(contestant, epsilon, setting), True
         steps = int(setting.get("steps", self.sizes.steps))
         model.compile(contestant.make(private, setting))
-        batches = self.free_batches() if epsilon is None else self.batches(contestant.in_order)
+        batches = self.batches(contestant.in_order) if noisy else self.free_batches(epsilon)
         model.fit(batches, steps_per_epoch=steps, verbose=0)
         seconds = time.monotonic() - began
-        return self.scored({part: self.logits(model, part) for part in self.log.parts}, epsilon is not None, seconds)
+        return self.scored({part: self.logits(model, part) for part in self.log.parts}, noisy, seconds)
 
     def _sums(self, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
         began = time.monotonic()
@@ -280,6 +297,8 @@ def choosing(settings: dict[str, Any], own: Setting) -> Any:
 
 SUMS = Contestant("private sums", False, None)
 CONTESTANTS = (
+    Contestant("logistic, private labels", False, adam, of_labels=True),
+    Contestant("deep, private labels", True, adam, of_labels=True),
     Contestant("logistic, no privacy", False, adam, private=False),
     Contestant("deep, no privacy", True, adam, private=False),
     SUMS,

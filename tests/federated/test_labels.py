@@ -94,7 +94,7 @@ def test_a_draws_values_are_shared_out_within_the_stated_factor(epsilon, candida
 def test_an_epsilon_that_rounding_would_exceed_is_refused():
     """The clicked news gets what the others leave: with many others it was rarer than they, by more than epsilon."""
     for epsilon, candidates in ((1e-12, 1000), (1e-7, 100_000)):
-        with pytest.raises(ValueError, match=f"too small for {candidates} candidates"):
+        with pytest.raises(ValueError, match=f"too small for {candidates} choices"):
             LabelPermutation(epsilon).probabilities(candidates, 0)
     for epsilon, candidates in ((1e-12, 2), (1e-4, 1000)):
         found = LabelPermutation(epsilon).probabilities(candidates, 1)

@@ -19,9 +19,9 @@ from tfdp_rec.federated.cohort import Client, client_of, draw
 from tfdp_rec.federated.participant import DATA, BudgetSpent, DeviceTerms, Participant, Refused
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.noise import words
-from tfdp_rec.pricing.events import PureDpEvent
+from tfdp_rec.pricing.events import REPLACE, PureDpEvent
 from tfdp_rec.privacy import BrokenLedger, Ledger
-from tfdp_rec.spending.ledger import REPLACE, read
+from tfdp_rec.spending.ledger import read
 
 TWO = ((named(1, 2, 3, 4, 5, 6), 0), (named(7, 8, 9, 10, 11, 12), 1))
 

@@ -16,9 +16,9 @@ from checker import checked
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
-from tfdp_rec.pricing.events import FailingDpEvent, PaddedDpEvent, PureDpEvent
+from tfdp_rec.pricing.events import REPLACE, FailingDpEvent, PaddedDpEvent, PureDpEvent
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot, epsilon_of
-from tfdp_rec.spending.ledger import REPLACE, mend, read
+from tfdp_rec.spending.ledger import mend, read
 
 ROOT = Path(__file__).parents[2]
 DATA = Snapshot(1000, "user, items, times")

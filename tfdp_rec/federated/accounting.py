@@ -27,8 +27,9 @@ from pathlib import Path
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.pricing.events import REPLACE
 from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import REPLACE, BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, by_item, composed
+from tfdp_rec.spending.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, by_item, composed
 
 UNIT = "click"
 EXACT = NonPrivateDpEvent()

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
-
-_UNIT = 2.0**-52  # probability of one value of `words.uniform`
+from tfdp_rec.sums.private_labels import response
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +84,9 @@ class LabelPermutation:
             [0.75, 0.25]
         """
         self.refuse_no_choice(num_candidates, clicked)
-        rare = math.exp(-self.epsilon)
-        other = rare / (1.0 + (num_candidates - 1) * rare) / _UNIT * (1.0 + 2.0**-50)  # more than its rounding errors
-        # Whole numbers of units: these floats, and their sums in `categorical`, are exact.
-        found = np.full(num_candidates, max(math.ceil(other), math.isfinite(self.epsilon)) * _UNIT)
-        found[clicked] = 1.0 - (num_candidates - 1) * found[clicked]
-        if min(found) < found[clicked - 1]:  # the others' rounding has left too little: a click would make it rarer
-            raise ValueError(f"epsilon {self.epsilon} is too small for {num_candidates} candidates: give a larger one.")
+        own, other = response(self.epsilon, num_candidates)
+        found = np.full(num_candidates, other)
+        found[clicked] = own
         return found
 
     def sample(

@@ -58,14 +58,13 @@ def _forgotten(run: RunFolder, ids: Sequence[str]) -> Items:
     if pc.all(leaving).as_py():
         raise ValueError("These are all items of the run: remove its folder instead.")
     items = Items(before.items.ids.filter(pc.invert(leaving)))
-    titles = {item: title for item, title in before.titles.items() if item in set(items.ids.to_pylist())}
     model, scores = _model_without(run, config["released"], np.flatnonzero(leaving) + 1, len(items))
     with replacing(run.release / SERVABLE) as temporary:
-        export(temporary, model, items, titles, min(config["top_k"], len(items)))
+        export(temporary, model, items, before.titles, min(config["top_k"], len(items)))
     config["num_items"] = len(items)
-    _write_report(run, config, items, titles, scores)
+    _write_report(run, config, items, before.titles, scores)
     run.private.write_json(CONFIG, config)
-    WarmStart(items, before.mark, None, titles).save(run.path, model)
+    WarmStart(items, before.mark, None, before.titles).save(run.path, model)
     return items
 
 

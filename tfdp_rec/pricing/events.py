@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 import dp_accounting
 from dp_accounting import DpEvent
 
+REPLACE = "replace-one"
+"""Relation of data sets of which one has another item, or label, in the place of one of the other's."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PureDpEvent(DpEvent):

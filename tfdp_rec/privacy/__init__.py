@@ -33,6 +33,7 @@ _HOMES = {
     "optimised_correlation": "pricing.correlated_noise",
     "private_counts": "sums.counts",
     "private_items": "sums.set_union",
+    "private_labels": "sums.private_labels",
     "private_reliability": "sums.reliability",
     "private_terms": "sums.set_union",
 }

@@ -37,7 +37,6 @@ from tfdp_rec.sampling.schemes import ZERO_OUT
 from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 
-REPLACE = "replace-one"
 FORMAT = "tfdp_rec ledger 2"
 READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
 FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which earlier versions would ignore
@@ -393,8 +392,8 @@ class Ledger(Chain):
         path: Path of the file; a missing one is made, readable by its owner alone, in a folder that exists.
         unit: Name of the privacy unit, such as "user".
         data: Snapshot of the data that are used from now on.
-        adjacency: Name of the relation between neighbouring data sets: ZERO_OUT, or REPLACE for one item replaced by
-            another.
+        adjacency: Name of the relation between neighbouring data sets: ZERO_OUT, or "replace-one" where one item has
+            another's place.
         data_changed: Whether the data may differ from those of the last entry, by growth for instance. Payments for the
             old data stay paid.
         limit: `RenyiFilter` or `GaussianFilter` of a new ledger whose payments may be chosen after seeing what earlier
