@@ -140,7 +140,7 @@ def _without_series(record: logging.LogRecord) -> bool:
     return "failed to converge" not in record.getMessage()
 
 
-@functools.lru_cache(maxsize=16)  # up to some megabytes each
+@functools.lru_cache(maxsize=64)  # up to some megabytes each; a ledger of thirty days asks for one a day
 def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribution:
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise, value_discretization_interval=grid, sampling_prob=probability
