@@ -90,6 +90,24 @@ def test_what_is_spent_before_training_is_part_of_the_plan():
     tfdp_rec.FEST(0.1, plan=plan, preselection=rows)
 
 
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, ledger):
+    """A prior that was counted privately is in the model: another accountant that follows a file is told of it."""
+    spent = [(GaussianDpEvent(5.0), "popularity counts")] * 2
+    plan = plan_of(spent=spent, ledger=str(tmp_path / "plan.jsonl") if ledger else None)
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model.fit(plan.batches(fetch), steps_per_epoch=STEPS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    other = Accountant(GaussianDpEvent(plan.noise_multiplier), plan.sampling, plan.delta, plan.accountant.accountant)
+    other.follow(loaded)
+    assert other.spent_besides == spent and other.epsilon() == pytest.approx(plan.accountant.epsilon(), abs=1e-6)
+    plan.accountant.follow(loaded)
+    assert plan.accountant.spent_besides == spent, "counted once"
+    if ledger:
+        assert [paid.label for paid in read(tmp_path / "plan.jsonl").paid].count("popularity counts") == 2
+
+
 def test_what_makes_no_plan():
     with pytest.raises(TypeError, match="either epsilon= or noise_multiplier="):
         plan_of(noise_multiplier=1.0)

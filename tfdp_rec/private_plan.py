@@ -33,7 +33,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import Changes, id_of_use
+from tfdp_rec.spending.entries import DRAWN, Changes, Entry, id_of_use
 from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -114,9 +114,12 @@ class PrivatePlan:
         self._limited: int | None = -1  # `Changes.made` at which the limit was set; None while it is suspended
         self._dearer = False  # whether a step of an optimizer of the plan costs more than was planned
         # A plan that is made again declares its uses again: without a ledger they are one, by event and label.
+        self._uses = dict[str, Entry]()
         for number, (other, label) in enumerate(self.spent):
             before = sum(each == (other, label) for each in self.spent[:number])
-            self._payer.spend(other, label, id_of_use(other, label) + f" {before}" * bool(before))
+            id = id_of_use(other, label) + f" {before}" * bool(before)
+            self._uses[id] = Entry(other, 1, DRAWN, label=label)
+            self._payer.spend(other, label, id)
 
     def __deepcopy__(self, memo: Any) -> PrivatePlan:
         return self  # a copied optimizer trains under the same plan
@@ -238,6 +241,9 @@ class PrivatePlan:
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
                 "contain: give PrivatePlan(spent=[(event, label), ...]) the result of preselection.events()."
             )
+        # A model that is made of a count, say, tells whoever loads it, under other accountants, what that has cost.
+        for id, use in self._uses.items():
+            optimizer.privacy_history.add_entry(use, id)
         self.accountant.follow(optimizer)
         if events.is_private(event):  # without a guarantee there is no ε to keep
             optimizer.plan, optimizer.step_limit = self, self._limit
