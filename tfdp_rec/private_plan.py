@@ -33,7 +33,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import DRAWN, Changes, Entry, id_of_use
+from tfdp_rec.spending.entries import DRAWN, UNPROVEN, Changes, Entry, id_of_use
 from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -224,8 +224,9 @@ class PrivatePlan:
             own["noise_multiplier"] = self.noise_multiplier  # computed now
         return own | settings
 
-    def accept(self, optimizer: Any) -> None:
+    def accept(self, optimizer: Any, copied: bool = False) -> None:
         """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
+        # A copy has not the state of planned noise: its first step would cost as much as the whole plan.
         event = optimizer.dp_event()
         if self._target is not None and self._costs_more(event):
             raise ValueError(
@@ -246,7 +247,8 @@ class PrivatePlan:
             optimizer.privacy_history.add_entry(use, id)
         self.accountant.follow(optimizer)
         if events.is_private(event):  # without a guarantee there is no ε to keep
-            optimizer.plan, optimizer.step_limit = self, self._limit
+            optimizer.plan = self
+            optimizer.step_limit = StepLimit(0) if copied and self.correlation is not None else self._limit
             self.reprice(event)
 
     def suspend_limit(self) -> None:
@@ -259,9 +261,20 @@ class PrivatePlan:
         # With a ledger there are no steps outside: the budget pays for steps before they are made. Nor are there once
         # a step costs more than was planned: their number is then no bound on ε.
         if self._limited != Changes.made:
-            none = self._payer.payments or self._dearer
+            none = self._payer.payments or self._dearer or self._spends_besides()
             self._limit.set_left(0 if none else max(0, self._before + self.steps - self._payer.steps))
             self._limited = Changes.made
+
+    def _spends_besides(self) -> bool:
+        """Whether the models have spent what the plan does not know, such as the history of other weights."""
+        mine, declared = self.sampling.get_state(), list(self.spent)
+        for entry in self._payer.carried:
+            if entry.label:
+                if (entry.event, entry.label) not in declared:
+                    return True
+            elif entry.origin != UNPROVEN and entry.sampling != mine or self._costs_more(entry.event):
+                return True
+        return False
 
     def reprice(self, event: DpEvent) -> None:
         """Adapts the limit to an optimizer of the plan whose step now has another event."""

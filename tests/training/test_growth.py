@@ -10,7 +10,7 @@ import pytest
 import tfdp_rec
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import Adagrad
-from tfdp_rec.privacy import Accountant, PoissonSampling
+from tfdp_rec.privacy import Accountant, FixedOrder, PoissonSampling, optimised_correlation
 
 ROWS, MORE, WIDTH, BATCH = 12, 17, 4, 8
 
@@ -172,15 +172,151 @@ def test_what_is_no_growth_is_refused_in_words_before_anything_is_taken():
     for model, kept, words in refused:
         with pytest.raises(ValueError, match=words):
             first.grow_into(model, kept=kept)
+    for wrong in (3, [0.5, 1.0], ["0"]):
+        with pytest.raises(ValueError, match="distinct rows"):
+            first.grow_into(untouched, kept={first.weights[0].path: wrong})
     assert np.array_equal(table(untouched), before) and untouched.privacy_history is None
     dense = [tfdp_rec.PrivateModel(x := keras.Input([n]), keras.layers.Dense(1)(x)) for n in (3, 4)]
     dense[0].compile(optimizer_of(), "mse")
     dense[0].train_on_batch(np.ones([BATCH, 3]), np.ones([BATCH, 1]))
-    with pytest.raises(ValueError, match="and is no table"):
+    with pytest.raises(ValueError, match="is read as a whole"):
         dense[0].grow_into(dense[1])
 
 
+def two_tables(names, frozen=None):
+    inputs = [keras.Input([1], dtype="int64", name=name) for name in ("x", "y")]
+    tables = [keras.layers.Embedding(ROWS, WIDTH, name=name, trainable=name != frozen) for name in names]
+    both = [keras.layers.Flatten()(table(x)) for table, x in zip(tables, inputs)]
+    return tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1, name="out")(keras.layers.Add()(both)))
+
+
+def test_tables_of_another_order_or_frozen_in_one_model_alone_are_refused():
+    first = two_tables(["user", "item"])
+    with pytest.raises(ValueError, match="in the place of"):
+        first.grow_into(two_tables(["item", "user"]))
+    with pytest.raises(ValueError, match="in one of the models alone"):
+        first.grow_into(two_tables(["user", "item"], frozen="item"))
+    assert two_tables(["user", "item"], frozen="item").grow_into(two_tables(["user", "item"], frozen="item"))
+    with pytest.raises(ValueError, match="read as a whole|only the number of rows of tables"):  # before any batch, too
+        model_of().grow_into(model_of(width=WIDTH + 1))
+
+
+def test_rows_chosen_by_number_keep_their_numbers():
+    first = model_of()
+    chosen = tfdp_rec.optimizers.Preselection({"items/embeddings": [0, 1]}, noise_multiplier=20.0)
+    first.compile(optimizer_of(tfdp_rec.optimizers.FEST, preselection=chosen), "mse")
+    train(first, batches(2))
+    for kept in ([1, 0, *range(2, ROWS)], range(1, ROWS)):
+        with pytest.raises(ValueError, match="chosen by number"):
+            first.grow_into(model_of(MORE), kept={"items/embeddings": kept})
+    larger = first.grow_into(model_of(MORE, seed=4))
+    before = table(larger)
+    train(larger, batches(2, MORE))
+    assert np.flatnonzero((table(larger) != before).any(axis=1)).tolist() == [0, 1]
+
+
+def test_a_plan_that_refuses_the_optimizer_leaves_the_second_model_as_it_was():
+    sampling = PoissonSampling(1000, BATCH)
+    plan = tfdp_rec.PrivatePlan(sampling=sampling, epsilon=4.0, delta=1e-4, steps=5)
+    first, other = model_of(), model_of(MORE)
+    first.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, plan=plan), "mse")
+    train(first, batches(1))
+    first.optimizer.noise_multiplier = plan.noise_multiplier * 0.9
+    before = table(other)
+    for _ in range(2):  # the second time it is no compiled model either
+        with pytest.raises(ValueError, match="costs more than the plan's"):
+            first.grow_into(other)
+    assert other.optimizer is None and np.array_equal(table(other), before)
+
+
+def test_planned_noise_does_not_grow_and_a_copy_of_it_makes_no_step_of_the_plan():
+    order = FixedOrder(800, BATCH)
+    correlation = optimised_correlation(steps=6, separation=order.separation)
+    plan = tfdp_rec.PrivatePlan(sampling=order, epsilon=4.0, delta=1e-4, steps=6, correlation=correlation)
+    first = model_of()
+    first.compile(tfdp_rec.LazyDPFTRL(0.5, l2_norm_clip=1.0, plan=plan), "mse")
+
+    def fetch(units):
+        return np.ones([len(units), 2], int), np.ones([len(units), 1], "f4")
+
+    first.fit(order.batches(fetch), steps_per_epoch=2, verbose=0)
+    with pytest.raises(ValueError, match="plans its noise for one model"):
+        first.grow_into(model_of(MORE))
+    copied = copy.deepcopy(first)
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        copied.train_on_batch(*batches(1)[0])
+    assert int(copied.optimizer.iterations.numpy()) == 2 and plan.accountant.epsilon() <= 4.0
+    assert first.grow_into(compiled(model_of(MORE))).privacy_history.snapshot().steps == 2
+
+
+def compiled(model):
+    model.compile(optimizer_of(), "mse")
+    return model
+
+
+def test_a_plan_allows_no_step_to_weights_that_have_spent_other_than_planned():
+    first = model_of()
+    first.compile(tfdp_rec.DPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=0.3, expected_batch_size=BATCH), "mse")
+    train(first, batches(4))
+    plan = tfdp_rec.PrivatePlan(sampling=PoissonSampling(1000, BATCH), epsilon=4.0, delta=1e-4, steps=8)
+    other = model_of(MORE)
+    other.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, plan=plan), "mse")
+    train(other, batches(1))
+    first.grow_into(other)
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        train(other, batches(1))
+
+
+def test_steps_that_no_history_describes_do_not_go_along():
+    first = trained()
+    first.optimizer.iterations.assign(10)
+    for other in (model_of(MORE), compiled(model_of(MORE))):
+        with pytest.raises(ValueError, match="7 steps that the model's privacy history does not describe"):
+            first.grow_into(other)
+
+
+def test_a_loss_and_metrics_of_ones_own_go_along():
+    def own_loss(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    first = model_of()
+    first.compile(optimizer_of(), own_loss, metrics=[keras.metrics.MeanAbsoluteError()])
+    train(first, batches(2))
+    larger = first.grow_into(model_of(MORE))
+    train(larger, batches(1, MORE))
+    assert accounted(larger).steps == 3
+
+
+def test_a_table_that_another_model_trains_lazily_is_settled_first():
+    first = trained()
+    beside = tfdp_rec.PrivateModel(first.inputs, first.outputs)  # on the same layers, never compiled
+    with first.release.training():  # rows owe noise
+        first.train_on_batch(*batches(1, rows=2)[0])
+    larger = beside.grow_into(model_of(MORE))
+    assert np.array_equal(table(larger)[:ROWS], table(first)) and accounted(larger).steps == 4
+    with pytest.raises(ValueError, match="the same table"):
+        first.grow_into(tfdp_rec.PrivateModel(first.inputs, first.outputs), kept={first.weights[0].path: range(ROWS)})
+
+
 # Two-towers.
+
+
+def test_a_frozen_two_tower_and_one_of_another_precision_grow():
+    model = two_tower()
+    model.hidden_layer.trainable = model.out_layer.trainable = False
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        half = tfdp_rec.models.TwoTower(vocabulary=[1, 2, 3], width=4, hidden=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    larger = half.grow(4)
+    assert larger.vocabulary.tolist() == [1, 2, 3, 4]
+    assert larger.context_table.compute_dtype == half.context_table.compute_dtype == "bfloat16"
+    frozen = tfdp_rec.models.TwoTower(vocabulary=[1, 2, 3], width=4, hidden=3)
+    frozen.hidden_layer.trainable = frozen.context_table.trainable = False
+    again = frozen.grow([4, 5])
+    assert [v.path for v in again.trainable_variables] == [v.path for v in frozen.trainable_variables]
+    assert np.array_equal(again.context_table.embeddings[:4], frozen.context_table.embeddings)
 
 
 def two_tower():

@@ -26,6 +26,7 @@ from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.datasets.logs.items import Items
+from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.serving import own_ids
@@ -139,10 +140,11 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
             >>> model.grow([593]).vocabulary.tolist()
             [318, 296, 593]
         """
-        known = np.intersect1d(self.vocabulary, new_ids).tolist()
+        joining = np.atleast_1d(new_ids)
+        known = np.intersect1d(self.vocabulary, joining).tolist()
         if known:
             raise ValueError(f"In the catalogue already: {known[:5]}.")
-        ids = [*self.vocabulary.tolist(), *np.asarray(new_ids).tolist()]
+        ids = [*self.vocabulary.tolist(), *joining.tolist()]
         usual = np.append(self.prior, np.full(len(ids) - len(self.prior), self.prior.min()))
         return self.grow_into(self._of(ids, usual if prior is None else prior))
 
@@ -176,8 +178,17 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         return self.grow_into(smaller, kept=dict.fromkeys(tables, rows))
 
     def _of(self, vocabulary: Any, prior: Any) -> TwoTower:
+        """The same model, untrained, of other items."""
         changed = {"vocabulary": np.asarray(vocabulary).tolist(), "prior": np.asarray(prior).tolist()}
-        return type(self).from_config({**self.get_config(), **changed})
+        usual = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.context_table.dtype_policy)
+        try:
+            made = type(self).from_config({**self.get_config(), **changed})
+        finally:
+            keras.config.set_dtype_policy(usual)
+        for mine, other in zip(layers_within(self), layers_within(made)):
+            other.trainable = mine.trainable
+        return made
 
     # Losses.
 

@@ -520,7 +520,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         copied = reduced[0](*reduced[1])
         copied.privacy_history.merge_saved(self.privacy_history.snapshot())
         if self.plan is not None:
-            self.plan.accept(copied)
+            self.plan.accept(copied, copied=True)
         return copied
 
     def __copy__(self) -> PrivateOptimizer:

@@ -8,7 +8,8 @@ takes over what the first one has:
     privacy history      all of it: the new model has spent what the first one has
 
 All pending noise is settled first, as for a saved model. So no row owes noise, and a new row owes nothing for the steps
-before it was there. Planned noise (DPFTRL) begins anew, as in a loaded model, and is priced so.
+before it was there. Planned noise (DPFTRL) does not go on: without its buffers, which no release has, a plan begins
+anew.
 
 **Privacy.** Which rows there are is visible in the model. So new ids come from a public list, or from a private choice
 that is paid for, such as `private_items`. Removing rows gives no ε back.
@@ -23,8 +24,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.keras_internals import resource
+from tfdp_rec.keras_internals import compile_arguments, resource
 from tfdp_rec.optimizers.tables import CHUNK_VALUES, scatter
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.training.release import debts_of
 
 Kept = Mapping[str, Sequence[int]]
 """The rows that stay, in their new order, by path of a table."""
@@ -39,15 +42,49 @@ class _Pair(NamedTuple):
 def take_over(before: Any, after: Any, kept: Kept) -> None:
     """Gives `after` what `before` has; arguments as for `PrivateTraining.grow_into`."""
     pairs = list(_pairs(before, after, kept))
-    after.release.settle_outside_steps()
+    _refuse_unfit(before, pairs, carries=before.is_private and after.optimizer is None)
+    for debts in (debts_of(variable) for pair in pairs for variable in pair[:2]):
+        if debts:  # of other models on these tables, too
+            debts.settle()
     with before.release.leaving():
+        if before.is_private and after.optimizer is None:  # first: a plan may refuse it
+            try:
+                _take_over_optimizer(before, after, {pair.before.path: pair.rows for pair in pairs})
+            except BaseException:
+                after.optimizer = None
+                raise
         history = before.saved_history()
         if history is not None:  # ahead of the weights that it is about
             after.loaded_history().merge_saved(history)
         for pair in pairs:
             _copy(pair)
-        if before.is_private and after.optimizer is None:
-            _take_over_optimizer(before, after, {pair.before.path: pair.rows for pair in pairs})
+
+
+def _refuse_unfit(before: Any, pairs: Sequence[_Pair], carries: bool) -> None:
+    history = before.privacy_history
+    if history is not None and history.undescribed:
+        raise ValueError(
+            f"The optimizer has made {history.undescribed} steps that the model's privacy history does not describe: a "
+            "model that goes on would not tell of them."
+        )
+    if not carries:
+        return
+    optimizer = before.optimizer
+    if isinstance(optimizer.dp_event(), PlannedDpEvent):
+        raise ValueError(
+            f"{type(optimizer).__name__} plans its noise for one model from its first step on. Train the second model "
+            "with an optimizer and a plan of its own: compile it before grow_into."
+        )
+    moved = [pair.before.path for pair in pairs if pair.rows is not None and not _all_stay(pair)]
+    if moved and getattr(optimizer, "preselection", None) is not None:
+        raise ValueError(
+            f"Rows of {', '.join(moved)} get other numbers, and {type(optimizer).__name__} trains rows that were "
+            "chosen by number: keep all rows, or compile the second model with a preselection of its own before."
+        )
+
+
+def _all_stay(pair: _Pair) -> bool:
+    return np.array_equal(pair.rows, np.arange(pair.before.shape[0]))  # type: ignore[arg-type]
 
 
 def _pairs(before: Any, after: Any, kept: Kept) -> Iterator[_Pair]:
@@ -63,7 +100,14 @@ def _pairs(before: Any, after: Any, kept: Kept) -> Iterator[_Pair]:
     unknown = set(kept) - {variable.path for variable in before.weights if before.may_change_rows(variable)}
     if unknown:
         raise ValueError(f"kept names {', '.join(sorted(unknown))}, which is no table of this model.")
+    paths = [[variable.path for variable in model.weights] for model in (before, after)]
     for mine, other in zip(before.weights, after.weights):
+        if set(paths[0]) == set(paths[1]) and mine.path != other.path:
+            raise ValueError(f"'{other.path}' stands in the place of '{mine.path}': make both models by the same code.")
+        if mine.trainable != other.trainable:
+            raise ValueError(f"'{mine.path}' is trained in one of the models alone: freeze the same layers in both.")
+        if mine is other and mine.path in kept:
+            raise ValueError(f"Both models have the same table '{mine.path}', whose rows stay as they are.")
         yield _Pair(mine, other, _rows_that_stay(before, mine, other, kept.get(mine.path)))
 
 
@@ -76,16 +120,18 @@ def _rows_that_stay(model: Any, mine: Any, other: Any, kept: Sequence[int] | Non
     if kept is None and mine.shape == other.shape:
         return None
     if not model.may_change_rows(mine):
-        raise ValueError(f"'{mine.path}' has another number of rows in the new model, and is no table.")
-    rows = np.arange(mine.shape[0]) if kept is None else np.asarray(kept, np.int64)
+        raise ValueError(f"'{mine.path}' has another number of rows in the new model, and is read as a whole.")
+    rows = np.arange(mine.shape[0]) if kept is None else np.asarray(kept)
+    whole = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
+    whole = whole and np.isin(rows, np.arange(mine.shape[0])).all() and len(np.unique(rows)) == len(rows)
+    if not whole:
+        raise ValueError(f"kept['{mine.path}'] must be distinct rows between 0 and {mine.shape[0] - 1}.")
     if len(rows) > other.shape[0]:
         raise ValueError(
             f"{len(rows)} rows of '{mine.path}' stay and the new model has room for {other.shape[0]}: to remove rows "
             "say which ones stay, in kept."
         )
-    if rows.ndim != 1 or len(np.unique(rows)) != len(rows) or not np.isin(rows, np.arange(mine.shape[0])).all():
-        raise ValueError(f"kept['{mine.path}'] must be distinct rows between 0 and {mine.shape[0] - 1}.")
-    return rows
+    return rows.astype(np.int64)
 
 
 def _copy(pair: _Pair) -> None:
@@ -100,8 +146,14 @@ def _copy(pair: _Pair) -> None:
 
 
 def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray | None]) -> None:
-    after.compile_from_config(before.get_compile_config())
-    mine, other = before.optimizer, after.optimizer
+    mine, step, given = before.optimizer, before.private_step, compile_arguments(before)
+    given["optimizer"] = type(mine).from_config(mine.get_config())
+    given |= {name: _made_anew(given.get(name)) for name in ("metrics", "weighted_metrics")}
+    after.compile(**given, microbatch_size=step.microbatch_size, diagnostics=step.diagnostics)
+    other = after.optimizer
+    numbers = before.table_numbers()
+    if numbers is not None:
+        after.build_tables(numbers)
     if mine.built:
         saved: dict[str, Any] = {}
         mine.save_own_variables(saved)
@@ -115,3 +167,12 @@ def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray 
         other.load_own_variables(saved)
     if mine.plan is not None:
         mine.plan.accept(other)
+
+
+def _made_anew(metrics: Any) -> Any:
+    """Metrics without what they have counted; a custom loss, which has no state, goes along as it is."""
+
+    def anew(one: Any) -> Any:
+        return type(one).from_config(one.get_config()) if isinstance(one, keras.metrics.Metric) else one
+
+    return keras.tree.map_structure(anew, metrics)

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.clipping.batches import open_specs
 from tfdp_rec.clipping.data_flow import ours
-from tfdp_rec.keras_internals import compiled_metrics, functional_class, makes_functional
+from tfdp_rec.keras_internals import compiled_metrics, functional_class, layers_within, makes_functional
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
@@ -46,7 +46,7 @@ from tfdp_rec.training.own_loss import (
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_loss
-from tfdp_rec.training.release import settling_ahead
+from tfdp_rec.training.release import may_be_table, settling_ahead
 from tfdp_rec.training.release_methods import ReleaseMethods
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
@@ -217,7 +217,10 @@ class PrivateTraining(ReleaseMethods):
 
     def may_change_rows(self, variable: keras.Variable) -> bool:
         """Whether `grow_into` takes a model in which the variable has another number of rows."""
-        return len(variable.shape) > 1 and (self._table_paths is None or self.is_table(variable))
+        if self._table_paths is not None and variable.trainable and not self.is_table(variable):
+            return False
+        by_row = (layer for layer in layers_within(self) if may_be_table(layer))  # type: ignore[arg-type]
+        return any(variable is own for layer in by_row for own in layer.variables)
 
     def grow_into(self, model: Any, kept: Kept | None = None) -> Any:
         """Has another model go on with this one's weights, privacy history and optimizer.
@@ -235,7 +238,8 @@ class PrivateTraining(ReleaseMethods):
             The second model.
 
         Raises:
-            ValueError: The models differ in more than the number of rows of tables.
+            ValueError: The models differ in more than the number of rows of tables, or the optimizer or its plan cannot
+                go along; then nothing was taken over.
 
         Example:
             >>> import keras, tfdp_rec

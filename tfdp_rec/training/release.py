@@ -132,11 +132,9 @@ class ReleaseGuard:
 
     def guard_possible_tables(self) -> None:
         """Guards every variable that may be a table, so that graphs compiled before the first batch have the check."""
-        for layer in layers_within(self.model):
-            rule = rule_for(layer)
-            if rule is not None and type(rule).tables is not Rule.tables:
-                for variable in own_weights(layer):
-                    guarded(variable).may_owe = True
+        for layer in filter(may_be_table, layers_within(self.model)):
+            for variable in own_weights(layer):
+                guarded(variable).may_owe = True
 
     def withhold(self) -> None:
         """Withholds the rows of all tables (`withheld_rows.py`)."""
@@ -248,6 +246,12 @@ class Debts:
 _UNSETTLED = (
     "Table '{}' owes noise: a compiled function may read it only after model.settle(), or after fit has ended."
 )
+
+
+def may_be_table(layer: keras.layers.Layer) -> bool:
+    """Whether the rule of a layer's kind reads weights by row."""
+    rule = rule_for(layer)
+    return rule is not None and type(rule).tables is not Rule.tables
 
 
 def debts_of(variable: keras.Variable) -> Debts | tuple[()]:

@@ -145,7 +145,7 @@ class ReleaseMethods:
         copied = reduced[0](*reduced[1])
         plan = getattr(self.optimizer, "plan", None)  # type: ignore[attr-defined]
         if plan is not None:
-            plan.accept(copied.optimizer)
+            plan.accept(copied.optimizer, copied=True)
         return copied
 
     def __copy__(self) -> Any:
