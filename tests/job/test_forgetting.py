@@ -12,7 +12,7 @@ import pytest
 from job.conftest import train
 
 from tfdp_rec.cli import main
-from tfdp_rec.job import forgetting
+from tfdp_rec.job import forgetting, pipeline
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spending.ledger import read
@@ -61,6 +61,7 @@ def files_with(folder, name):
 
 
 def answered(run, capsys, k):
+    capsys.readouterr()
     assert main(["recommend", str(run), "--json", "--history", NAMES[3], "--top-k", str(k)]) == 0
     return {each["id"] for each in json.loads(capsys.readouterr().out)["recommendations"]}
 
@@ -74,7 +75,7 @@ def test_an_item_that_leaves_is_in_no_file_and_a_further_day_goes_on(root, capsy
     capsys.readouterr()
     assert main(["forget", str(run), NAMES[7], NAMES[12]]) == 0
     said = capsys.readouterr()
-    assert "2 items are forgotten; 18 stay" in said.out and "lists one of them still" in said.err
+    assert "2 items are forgotten; 18 items stay" in said.out and "lists one of them still" in said.err
     for name in (NAMES[7], NAMES[12]):
         assert files_with(run, name) == [], "and the grouped log is not kept"
     assert not (run / "private" / "resume").exists()
@@ -116,21 +117,95 @@ def test_rows_and_sums_of_the_others_are_as_they_were(root):
         np.testing.assert_array_equal(new.pairs, old.pairs[np.ix_(rows, rows)])
 
 
-def test_one_that_is_cut_off_is_ended_by_the_same_command(root, monkeypatch):
-    run, write = root / "run", forgetting._write_report
+def cut(monkeypatch, name, call):
+    """Ends the process at a call of a function of the module; returns what undoes it."""
+    whole, calls = getattr(forgetting, name), iter(range(1000))
+
+    def cut_off(*given, **options):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return whole(*given, **options)
+
+    monkeypatch.setattr(forgetting, name, cut_off)
+    return lambda: monkeypatch.setattr(forgetting, name, whole)
+
+
+@pytest.mark.parametrize("name, call", [("export", 0), ("_write_report", 0), ("sync_entry", 0)])
+def test_one_that_is_cut_off_before_all_is_ready_has_changed_nothing(root, monkeypatch, name, call):
+    run = root / "run"
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "ledger.jsonl"}
+    undo = cut(monkeypatch, name, call)
+    assert main(["forget", str(run), NAMES[7]]) == 130
+    undo()
+    assert {path: path.read_bytes() for path in kept} == kept
+    if name != "sync_entry":
+        assert main(["forget", str(run), NAMES[12]]) == 0  # of another item, which is no trouble
+        assert len(WarmStart.load(run).items) == 19 and files_with(run, NAMES[12]) == []
+        assert NAMES[7] in WarmStart.load(run).items.ids.to_pylist()
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_one_that_is_cut_off_while_files_are_put_in_place_is_ended_first(root, monkeypatch, capsys, call):
+    """Call 0 is the servable's while it is made; then each file of both parts."""
+    run, spent = root / "run", read(root / "run" / "release" / "ledger.jsonl").epsilon(1e-6)
+    undo = cut(monkeypatch, "replacing", call)
+    assert main(["forget", str(run), NAMES[7]]) == 130
+    undo()
+    assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
+    assert "End it: tfdp-rec forget" in capsys.readouterr().err
+    assert read(run / "release" / "ledger.jsonl").epsilon(1e-6) == spent and not (run / "private" / "resume").exists()
+    (run / "release" / ".0123456789ab.servable.old").mkdir()  # as a killed process leaves them
+    (run / "release" / ".0123456789ab.servable.old" / "items.txt").write_text(NAMES[7])
+    others = [] if call % 2 else [NAMES[12]]
+    assert main(["forget", str(run), *others]) == 0
+    assert len(WarmStart.load(run).items) == 19 - len(others)
+    assert files_with(run, NAMES[7]) == [] and not (run / "private" / "forgetting").exists()
+    served = answered(run, capsys, 15)
+    assert NAMES[7] not in served and len(served) == 15
+    assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 0
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_checkpoint_elsewhere_does_not_bring_an_item_back(root, monkeypatch, capsys, finished):
+    run, kept = root / "run", root / "kept"
+    day(root / "1.parquet", 1)
+    options = ["--continue", run, "--data", root / "1.parquet", "--checkpoint", kept, "--quiet"]
+    if finished:
+        assert train(*options) == 0
+    else:
+        def cut_off(*given):
+            raise KeyboardInterrupt
+
+        whole = pipeline._popularity
+        monkeypatch.setattr(pipeline, "_popularity", cut_off)
+        assert train(*options) == 130
+        monkeypatch.setattr(pipeline, "_popularity", whole)
+    assert main(["forget", str(run), NAMES[7]]) == 0
+    capsys.readouterr()
+    assert train("--checkpoint", kept, "--resume", "--quiet") == 2
+    assert "has gone on since this was begun" in capsys.readouterr().err
+    assert files_with(run, NAMES[7]) == [] and len(WarmStart.load(run).items) == 19
+
+
+def test_a_model_of_a_day_that_was_lost_is_not_taken_for_the_runs(root, monkeypatch, capsys):
+    run = root / "run"
+    if not (run / "release" / "model.keras").exists():
+        pytest.skip("sums are in one file with their items")
+    (root / "items.csv").write_text((root / "items.csv").read_text() + "one-more,a title\n")
+    day(root / "1.parquet", 1)
 
     def cut_off(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(forgetting, "_write_report", cut_off)
-    assert main(["forget", str(run), NAMES[7]]) == 130
-    assert len(WarmStart.load(run).items) == 20
-    if (run / "release" / "model.keras").exists():  # which has 19: it is not gone on with as if it had 20
-        assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
-        shutil.rmtree(run / "private" / "resume", ignore_errors=True)
-    monkeypatch.setattr(forgetting, "_write_report", write)
-    assert main(["forget", str(run), NAMES[7]]) == 0
-    assert len(WarmStart.load(run).items) == 19 and files_with(run, NAMES[7]) == []
+    monkeypatch.setattr(pipeline, "_conclude", cut_off)  # the model is written, released.npz is not
+    longer = ["--items", root / "items.csv"]
+    assert train("--continue", run, "--data", root / "1.parquet", *longer, "--quiet") == 130
+    shutil.rmtree(run / "private" / "resume")
+    model = (run / "release" / "model.keras").read_bytes()
+    for _ in range(2):
+        assert main(["forget", str(run), NAMES[7]]) == 2
+    assert "has 21 items and released.npz 20" in capsys.readouterr().err
+    assert (run / "release" / "model.keras").read_bytes() == model
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,19 @@ def test_it_is_paid_for_first_in_a_ledger_of_labels(tmp_path):
     assert spent.epsilon(0.0) == 2.5
 
 
+class Missing:
+    """A missing value as pandas has it: what it is compared with is missing, too."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+    __lt__ = __gt__ = __eq__
+    __hash__ = object.__hash__
+
+
 @pytest.mark.parametrize(
     "labels, settings, says",
     [
@@ -99,12 +112,18 @@ def test_it_is_paid_for_first_in_a_ledger_of_labels(tmp_path):
         ([0.5, 1], {"epsilon": 1.0}, "from 0 to 1"),
         ([np.nan, 1], {"epsilon": 1.0}, "from 0 to 1"),
         ([[0, 1]], {"epsilon": 1.0}, "one class a row"),
+        (["0", "1"], {"epsilon": 1.0}, "from 0 to 1"),
+        ([None, 1], {"epsilon": 1.0}, "none may be missing"),
+        (np.array([0, Missing()], object), {"epsilon": 1.0}, "none may be missing"),
+        (np.ma.array([0, 1], mask=[0, 1]), {"epsilon": 1.0}, "none may be missing"),
+        (np.array([0, 1], "timedelta64[s]"), {"epsilon": 1.0}, "from 0 to 1"),
+        ([0, 1], {"epsilon": 1.0, "num_classes": 2.5}, "a whole number, at least 2"),
         ([0, 1], {"epsilon": 1.0, "num_classes": 1}, "at least 2"),
     ],
 )
 def test_what_is_no_label_is_refused(labels, settings, says):
     with pytest.raises(ValueError, match=says):
-        private_labels(np.array(labels), **settings)
+        private_labels(np.array(labels) if isinstance(labels, list) else labels, **settings)
 
 
 def test_a_ledger_of_users_or_of_another_relation_is_refused(tmp_path):

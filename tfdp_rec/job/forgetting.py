@@ -1,18 +1,22 @@
 """Removes items from what a run has released: no file of the run folder has their ids, titles, rows or sums any more.
 
-    model.keras (of a two-tower), servable/, card.md, report.html and report.md  →  released.npz, last of all
+    a note in the ledger  ->  all files that change, made anew in private/forgetting/  ->  "ready"  ->  put in place
 
-It reads no log and costs nothing; it gives nothing back either. If it is cut off, the same command ends it: until
-`released.npz` is written the items are known, and what was written already is written again.
+The note tells a `--checkpoint` elsewhere, which has the items still, that the run has gone on without it. Until "ready"
+is there nothing of the run has changed; from then on no day begins until all files are in place, which the next
+`tfdp-rec forget` sees to. It reads no log, costs nothing, and gives nothing back.
 
-Not removed: copies of the folder, and public files of one's own that list the item. A further day takes an item in
-again if its public list or its log has it.
+Not removed: copies of the folder, a `--checkpoint` elsewhere, and public files of one's own that list the item. A
+further day takes an item in again if its public list or its log has it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +24,90 @@ import numpy as np
 import pyarrow.compute as pc
 
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.files import hold, let_go, remove, replacing
+from tfdp_rec.files import hold, let_go, remove, replacing, sync_entry
 from tfdp_rec.job import report
-from tfdp_rec.job.checkpoint import RUN, how, resume_folder
+from tfdp_rec.job.checkpoint import FORGOTTEN, RUN, how, resume_folder
 from tfdp_rec.job.recommenders.names import is_two_tower
-from tfdp_rec.job.run_folder import CONFIG, RELEASED, SERVABLE, STATEMENT, RunFolder, find
+from tfdp_rec.job.run_folder import (
+    CONFIG,
+    FORGETTING,
+    LEDGER,
+    PRIVATE,
+    READY,
+    RELEASE,
+    RELEASED,
+    SERVABLE,
+    STATEMENT,
+    RunFolder,
+    find,
+)
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import OwnFiles, source_of
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.serving.own_ids import export
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spending.ledger import Ledger, Snapshot, read
+
+_MODEL, _METRICS = "model.keras", "metrics.jsonl"
+_OLD = ("titles.json", "servable.txt")  # of older versions, with ids and titles; nothing reads them
 
 
 def forget(folder: Path, ids: Sequence[str]) -> Items:
-    """Removes items, by their ids as text, from a run folder; returns those that stay."""
+    """Removes items, by their ids as text, from a run; returns those that stay. Ends an earlier removal first."""
     if not find(folder, CONFIG).is_file():
         raise FileNotFoundError(f"There is no run in {folder}.")
-    run, resume = RunFolder(folder), resume_folder(folder)
-    if (resume / RUN).exists():
-        raise ValueError(f"A day of {folder} was cut off, or is in progress: end it first, {how(None, folder)}.")
+    run = RunFolder(folder)
+    with _alone(run) as ledger:
+        _end(run)
+        if ids:
+            _stage(run, ids, ledger)
+            _end(run)
+        return WarmStart.load(run.path).items
+
+
+@contextlib.contextmanager
+def _alone(run: RunFolder) -> Iterator[Ledger]:
+    """A block in which no day of the run begins, and its open ledger."""
+    resume, path = resume_folder(run.path), find(run.path, LEDGER)
     hold(resume)
     try:
-        return _forgotten(run, ids)
+        if (resume / RUN).exists():
+            raise ValueError(
+                f"A day of {run.path} was cut off, or is in progress: end it first, {how(None, run.path)}."
+            )
+        last = read(path).last_paid
+        assert last is not None, "nothing leaves a run that has paid for nothing"
+        with Ledger(path, last.unit, Snapshot(1, "none"), last.adjacency, data_changed=True) as ledger:
+            yield ledger
     finally:
         let_go(resume)
-        remove(resume)
+        if not (resume / RUN).exists():
+            remove(resume)
 
 
-def _forgotten(run: RunFolder, ids: Sequence[str]) -> Items:
+def _staged(run: RunFolder) -> Path:
+    """The run folder of the new files; of the run's own name, which is part of the report."""
+    return run.private / FORGETTING / run.path.resolve().name
+
+
+def _end(run: RunFolder) -> None:
+    """Puts new files in place that are all there, removes those that are not, and what killed processes left."""
+    staging = run.private / FORGETTING
+    if (staging / READY).exists():
+        for part in (RELEASE, PRIVATE):
+            for new in sorted((_staged(run) / part).iterdir()):
+                with replacing(run.path / part / new.name) as temporary:  # a copy: this may have to be done again
+                    (shutil.copytree if new.is_dir() else shutil.copy)(new, temporary)
+        for name in _OLD:
+            remove(run.release / name)
+    for folder in (run.release.path, run.private.path):
+        for left in folder.glob(".*"):
+            if not left.name.endswith(".lock"):
+                remove(left)
+    remove(staging)
+
+
+def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
     before = WarmStart.load(run.path)
     config = json.loads((run.private / CONFIG).read_text(encoding="utf-8"))
     wanted = as_kind(before.items.ids.type, Items(list(dict.fromkeys(ids))).ids)
@@ -57,50 +117,75 @@ def _forgotten(run: RunFolder, ids: Sequence[str]) -> Items:
     leaving = pc.is_in(before.items.ids, value_set=wanted)
     if pc.all(leaving).as_py():
         raise ValueError("These are all items of the run: remove its folder instead.")
+    numbers = np.flatnonzero(leaving) + 1
+    if is_two_tower(config["released"]):
+        _refuse_other_rows(run, before.items)
+    ledger.note(FORGOTTEN, {"items": len(numbers)})
+    new = RunFolder(_staged(run))
     items = Items(before.items.ids.filter(pc.invert(leaving)))
-    model, scores = _model_without(run, config["released"], np.flatnonzero(leaving) + 1, len(items))
-    with replacing(run.release / SERVABLE) as temporary:
+    model, scores = _model_without(run, new, config["released"], numbers, len(items))
+    with replacing(new.release / SERVABLE) as temporary:
         export(temporary, model, items, before.titles, min(config["top_k"], len(items)))
     config["num_items"] = len(items)
-    _write_report(run, config, items, before.titles, scores)
-    run.private.write_json(CONFIG, config)
-    WarmStart(items, before.mark, None, before.titles).save(run.path, model)
-    return items
+    _write_report(run, new, config, items, before.titles, scores)
+    new.private.write_json(CONFIG, config)
+    WarmStart(items, ledger.mark, None, before.titles).save(new.path, model)
+    remove(new.private / _METRICS)
+    (run.private / FORGETTING / READY).touch(mode=0o600)
+    sync_entry(os.fspath(run.private / FORGETTING))
 
 
-def _model_without(run: RunFolder, released: str, numbers: np.ndarray, stay: int) -> tuple[Any, np.ndarray]:
+def _refuse_other_rows(run: RunFolder, items: Items) -> None:
+    """Raises if the model is of a day that was cut off after it was written: its rows are of other items."""
+    model = _model_of(run)
+    if len(model.vocabulary) != len(items):
+        raise ValueError(
+            f"{_MODEL} has {len(model.vocabulary)} items and {RELEASED} {len(items)}: a day of {run.path} was cut off "
+            "and its state removed. Add a day to it first, with --continue."
+        )
+
+
+def _model_of(run: RunFolder) -> Any:
+    import keras
+
+    from tfdp_rec.models import TwoTower  # noqa: F401  # registers the classes that the file may hold
+
+    return keras.models.load_model(run.release / _MODEL)
+
+
+def _model_without(
+    run: RunFolder, new: RunFolder, released: str, numbers: np.ndarray, stay: int
+) -> tuple[Any, np.ndarray]:
     """The recommender without items, by their numbers, and its scores for an empty history."""
     if not is_two_tower(released):
         sums = SpectralRecommender.load(find(run.path, RELEASED))
         smaller = sums.forget(sums.catalogue.ids[numbers - 1])
         smaller.catalogue = type(smaller.catalogue)(np.arange(1, stay + 1))
         return smaller, smaller.scores([[]])[0]
-    import keras
-
-    from tfdp_rec.models import TwoTower  # registers the classes that the file may hold
-
-    path = run.release / "model.keras"
-    model: TwoTower = keras.models.load_model(path)
-    if len(model.vocabulary) != stay:  # else it was written before this was cut off
-        model = model.forget(numbers, numbered=True)
-        model.save(str(path))
+    model = _model_of(run)
+    model = model.forget(model.vocabulary[numbers - 1], numbered=True)
+    model.save(str(new.release / _MODEL))
     return model, np.asarray(model(np.zeros([1, model.history_length], np.int32)))[0]
 
 
-def _write_report(run: RunFolder, config: dict[str, Any], items: Items, titles: Any, scores: np.ndarray) -> None:
+def _write_report(
+    run: RunFolder, new: RunFolder, config: dict[str, Any], items: Items, titles: Any, scores: np.ndarray
+) -> None:
     results = json.loads((run.private / "results.json").read_text(encoding="utf-8"))
     said = (run.release / STATEMENT).read_text(encoding="utf-8")
     first = items.of(np.argsort(-scores, kind="stable")[:5] + 1)
     answers = [(item, titles.get(item, "")) for item in first]
     source = source_of(JobSettings.from_config(config))
+    if (run.private / _METRICS).exists():
+        shutil.copy(run.private / _METRICS, new.private / _METRICS)
     # What the recommenders that were only compared have cost is in their ledgers.
-    report.write(report.RunReport(run, source, config, results, {}, said, answers))
+    report.write(report.RunReport(new, source, config, results, {}, said, answers))
 
 
 def still_listed(folder: Path, ids: Sequence[str]) -> str:
     """The public list of a run's items, if it names one of the ids still; else empty."""
     settings = JobSettings.from_config(json.loads(find(folder, CONFIG).read_text(encoding="utf-8")))
-    if not Path(settings.items).is_file():
+    if not ids or not Path(settings.items).is_file():
         return ""
     listed, wanted = OwnFiles(settings).listed_items(), Items(list(dict.fromkeys(ids))).ids
     names_one = listed is not None and pc.any(pc.is_in(as_kind(wanted.type, listed.ids), value_set=wanted)).as_py()

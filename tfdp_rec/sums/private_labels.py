@@ -112,10 +112,11 @@ def private_labels(
     """
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon!r}.")
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be at least 2, got {num_classes!r}.")
+    if int(num_classes) != num_classes or num_classes < 2:
+        raise ValueError(f"num_classes must be a whole number, at least 2, got {num_classes!r}.")
+    num_classes = int(num_classes)
     chances, event = response(epsilon, num_classes), PureDpEvent(epsilon)
-    given = np.asarray(labels)
+    given = labels if isinstance(labels, np.ma.MaskedArray) else np.asarray(labels)
     if given.ndim != 1:
         raise ValueError(f"labels must be one class a row, got shape {given.shape}.")
     if ledger is not None:
@@ -125,11 +126,15 @@ def private_labels(
                 f'one label against another, and no feature: open a ledger of unit "{UNIT}" and adjacency "{REPLACE}".'
             )
         ledger.pay(event, label=LABEL, settings={"sampling": None})
-    classes = np.arange(num_classes)
     # One sentence for all rows, and for a label that is missing: it names none.
-    if not np.isin(given, classes).all():
-        raise ValueError(f"labels must be whole numbers from 0 to {num_classes - 1}.")
-    own = given.astype(np.int64)
+    known = given.dtype.kind in "biufO" and not np.ma.is_masked(given)
+    try:
+        known = known and bool(np.isin(given, np.arange(num_classes)).all())
+    except TypeError:  # a missing value of pandas' own
+        known = False
+    if not known:
+        raise ValueError(f"labels must be whole numbers from 0 to {num_classes - 1}, and none may be missing.")
+    own = np.asarray(given).astype(np.int64)
     draw = uniform(words, own.shape)
     # Below `own` the label stays; above, each other class has an interval of the same length. The division cannot round
     # to another whole number: a draw is half a step away from all multiples of a step.

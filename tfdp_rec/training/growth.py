@@ -122,9 +122,8 @@ def _rows_that_stay(model: Any, mine: Any, other: Any, kept: Sequence[int] | Non
     if not model.may_change_rows(mine):
         raise ValueError(f"'{mine.path}' has another number of rows in the new model, and is read as a whole.")
     rows = np.arange(mine.shape[0]) if kept is None else np.asarray(kept)
-    whole = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
-    whole = whole and np.isin(rows, np.arange(mine.shape[0])).all() and len(np.unique(rows)) == len(rows)
-    if not whole:
+    numbers = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
+    if not numbers or not np.isin(rows, np.arange(mine.shape[0])).all() or len(np.unique(rows)) != len(rows):
         raise ValueError(f"kept['{mine.path}'] must be distinct rows between 0 and {mine.shape[0] - 1}.")
     if len(rows) > other.shape[0]:
         raise ValueError(

@@ -174,12 +174,11 @@ PARTS, OWN = np.array([0, 0, 0, 1, 1, 1]), np.array([1.6, 0.7])  # thresholds of
 @pytest.fixture(scope="module")
 def patterns_of_parts():
     touched, counts = tf.constant([3, 1], tf.int64), tf.constant([0.5, 2.0], tf.float64)
-    noise, parts = KeyedNoise(12), tf.constant(PARTS)
+    noise = KeyedNoise(12)
 
     def draw(step):
         bits = lambda stream, numbers: noise.bits(stream, numbers, tf.cast(step, tf.int64))  # noqa: E731
-        part = lambda buckets: tf.gather(parts, buckets)  # noqa: E731
-        return draws.threshold_survivors(draws.Votes(touched, counts, 6), STDDEV, tf.constant(OWN), bits, part)
+        return draws.threshold_survivors(draws.Votes(touched, counts, 6), STDDEV, tf.constant(OWN), bits, [3, 3])
 
     return patterns(draw, num_samples=12_000)
 
@@ -197,10 +196,23 @@ def test_the_distribution_test_notices_wrong_thresholds_of_parts(patterns_of_par
 
 def test_a_part_whose_threshold_no_noise_reaches_keeps_nothing():
     nothing = tf.zeros([0], tf.int64), tf.zeros([0], tf.float64)
-    part = lambda buckets: tf.cast(buckets >= 500, tf.int32)  # noqa: E731
     votes, own = draws.Votes(*nothing, 1000), tf.constant([60.0, 0.1], tf.float64)
-    kept = draws.threshold_survivors(votes, 1.0, own, keyed_bits(4), part).numpy()
+    kept = draws.threshold_survivors(votes, 1.0, own, keyed_bits(4), [500, 500]).numpy()
     assert kept.min() >= 500 and stats.binomtest(len(kept), 500, stats.norm.sf(0.1)).pvalue > 1e-4
+
+
+def test_a_large_part_with_a_high_threshold_costs_nothing():
+    """Each part's strays are drawn by its own rate: the least threshold of all is no one else's."""
+    drawn, bits = [], keyed_bits(5)
+
+    def counted(stream, numbers):
+        drawn.append(len(numbers))
+        return bits(stream, numbers)
+
+    nothing = tf.zeros([0], tf.int64), tf.zeros([0], tf.float64)
+    votes, own = draws.Votes(*nothing, 10**9 + 100), tf.constant([60.0, 0.1], tf.float64)
+    kept = draws.threshold_survivors(votes, 1.0, own, counted, [10**9, 100]).numpy()
+    assert kept.min() >= 10**9 and 20 < len(kept) < 75 and sum(drawn) < 300
 
 
 def test_stray_survivors_of_a_large_space_have_the_binomial_rate():

@@ -91,7 +91,7 @@ def _go_on(before: TwoTower, model: TwoTower, rows: int) -> None:
     """Has a model go on from the released one, of whose tables the rows of known items stay."""
     tables = (before.context_table.embeddings, before.scores.embeddings)
     if tables[0].shape[0] < rows:
-        raise ValueError("model.keras has fewer items than released.npz: put back the newest release/ of this run.")
+        raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
     # A day that was cut off after its model was written may have had rows of other items at the end.
     before.grow_into(model, kept=dict.fromkeys([table.path for table in tables], range(rows)))
 

@@ -129,10 +129,10 @@ class AdaFEST(SelectingOptimizer):
         clip = self.current("contribution_clip")
         votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
         stddev = clip * self.current("contribution_noise_multiplier")
-        threshold, part = self.current("threshold"), None
-        if self.per_value:
-            threshold, part = threshold * tf.constant(self._shares, tf.float64), self.space.table_of
-        return self.space.rows(draws.threshold_survivors(votes, stddev, threshold, self.bits, part))
+        threshold, parts = self.current("threshold"), None
+        if self.per_value and self.tables:
+            threshold, parts = threshold * tf.constant(self._shares, tf.float64), self.space.table_sizes
+        return self.space.rows(draws.threshold_survivors(votes, stddev, threshold, self.bits, parts))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "per_value": self.per_value}

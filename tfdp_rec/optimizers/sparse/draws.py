@@ -29,8 +29,9 @@ Reference:
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ import tensorflow as tf
 # Random bits for numbered draws: (stream, numbers int64 [n]) -> uint64 [n]. Each number is read once a step.
 Bits = Callable[[int, tf.Tensor], tf.Tensor]
 
-TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM, THIN_STREAM = -1, -2, -3, -4, -5
+TOUCHED_STREAM, GAP_STREAM, GUMBEL_STREAM, PLACE_STREAM = -1, -2, -3, -4
+_DRAWS_OF_A_PART = 1 << 45  # numbers of draws that each part of a space has for itself
 
 
 class BucketSpace:
@@ -69,13 +71,10 @@ class BucketSpace:
     def rows(self, buckets: tf.Tensor) -> dict[str, tf.Tensor]:
         """Table path -> its rows, ascending, among some distinct numbers of the space."""
         buckets = tf.sort(buckets)
-        parts = zip(self.sizes, tf.dynamic_partition(buckets, self.table_of(buckets), len(self.sizes)))
+        owner = tf.searchsorted(tf.constant(self._ends, tf.int64), buckets, side="right")
+        parts = zip(self.sizes, tf.dynamic_partition(buckets, owner, len(self.sizes)))
         places = {path: part - self._first[path] for path, part in parts}
         return places if self._chosen is None else {p: tf.gather(self._chosen[p], at) for p, at in places.items()}
-
-    def table_of(self, buckets: tf.Tensor) -> tf.Tensor:
-        """The place, among the tables, of the table of each number of the space."""
-        return tf.searchsorted(tf.constant(self._ends, tf.int64), buckets, side="right")
 
     def all_rows(self, path: str) -> tf.Tensor:
         """All rows of a table that are in the space, ascending, int64."""
@@ -125,34 +124,32 @@ def contribution_counts(
 
 
 def threshold_survivors(
-    votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Tensor, bits: Bits,
-    part: Callable[[tf.Tensor], tf.Tensor] | None = None,
-) -> tf.Tensor:  # fmt: skip
+    votes: Votes, noise_stddev: tf.Tensor, threshold: tf.Tensor, bits: Bits, parts: Sequence[int] | None = None
+) -> tf.Tensor:
     """The buckets whose noisy count reaches the threshold, of all V buckets, in no particular order."""
-    # With a `part`, a function from buckets to the numbers of their parts, each part has a threshold of its own.
+    # With `parts`, the sizes of successive parts of the space, `threshold` has one for each part.
     scale = tf.cast(noise_stddev, tf.float64)
     threshold = tf.cast(threshold, tf.float64)
-
-    def own(buckets: tf.Tensor) -> tf.Tensor:
-        return threshold if part is None else tf.gather(threshold, part(buckets))
-
+    each, ends, own = [threshold], [votes.size], threshold
+    if parts is not None:
+        each, ends = tf.unstack(threshold, num=len(parts)), list(itertools.accumulate(parts))
+        own = tf.gather(threshold, tf.searchsorted(tf.constant(ends, tf.int64), votes.touched, side="right"))
     # Heads with probability Φ(-z): an exponential is at most -log Φ(z) just as often.
-    tails = -log_normal_cdf((own(votes.touched) - votes.counts) / scale)
+    tails = -log_normal_cdf((own - votes.counts) / scale)
     kept = tf.boolean_mask(votes.touched, unit_exponentials(bits(TOUCHED_STREAM, votes.touched)) <= tails)
-    least = tf.reduce_min(threshold)
-    strays = bernoulli_places(votes.size, -log_normal_cdf(least / scale), bits)
-    if part is not None:
-        # Coins of the likeliest part; a head of another part stays as often as its own probability is of that.
-        surplus = log_normal_cdf(-least / scale) - log_normal_cdf(-own(strays) / scale)
-        strays = tf.boolean_mask(strays, unit_exponentials(bits(THIN_STREAM, strays)) >= surplus)
+    strays = []
+    for number, (start, end, least) in enumerate(zip([0, *ends], ends, each)):
+        rate = -log_normal_cdf(least / scale)
+        strays.append(start + bernoulli_places(end - start, rate, bits, number * _DRAWS_OF_A_PART))
     # `unique` keeps the order of first sight: what comes after the touched are the strays that are not among them.
     seen = tf.size(votes.touched)
-    distinct, _ = tf.unique(tf.concat([votes.touched, strays], axis=0))
+    distinct, _ = tf.unique(tf.concat([votes.touched, *strays], axis=0))
     return tf.concat([kept, distinct[seen:]], axis=0)
 
 
-def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits) -> tf.Tensor:
+def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits, first_draw: int = 0) -> tf.Tensor:
     """Ascending places of the heads among V ≤ 2^52 coins of rate -log(1 - p), in time that grows with the heads."""
+    # Random bits of the numbers from `first_draw` on are used.
     size = tf.constant(float(num_buckets), tf.float64)
     expected = -tf.math.expm1(-rate) * size
     chunk = tf.cast(expected + 6.0 * tf.sqrt(expected) + 8.0, tf.int64)
@@ -167,7 +164,7 @@ def bernoulli_places(num_buckets: int, rate: tf.Tensor, bits: Bits) -> tf.Tensor
     _, _, places = tf.while_loop(
         lambda start, last, places: last < size,
         draw,
-        (tf.constant(0, tf.int64), tf.constant(-1.0, tf.float64), tf.zeros([0], tf.int64)),
+        (tf.constant(first_draw, tf.int64), tf.constant(-1.0, tf.float64), tf.zeros([0], tf.int64)),
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([]), tf.TensorShape([None])),
     )
     return places
