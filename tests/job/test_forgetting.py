@@ -152,7 +152,7 @@ def test_one_that_is_cut_off_while_files_are_put_in_place_is_ended_first(root, m
     assert main(["forget", str(run), NAMES[7]]) == 130
     undo()
     assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
-    assert "End it: tfdp-rec forget" in capsys.readouterr().err
+    assert "End it by tfdp-rec forget" in capsys.readouterr().err
     assert read(run / "release" / "ledger.jsonl").epsilon(1e-6) == spent and not (run / "private" / "resume").exists()
     (run / "release" / ".0123456789ab.servable.old").mkdir()  # as a killed process leaves them
     (run / "release" / ".0123456789ab.servable.old" / "items.txt").write_text(NAMES[7])
