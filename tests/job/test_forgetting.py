@@ -1,5 +1,6 @@
 """Forgetting: an item that leaves is in no file of the run any more, and all else goes on."""
 
+import contextlib
 import json
 import shutil
 import zipfile
@@ -130,6 +131,22 @@ def cut(monkeypatch, name, call):
     return lambda: monkeypatch.setattr(forgetting, name, whole)
 
 
+def cut_within(monkeypatch, call):
+    """Ends the process when a new file is written, and is not in its place yet; returns what undoes it."""
+    whole, calls = forgetting.replacing, iter(range(1000))
+
+    @contextlib.contextmanager
+    def cut_off(path):
+        ends = next(calls) == call
+        with whole(path) as temporary:
+            yield temporary
+            if ends:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(forgetting, "replacing", cut_off)
+    return lambda: monkeypatch.setattr(forgetting, "replacing", whole)
+
+
 @pytest.mark.parametrize("name, call", [("export", 0), ("sync_entry", 0)])
 def test_one_that_is_cut_off_before_all_is_ready_has_changed_nothing(root, monkeypatch, name, call):
     run = root / "run"
@@ -148,7 +165,7 @@ def test_one_that_is_cut_off_before_all_is_ready_has_changed_nothing(root, monke
 def test_one_that_is_cut_off_while_files_are_put_in_place_is_ended_first(root, monkeypatch, capsys, call):
     """Call 0 is the servable's while it is made; then each file of both parts."""
     run, spent = root / "run", read(root / "run" / "release" / "ledger.jsonl").epsilon(1e-6)
-    undo = cut(monkeypatch, "replacing", call)
+    undo = cut_within(monkeypatch, call)
     assert main(["forget", str(run), NAMES[7]]) == 130
     undo()
     assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
@@ -185,6 +202,18 @@ def test_a_checkpoint_elsewhere_does_not_bring_an_item_back(root, monkeypatch, c
     assert train("--checkpoint", kept, "--resume", "--quiet") == 2
     assert "has gone on since this was begun" in capsys.readouterr().err
     assert files_with(run, NAMES[7]) == [] and len(WarmStart.load(run).items) == 19
+
+
+def test_the_first_days_checkpoint_does_not_bring_an_item_back(tmp_path, capsys):
+    (tmp_path / "items.csv").write_text("i\n" + "\n".join(NAMES))
+    own = ["--user", "u", "--item", "i", "--time", "t", "--items", tmp_path / "items.csv", "--out", tmp_path / "run"]
+    kept = ["--checkpoint", tmp_path / "kept", "--quiet"]
+    assert train("--data", day(tmp_path / "0.parquet", 0), *own, *kept) == 0
+    assert main(["forget", str(tmp_path / "run"), NAMES[7]]) == 0
+    capsys.readouterr()
+    assert train(*kept, "--resume") == 2
+    assert "has gone on since this was begun" in capsys.readouterr().err
+    assert files_with(tmp_path / "run", NAMES[7]) == []
 
 
 def test_a_model_of_a_day_that_was_lost_is_not_taken_for_the_runs(root, monkeypatch, capsys):
