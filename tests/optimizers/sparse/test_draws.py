@@ -201,6 +201,14 @@ def test_a_part_whose_threshold_no_noise_reaches_keeps_nothing():
     assert kept.min() >= 500 and stats.binomtest(len(kept), 500, stats.norm.sf(0.1)).pvalue > 1e-4
 
 
+def test_parts_have_draws_of_their_own():
+    nothing, own = (tf.zeros([0], tf.int64), tf.zeros([0], tf.float64)), tf.constant([0.5, 0.5], tf.float64)
+    kept = draws.threshold_survivors(draws.Votes(*nothing, 2000), 1.0, own, keyed_bits(6), [1000, 1000]).numpy()
+    first, second = (set(kept[kept < 1000]), set(kept[kept >= 1000] - 1000))
+    both = stats.norm.sf(0.5) ** 2
+    assert stats.binomtest(len(first & second), 1000, both).pvalue > 1e-4  # 309 if they were the same
+
+
 def test_a_large_part_with_a_high_threshold_costs_nothing():
     """Each part's strays are drawn by its own rate: the least threshold of all is no one else's."""
     drawn, bits = [], keyed_bits(5)
