@@ -109,7 +109,9 @@ def find(run: Path, name: str) -> pathlib.Path:
 def refuse_half_forgotten(run: Path) -> None:
     """Raises if items were being removed from a run when the process ended."""
     if (pathlib.Path(run) / PRIVATE / FORGETTING / READY).exists():
-        raise ValueError(f"Items were being removed from {run} when the process ended. End it by tfdp-rec forget {run}.")
+        raise ValueError(
+            f"Items were being removed from {run} when the process ended. End it by tfdp-rec forget {run}."
+        )
 
 
 def servable_in(folder: Path) -> pathlib.Path:
