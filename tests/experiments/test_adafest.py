@@ -90,7 +90,7 @@ def test_every_way_to_train_is_timed(study):
 def test_truth_on_rows_lies_between_the_numbers_alone_and_the_truth(study):
     train, test = LOGS.examples(4000), LOGS.examples(4000, part="test")
     shares = [0.0, 0.1, 0.5, 1.1]
-    found = [study.truth_on(train, test, share) for share in shares]
+    found = [study.truth_on(train, test, np.full(26, share)) for share in shares]
     assert found == sorted(found, reverse=True) and found[-1] < found[0] - 0.02
 
 

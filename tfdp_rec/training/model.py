@@ -248,7 +248,7 @@ class PrivateTraining(ReleaseMethods):
             ...     score = keras.layers.Flatten()(keras.layers.Embedding(rows, 1)(item))
             ...     return tfdp_rec.PrivateModel(item, score)
             >>> larger = scores(10).grow_into(scores(12))
-            >>> larger.weights[0].shape
+            >>> tuple(larger.weights[0].shape)
             (12, 1)
         """
         take_over(self, model, kept or {})
