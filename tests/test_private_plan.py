@@ -9,6 +9,7 @@ from dp_accounting import GaussianDpEvent
 import tfdp_rec
 from tfdp_rec.optimizers import Preselection
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot
+from tfdp_rec.spending.entries import Entry
 from tfdp_rec.spending.ledger import read
 
 USERS, BATCH, STEPS = 2_000, 50, 30
@@ -106,6 +107,23 @@ def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, 
     assert plan.accountant.spent_besides == spent, "counted once"
     if ledger:
         assert [paid.label for paid in read(tmp_path / "plan.jsonl").paid].count("popularity counts") == 2
+
+
+def test_a_plan_allows_steps_after_ordinary_ones_and_none_after_a_use_it_does_not_know():
+    plan, batch = plan_of(spent=[(GaussianDpEvent(5.0), "popularity counts")]), fetch(range(BATCH))
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model.train_on_batch(*batch)
+    private = model.optimizer
+    model.compile("adam", "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match="not private"):
+        model.train_on_batch(*batch)  # on public data, say
+    model.compile(private, "mse", run_eagerly=True)
+    model.train_on_batch(*batch)
+    assert plan.accountant.carried.ordinary == {"Adam": 1} and int(private.iterations) == 2
+    again = Entry(GaussianDpEvent(5.0), 1, "drawn", label="popularity counts")  # counted a second time
+    model.privacy_history.add_entry(again)
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        model.train_on_batch(*batch)
 
 
 def test_what_makes_no_plan():

@@ -33,7 +33,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import DRAWN, UNPROVEN, Changes, Entry, id_of_use
+from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entry, id_of_use
 from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -242,7 +242,8 @@ class PrivatePlan:
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
                 "contain: give PrivatePlan(spent=[(event, label), ...]) the result of preselection.events()."
             )
-        # A model that is made of a count, say, tells whoever loads it, under other accountants, what that has cost.
+        # A model may be made from such a use, a private count for example. Its saved file must carry the cost, for
+        # accountants other than the plan's.
         for id, use in self._uses.items():
             optimizer.privacy_history.add_entry(use, id)
         self.accountant.follow(optimizer)
@@ -267,14 +268,11 @@ class PrivatePlan:
 
     def _spends_besides(self) -> bool:
         """Whether the models have spent what the plan does not know, such as the history of other weights."""
-        mine, declared = self.sampling.get_state(), list(self.spent)
-        for entry in self._payer.carried:
-            if entry.label:
-                if (entry.event, entry.label) not in declared:
-                    return True
-            elif entry.origin != UNPROVEN and entry.sampling != mine or self._costs_more(entry.event):
-                return True
-        return False
+        mine, carried = self.sampling.get_state(), self._payer.carried
+        private = [entry for entry in carried if not entry.label and entry.origin != ORDINARY]
+        elsewhere = any(entry.sampling != mine for entry in private if entry.origin != UNPROVEN)
+        more = any(carried.uses.count(use) > self.spent.count(use) for use in carried.uses)
+        return elsewhere or more or any(self._costs_more(entry.event) for entry in private)
 
     def reprice(self, event: DpEvent) -> None:
         """Adapts the limit to an optimizer of the plan whose step now has another event."""

@@ -12,7 +12,6 @@ from tfdp_rec.job.run_folder import FORGETTING, PRIVATE
 HELP = """\
   tfdp-rec forget runs/spring sku-30 sku-31
   tfdp-rec forget runs/spring --items withdrawn.txt
-
   tfdp-rec forget runs/spring                      ends one that was cut off
 
 Removes items from a run: from its list, titles, sums or tables, its servable, card and report. No log is read, and no

@@ -117,13 +117,11 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
     leaving = pc.is_in(before.items.ids, value_set=wanted)
     if pc.all(leaving).as_py():
         raise ValueError("These are all items of the run: remove its folder instead.")
-    numbers = np.flatnonzero(leaving) + 1
-    if is_two_tower(config["released"]):
-        _refuse_other_rows(run, before.items)
+    numbers, items = np.flatnonzero(leaving) + 1, Items(before.items.ids.filter(pc.invert(leaving)))
+    whole = _released(run, config["released"], before.items)
     ledger.note(FORGOTTEN, {"items": len(numbers)})
     new = RunFolder(_staged(run))
-    items = Items(before.items.ids.filter(pc.invert(leaving)))
-    model, scores = _model_without(run, new, config["released"], numbers, len(items))
+    model, scores = _without(whole, numbers, new)
     with replacing(new.release / SERVABLE) as temporary:
         export(temporary, model, items, before.titles, min(config["top_k"], len(items)))
     config["num_items"] = len(items)
@@ -135,37 +133,33 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
     sync_entry(os.fspath(run.private / FORGETTING))
 
 
-def _refuse_other_rows(run: RunFolder, items: Items) -> None:
-    """Raises if the model is of a day that was cut off after it was written: its rows are of other items."""
-    model = _model_of(run)
+def _released(run: RunFolder, name: str, items: Items) -> Any:
+    """The released recommender."""
+    if not is_two_tower(name):
+        return SpectralRecommender.load(find(run.path, RELEASED))
+    import keras
+
+    from tfdp_rec.models import TwoTower  # noqa: F401  # registers the classes that the file may hold
+
+    model = keras.models.load_model(run.release / _MODEL)
     if len(model.vocabulary) != len(items):
         raise ValueError(
             f"{_MODEL} has {len(model.vocabulary)} items and {RELEASED} {len(items)}: a day of {run.path} was cut off "
             "and its state removed. Add a day to it first, with --continue."
         )
+    return model
 
 
-def _model_of(run: RunFolder) -> Any:
-    import keras
-
-    from tfdp_rec.models import TwoTower  # noqa: F401  # registers the classes that the file may hold
-
-    return keras.models.load_model(run.release / _MODEL)
-
-
-def _model_without(
-    run: RunFolder, new: RunFolder, released: str, numbers: np.ndarray, stay: int
-) -> tuple[Any, np.ndarray]:
+def _without(whole: Any, numbers: np.ndarray, new: RunFolder) -> tuple[Any, np.ndarray]:
     """The recommender without items, by their numbers, and its scores for an empty history."""
-    if not is_two_tower(released):
-        sums = SpectralRecommender.load(find(run.path, RELEASED))
-        smaller = sums.forget(sums.catalogue.ids[numbers - 1])
-        smaller.catalogue = type(smaller.catalogue)(np.arange(1, stay + 1))
-        return smaller, smaller.scores([[]])[0]
-    model = _model_of(run)
-    model = model.forget(model.vocabulary[numbers - 1], numbered=True)
-    model.save(str(new.release / _MODEL))
-    return model, np.asarray(model(np.zeros([1, model.history_length], np.int32)))[0]
+    leaving = whole.item_ids[numbers - 1]
+    if isinstance(whole, SpectralRecommender):
+        sums = whole.forget(leaving)
+        sums.catalogue = type(sums.catalogue)(np.arange(1, 1 + len(sums.item_ids)))
+        return sums, sums.scores([[]])[0]
+    tower = whole.forget(leaving, numbered=True)
+    tower.save(str(new.release / _MODEL))
+    return tower, np.asarray(tower(np.zeros([1, tower.history_length], np.int32)))[0]
 
 
 def _write_report(

@@ -51,7 +51,7 @@ def take_over(before: Any, after: Any, kept: Kept) -> None:
             try:
                 _take_over_optimizer(before, after, {pair.before.path: pair.rows for pair in pairs})
             except BaseException:
-                after.optimizer = None
+                after.optimizer, after.compiled = None, False
                 raise
         history = before.saved_history()
         if history is not None:  # ahead of the weights that it is about

@@ -155,7 +155,7 @@ def accounting(
     """The accountant of a training, and the callback that keeps it within its budget."""
     if name in mechanisms.names(names.PEERS):
         return None, []
-    for id, entry in uses_before_training(run, ledger):  # of the model: whoever loads it is told of them
+    for id, entry in uses_before_training(run, ledger):  # part of the model's saved history
         optimizer.privacy_history.add_entry(entry, id)
     accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
     accountant.follow(optimizer)
