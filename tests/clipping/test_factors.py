@@ -44,12 +44,22 @@ def scores(rng, batch, length, ids=None, silent=()):
     return factors.Scores(tf.constant(ids), tf.constant(d), tf.constant(q), [ROWS, WIDTH]), formed
 
 
+def scores_of_positions(rng, batch, length, ids=None):
+    """Of three queries an example."""
+    ids = rng.integers(0, ROWS, size=[length]) if ids is None else np.array(ids)
+    d, q = rng.normal(size=[batch, 3, length]), rng.normal(size=[batch, 3, WIDTH])
+    formed = np.zeros([batch, ROWS, WIDTH])
+    for b, t, s in itertools.product(range(batch), range(3), range(length)):
+        formed[b, ids[s]] += d[b, t, s] * q[b, t]
+    return factors.Scores(tf.constant(ids), tf.constant(d), tf.constant(q), [ROWS, WIDTH]), formed
+
+
 def per_example(rng, batch, length):
     values = rng.normal(size=[batch, ROWS, WIDTH])
     return factors.PerExample(tf.constant(values)), values
 
 
-KINDS = {"rows": rows, "outer": outer, "scores": scores, "per_example": per_example}
+KINDS = {"rows": rows, "outer": outer, "scores": scores, "positions": scores_of_positions, "per_example": per_example}
 batches, lengths, seeds = st.integers(0, 5), st.integers(0, 6), st.integers(0, 2**31)
 
 
@@ -83,7 +93,12 @@ def test_one_kind_read_twice_is_one_gradient(kind, batch, first, second, seed):
     check([a, b], formed_a + formed_b)
 
 
-@pytest.mark.parametrize("one, other", [("rows", "outer"), ("rows", "scores"), ("outer", "per_example")])
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("rows", "outer"), ("rows", "scores"), ("rows", "positions"), ("scores", "positions"), ("outer", "per_example")
+    ],
+)  # fmt: skip
 @quickly
 @given(batch=batches, first=lengths, second=lengths, seed=seeds)
 def test_two_kinds_add_twice_their_inner_product(one, other, batch, first, second, seed):
@@ -114,11 +129,12 @@ def test_repeated_ids_are_summed_before_squaring(batch, length, distinct, seed):
 def test_a_weight_of_zero_wins_over_what_is_not_finite(kind, bad):
     rng = np.random.default_rng(3)
     factor, formed = KINDS[kind](rng, 3, 2)
-    for name in ("g", "x", "d", "q", "values"):
-        if hasattr(factor, name):
-            value = getattr(factor, name).numpy()
+    held = getattr(factor, "outer", factor)
+    for name in ("g", "x", "values"):
+        if hasattr(held, name):
+            value = getattr(held, name).numpy()
             value[1] = bad
-            setattr(factor, name, tf.constant(value))
+            setattr(held, name, tf.constant(value))
     found = cross_terms.weighted_sum([factor], tf.constant([0.5, 0.0, 2.0], tf.float64), DEPTH)
     found = tf.convert_to_tensor(found) if isinstance(found, tf.IndexedSlices) else found
     np.testing.assert_allclose(found, 0.5 * formed[0] + 2.0 * formed[2], rtol=1e-12)

@@ -99,6 +99,47 @@ def test_excluded_items_are_clipped_as_by_the_oracle(name):
     assert_matches_oracle(model, batch, rtol=1e-4)
 
 
+POSITIONS = 3
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+@pytest.mark.parametrize("negatives", [[3, 3, 1, 5], [0, 1, 2, 3, 4, 5]])
+def test_several_positions_of_an_example_are_clipped_as_one(negatives, excluded):
+    """Some labels of an example are equal, some are negatives, and some are negatives of its other positions."""
+    layer = fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=len(negatives)), negatives)
+    labels = np.array([[3, 3, 1], [0, 1, 2], [5, 5, 5], [2, 0, 4], [1, 3, 3]])
+    seen = np.array([[3, -1]] * 3 + [[5, 9]] * 2)
+    batch = {
+        "user": RNG.integers(0, 4, [SIZE, POSITIONS]), "item": labels, "seen": seen,
+        "weight": np.linspace(0.5, 2.0, SIZE).astype("float32"),
+    }  # fmt: skip
+
+    def losses(parts, batch):
+        queries = parts[0](batch["user"])
+        return parts[1].cross_entropy(queries, batch["item"], exclude=batch["seen"] if excluded else None)
+
+    model = Scored([table(4), layer], losses)
+    assert model.per_example_loss(batch).shape == [SIZE]
+    found = assert_matches_oracle(model, batch, rtol=1e-4)
+    assert isinstance(found.gradients[layer.embeddings.path], tf.IndexedSlices)
+
+
+def test_positions_are_scored_as_examples_of_their_own():
+    layer = fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=4), [3, 3, 1, 5])
+    query = tf.constant(RNG.normal(size=[2, POSITIONS, WIDTH]), tf.float32)
+    labels, seen = tf.constant([[3, 3, 1], [0, 5, 2]]), tf.constant([[1, -1], [5, 9]])
+    own = tf.constant(RNG.normal(size=[2, POSITIONS]), tf.float32)
+    found = layer(query, labels, exclude=seen, offsets=(own, None))
+    assert found.shape == [2, POSITIONS, 5]
+    for b in range(2):
+        each = tf.repeat(seen[b : b + 1], POSITIONS, axis=0)
+        alone = layer(query[b], labels[b], exclude=each, offsets=(own[b], None))
+        np.testing.assert_allclose(found[b], alone, rtol=1e-6)
+    losses = layer.cross_entropy(query, labels)
+    assert losses.shape == [2, POSITIONS]
+    np.testing.assert_allclose(losses[1], layer.cross_entropy(query[1], labels[1]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [tfdp_rec.CandidateScores, tfdp_rec.TowerScores])
 def test_the_logits_are_those_of_the_definition(kind):
     """Divided by the temperature, then corrected; hits, exclusions and all but the hardest take no part."""

@@ -8,7 +8,8 @@ pipeline. With q the query of an example and E the table,
 
 with a temperature t. What the layer draws itself (`negatives.py`) has its expected number taken off, log(S Q(s)). The
 gradient of E for one example is d_0 e(positive) qᵀ + Σ_s d_s e(negative_s) qᵀ, whose norm has
-a closed form (`factors.Scores`): neither [batch, S, width] nor the table's shape is ever made.
+a closed form (`factors.Scores`): neither [batch, S, width] nor the table's shape is ever made. An example may have T
+queries and positives, such as one for each place of a sequence; it is still clipped as one.
 """
 
 from __future__ import annotations
@@ -56,18 +57,20 @@ class CandidateScores(keras.layers.Layer):
             softmax; by default all.
 
     Call arguments:
-        query: Queries `[batch, width]`.
-        positives: Ids `[batch]`.
+        query: Queries `[batch, width]`; or `[batch, T, width]`, one for each of an example's T positions.
+        positives: Ids `[batch]`, or `[batch, T]`.
         negatives: Ids `[S]`, independent of the data and the same for every example; left out if the layer draws them.
         exclude: Ids `[batch, E]` that are no negatives of their example, such as items of its history; an id outside
             the catalogue, such as -1, excludes no candidate of it.
-        offsets: Pair of what is added to the logits of the positives, `[batch]`, and of the negatives that the call
-            gives, `[S]`, such as log priors: public or released. None in either place adds nothing.
+        offsets: Pair of what is added to the logits of the positives, in their shape, and of the negatives that the
+            call gives, `[S]`, such as log priors: public or released; or `[batch, S]`, or `[batch, T, S]` of positions,
+            made of each example alone. None in either place adds nothing.
         as_loss: Whether the losses are asked for, as by `cross_entropy`, and not the logits.
 
     Returns:
         Logits `[batch, 1 + S]`, the positive first, made for a softmax: of a negative that the layer drew several times
-        one column counts as often, and the others, which come last, are far below. Or losses `[batch]`.
+        one column counts as often, and the others, which come last, are far below. Or losses `[batch]`. Of positions
+        `[batch, T, 1 + S]` or `[batch, T]`: what an example adds to a gradient is all its positions' together.
 
     Raises:
         ValueError: There is neither a size nor a vocabulary, the temperature or the number of hard negatives is not
@@ -145,29 +148,38 @@ class CandidateScores(keras.layers.Layer):
         found = tf.matmul(query, rows, transpose_b=True)
         if own is not None:
             first += tf.cast(own, query.dtype)[:, None]
-        if others is not None:  # TensorFlow adds it within the product
-            found = tf.nn.bias_add(found, tf.cast(others, query.dtype))
+        if others is not None:
+            others = tf.cast(others, query.dtype)  # TensorFlow adds what is shared within the product
+            found = tf.nn.bias_add(found, others) if others.shape.rank == 1 else found + others
         return first, found
 
     def call(
         self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None,
         as_loss: bool = False,
     ) -> tf.Tensor:  # fmt: skip
-        query, positives, negatives, exclude, offsets = self.operands(query, positives, negatives, exclude, offsets)[:5]
-        products = self.products(query, positives, negatives, guarded_resource(self.embeddings), offsets)
-        return self.finished(products, positives, negatives, exclude, as_loss)
+        operands = self.operands(query, positives, negatives, exclude, offsets)
+        flat, positives, negatives, exclude, offsets, _ = operands
+        products = self.products(flat, positives, negatives, guarded_resource(self.embeddings), offsets)
+        return self.finished(products, positives, negatives, exclude, as_loss, query)
 
     def operands(
         self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None, Offsets, bool]:
-        """What the products are of: queries and rows; and whether the layer drew the negatives."""
+        """What the products are of: queries and rows, positions in one long axis; and whether the layer drew."""
         positives, negatives, exclude, drawn = self.rows(positives, negatives, exclude)
-        if query.shape.rank != 2 or positives.shape.rank != 1:
+        if (query.shape.rank, positives.shape.rank) not in ((2, 1), (3, 2)):
             raise ValueError(
-                f"Layer '{self.name}' takes one query an example, [batch, width], and one positive, [batch]; got "
-                f"{query.shape} and {positives.shape}."
+                f"Layer '{self.name}' takes one query an example, [batch, width], and one positive, [batch], or one of "
+                f"each a position, [batch, T, width] and [batch, T]; got {query.shape} and {positives.shape}."
             )
         own, others = offsets or (None, None)
+        if query.shape.rank == 3:
+            if exclude is not None:
+                exclude = tf.repeat(exclude, tf.shape(query)[1], axis=0)
+            query = tf.reshape(query, [-1, self.width])
+            positives, own = tf.reshape(positives, [-1]), None if own is None else tf.reshape(own, [-1])
+            if others is not None and others.shape.rank == 3:
+                others = tf.reshape(others, [-1, tf.shape(others)[2]])
         if drawn:
             if others is not None:
                 raise ValueError(f"Layer '{self.name}' draws its negatives: offsets are for those that a call gives.")
@@ -179,12 +191,19 @@ class CandidateScores(keras.layers.Layer):
 
     def finished(
         self, products: tuple[tf.Tensor, tf.Tensor], positives: tf.Tensor, negatives: tf.Tensor,
-        exclude: tf.Tensor | None, as_loss: bool,
+        exclude: tf.Tensor | None, as_loss: bool, query: tf.Tensor,
     ) -> tf.Tensor:  # fmt: skip
-        """Logits of the softmax or its losses, from the products and the rows that they are products of."""
+        """Logits of the softmax or its losses, from the products and the rows that they are products of.
+
+        They have the axes of `query`, as it was given.
+        """
         hits = is_among(negatives, positives[:, None]) if self.remove_accidental_hits else None
         make = self.softmax.losses if as_loss else self.softmax.logits
-        return make(*products, any_of(hits, is_among(negatives, exclude)))
+        found = make(*products, any_of(hits, is_among(negatives, exclude)))
+        if query.shape.rank == 2:
+            return found
+        by_position = tf.reshape(found, tf.concat([tf.shape(query)[:2], tf.shape(found)[1:]], axis=0))
+        return tf.ensure_shape(by_position, [*query.shape[:2], *found.shape[1:]])
 
     def cross_entropy(
         self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None
@@ -244,13 +263,15 @@ class CandidateScoresRule(rules.Rule):
         layer: Any = call.layer
         given = dict(call.kwargs)
         as_loss = given.pop("as_loss", False)
+        given_query = call.args[0] if call.args else given["query"]
         query, positives, negatives, exclude, offsets, drawn = layer.operands(*call.args, **given)
         positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
         products = layer.products(query, positives, negatives, held_rows(layer.embeddings), offsets)
-        return layer.finished(tuple(map(hooks.watch, products)), positives, negatives, exclude, as_loss)
+        watched = tuple(map(hooks.watch, products))
+        return layer.finished(watched, positives, negatives, exclude, as_loss, given_query)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         query, positives, negatives = call.args

@@ -33,27 +33,31 @@ def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
-    """⟨Σ_t e(id_t) g_tᵀ, Σ_s d_s e(id_s) qᵀ⟩ = Σ_t d[position of id_t among the candidates] (g_t · q)."""
+    """⟨Σ_t e(id_t) g_tᵀ, Σ_u Σ_s d_us e(id_s) q_uᵀ⟩ = Σ_{t,u} d_u[id_t's place among the candidates] (g_t · q_u)."""
     candidates, columns = scores.distinct
+    d, q = (by_position(tensor) for tensor in scores.tensors)
     found, place = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
-    own = tf.gather(_with_a_column(scores.d), tf.gather(tf.pad(columns, [[0, 1]]), place), batch_dims=1)
-    along = tf.einsum("btd,bd->bt", rows.summed, scores.q)
-    return tf.reduce_sum(tf.where(found, own * along, tf.zeros_like(along)), axis=1)
+    own = tf.gather(_with_a_column(d), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2, batch_dims=1)
+    along = tf.matmul(q, rows.summed, transpose_b=True)
+    pairs = tf.where(found[:, None, :], own * along, tf.zeros_like(along))
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
 
 def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
-    """⟨Σ_s d_s e(id_s) qᵀ, Σ_u c_u e(id_u) pᵀ⟩ = (q · p) Σ over common ids of d_s c_u."""
+    """⟨Σ_t Σ_s d_ts e(id_s) q_tᵀ, Σ_u Σ_v c_uv e(id_v) p_uᵀ⟩ = Σ_{t,u} (q_t · p_u) Σ over common ids of d_t c_u."""
     (ids, own), (others, columns) = a.distinct, b.distinct
     found, place = _find(ids, others)
-    d, c = tf.gather(a.d, own, axis=1), _with_a_column(b.d)
-    common = tf.gather(c, tf.gather(tf.pad(columns, [[0, 1]]), place), axis=1)
-    common = tf.where(found[None, :], common, tf.zeros_like(d))
-    return tf.reduce_sum(a.q * b.q, axis=1) * tf.reduce_sum(d * common, axis=1)
+    (d, q), (c, p) = ([by_position(tensor) for tensor in factor.tensors] for factor in (a, b))
+    d = tf.gather(d, own, axis=2)
+    common = tf.gather(_with_a_column(c), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2)
+    common = tf.where(found, common, tf.zeros_like(common))
+    pairs = tf.matmul(q, p, transpose_b=True) * tf.matmul(d, common, transpose_b=True)
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
 
 def _with_a_column(d: tf.Tensor) -> tf.Tensor:
     """`d`, or one more column where it may have none: a place that is not found is the first."""
-    return d if d.shape[1] else tf.pad(d, [[0, 0], [0, 1]])
+    return d if d.shape[2] else tf.pad(d, [[0, 0], [0, 0], [0, 1]])
 
 
 def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:

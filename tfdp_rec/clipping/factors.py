@@ -9,7 +9,7 @@ factor         gradient of example b                          norm
 `PerExample`   v_b, formed                                    ‖v_b‖
 `Outer`        Σ_t x_bt g_btᵀ                                 √ Σ_{t,s} (x_bt·x_bs)(g_bt·g_bs)
 `Rows`         Σ_t e(id_bt) g_btᵀ, e(i) the i-th unit vector  √ Σ over distinct ids i of ‖Σ_{t: id_bt = i} g_bt‖²
-`Scores`       Σ_s d_bs e(id_s) q_bᵀ, ids shared              ‖q_b‖ √ Σ over distinct ids of (Σ_{s: id_s = i} d_bs)²
+`Scores`       Σ_t Σ_s d_bts e(id_s) q_btᵀ, ids shared        of the `Outer` product of d, summed over equal ids, and q
 =============  =============================================  ============================================
 
 A variable that several calls read has several factors. Factors of one kind are concatenated over T (or added),
@@ -140,6 +140,12 @@ def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
     return tf.cond(tf.reduce_any(repeated), summed, lambda: g)
 
 
+def _one_long_axis(tensor: tf.Tensor) -> tf.Tensor:
+    """`[batch, T, n]` as `[batch·T, n]`, also where n is 0."""
+    batch, positions, values = tf.unstack(tf.shape(tensor))
+    return tf.ensure_shape(tf.reshape(tensor, [batch * positions, values]), [None, tensor.shape[2]])
+
+
 def by_position(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, T, n]`, with T = 1 for a tensor without positions."""
     return tensor[:, None, :] if tensor.shape.rank == 2 else tensor
@@ -268,8 +274,10 @@ class Outer(Factor):
         # √ Σ_{t,s} (x_t·x_s)(g_t·g_s): terms of both signs, rounded up by a share of reach², the most they may lose.
         products = tf.matmul(self.x, self.x, transpose_b=True) * tf.matmul(self.g, self.g, transpose_b=True)
         square = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)
-        positions = 2 * count_along(self.x.shape[1], self.x, 1)
-        lost = (float(self.x.shape[2] + self.g.shape[2]) + positions + 8) * float_sums.unit(square.dtype)
+        positions, rows, columns = (
+            count_along(tensor.shape[axis], tensor, axis) for tensor, axis in ((self.x, 1), (self.x, 2), (self.g, 2))
+        )
+        lost = (rows + columns + 2 * positions + 8) * float_sums.unit(square.dtype)
         return root(square + lost * tf.square(self.reach()))
 
     def _formed_norm(self) -> tf.Tensor:
@@ -282,16 +290,16 @@ class Outer(Factor):
     def norm(self) -> tf.Tensor:
         if self.whole:  # a product of lengths: squares may underflow or overflow
             return length(_flat(self.x)) * length(_flat(self.g)) * _rounded(0, self.x.dtype)
-        positions = self.x.shape[1]
-        product, added = self.x.shape[2] * self.g.shape[2], self.x.shape[2] + self.g.shape[2]
         # T²(in + out) products by the Gram matrices against T·in·out by forming the gradient: take the fewer.
-        if positions is not None:
-            return self._gram_norm() if positions * added <= product else self._formed_norm()
-        return tf.cond(tf.shape(self.x)[1] * added <= product, self._gram_norm, self._formed_norm)
+        positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
+        if None not in (positions, rows, columns):
+            return self._gram_norm() if positions * (rows + columns) <= rows * columns else self._formed_norm()
+        (positions, rows), columns = tf.unstack(tf.shape(self.x)[1:]), tf.shape(self.g)[2]
+        return tf.cond(positions * (rows + columns) <= rows * columns, self._gram_norm, self._formed_norm)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
-        flat_x, flat_g = (v if v.shape.rank == 2 else tf.reshape(v, [-1, v.shape[2]]) for v in (x, g))
+        flat_x, flat_g = (v if v.shape.rank == 2 else _one_long_axis(v) for v in (x, g))
         added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
         return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
@@ -352,22 +360,25 @@ class Rows(Factor):
 
 
 class Scores(Factor):
-    """Gradients of shared candidates' rows: `ids` `[S]`, `d` `[batch, S]` of the logits, `q` `[batch, width]`.
+    """Gradients of shared candidates' rows `ids` `[S]`: Σ_t d_t q_tᵀ for the gradients `d` `[batch, T, S]` of logits
+    and the queries `q` `[batch, T, width]`, both without T where an example has one query.
 
     Args:
         shape: Shape of the table.
     """
 
-    sparse, mergeable = True, False  # several have several queries an example: see `cross_terms.py`
+    sparse, mergeable = True, False  # several may have candidates of their own: see `cross_terms.py`
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
-        self.ids, self.q, self.shape = tf.cast(ids, tf.int64), wide(q), tuple(shape)
+        self.ids, self.shape = tf.cast(ids, tf.int64), tuple(shape)
         # Of an id that stands several times the first column has the sum, and the others nothing.
-        self.d = tf.ensure_shape(_in_first_columns(self.ids, wide(d)), d.shape)
+        columns = wide(d) if d.shape.rank == 2 else _one_long_axis(wide(d))
+        summed = _in_first_columns(self.ids, columns)
+        self.outer = Outer(tf.ensure_shape(tf.reshape(summed, tf.shape(d)), d.shape), q, lambda formed: formed)
 
     @property
     def tensors(self) -> tuple[tf.Tensor, ...]:
-        return self.d, self.q
+        return self.outer.tensors
 
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -377,20 +388,31 @@ class Scores(Factor):
 
     @classmethod
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
-        raise NotImplementedError("Scores are not merged: each has queries of its own.")
+        raise NotImplementedError("Scores are not merged: each has candidates of its own.")
+
+    @property
+    def whole(self) -> bool:
+        return self.outer.whole
+
+    @property
+    def terms(self) -> tf.Tensor | int:
+        return self.outer.terms
+
+    def reach(self) -> tf.Tensor:
+        return self.outer.reach()
 
     def norm(self) -> tf.Tensor:
-        return length(self.d) * length(self.q) * _rounded(0, self.q.dtype)
+        return self.outer.norm()
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
-        # A query is seldom wider than there are candidates.
-        values = float_sums.products(_silence(weights, self.d), _weigh(weights, self.q), depth.whole)
         ids, columns = self.distinct
-        rows = tf.ensure_shape(tf.gather(values, columns), [None, self.q.shape[1]])
+        rows = tf.gather(self.outer.weighted_sum(weights, depth), columns)
+        rows = tf.ensure_shape(rows, [None, self.outer.g.shape[-1]])
         return tf.IndexedSlices(rows, ids, tf.constant(self.shape, tf.int64))
 
     def in_float64(self) -> Scores:
-        return Scores(self.ids, tf.cast(self.d, tf.float64), tf.cast(self.q, tf.float64), self.shape)
+        d, q = (tf.cast(tensor, tf.float64) for tensor in self.tensors)
+        return Scores(self.ids, d, q, self.shape)
 
     def reads(self) -> Reads:
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
@@ -434,10 +456,9 @@ def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
         x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
         return Outer(x, g, factor.assemble)
     if isinstance(factor, Scores):
-        raise NotPrivate(
-            f"Layer '{name}' is called on several queries an example in one long axis, and takes one query an example: "
-            "reduce an example's positions to one query before the call."
-        )
+        d, q = (_by_example(t, batch_size) for t in factor.tensors)
+        d, q = (t if t.shape.rank == 3 else _one_run(t) for t in (d, q))
+        return Scores(factor.ids, d, q, factor.shape)
     raise NotPrivate(
         f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "
         "does not add up by example; call it on [batch, T, ...] instead."
