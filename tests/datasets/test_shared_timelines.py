@@ -69,3 +69,8 @@ def test_the_files_are_their_owners_alone(tmp_path):
     (folder / "movies").chmod(0o644)
     SharedTimelines(NextItemExamples(timelines, negatives=20), folder)
     assert (folder / "movies").stat().st_mode & 0o77 == 0
+
+
+def test_a_label_at_every_place_is_refused(timelines, tmp_path):
+    with pytest.raises(ValueError, match="one label a user"):
+        SharedTimelines(NextItemExamples(timelines, negatives=0, every_place=True), tmp_path)

@@ -163,6 +163,35 @@ def test_users_of_one_event_have_a_label_without_context_and_of_none_have_neithe
     assert sorted(tiny.lengths)[:2] == [0, 1]
 
 
+def test_with_every_place_a_window_of_items_and_what_follows_each(small):
+    users = np.array([5, 17, 1200, 44])
+    examples, starts = NextItemExamples(small, users, history=6, negatives=0, seed=0, every_place=True), set()
+    for _ in range(40):
+        batch = examples.fetch([0, 2, 3])
+        assert {name: array.dtype.name for name, array in batch.items()} == dict.fromkeys(batch, "int32")
+        for row, user in enumerate(users[[0, 2, 3]]):
+            timeline, context = small[user].tolist(), context_of(batch["context"][row])
+            start = timeline.index(context[0])
+            assert len(context) == min(6, len(timeline) - 1)
+            assert timeline[start : start + len(context) + 1] == [*context, batch["label"][row][len(context) - 1]]
+            assert context_of(batch["label"][row]) == timeline[start + 1 : start + len(context) + 1]
+            assert not batch["label"][row][len(context) :].any() and not batch["context"][row][len(context) :].any()
+            starts.add((user, start))
+    assert len(starts) > 10, "windows stand at random places"
+
+
+def test_windows_of_short_histories_reach_every_event_and_nobody_elses(tiny):
+    examples, seen = NextItemExamples(tiny, history=2, negatives=0, seed=0, every_place=True), set()
+    for _ in range(60):
+        batch = examples.fetch(np.arange(5))
+        seen |= {(user, *batch["context"][user].tolist(), *batch["label"][user].tolist()) for user in range(5)}
+    assert seen == {
+        (0, 1, 2, 2, 3), (0, 2, 3, 3, 4), (0, 3, 4, 4, 5), (1, 0, 0, 0, 0), (2, 0, 0, 0, 0), (3, 2, 0, 4, 0),
+        (4, 1, 2, 2, 3),
+    }  # fmt: skip
+    assert {name: array.shape for name, array in examples.fetch([]).items()} == {"context": (0, 2), "label": (0, 2)}
+
+
 def test_negatives_are_distinct_fresh_and_the_whole_catalogue(small):
     examples = NextItemExamples(small, negatives=1500, seed=0)
     drawn = [examples.shared()["negatives"] for _ in range(30)]

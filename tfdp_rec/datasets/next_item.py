@@ -5,11 +5,15 @@ behind at most one row of a batch. The label's place is uniform among all but th
 Every user is a unit: a user with one item gives it as label, without context; a user with none gives label 0, which
 models count as no loss. Where items have no order, the label is any of them and the context any 20 others.
 
+A user's one gradient may be made of many labels, which the same clip bounds: with `every_place` an example is a window
+of a user's items at a random place, and each item of it but the first is a label. It is what a model that reads its
+history causally takes (`models.SASRec`). A user with fewer than two items has no label then.
+
 Negatives are uniform from the public catalogue, without repetition, the same for the whole batch: they depend on no
 user, as private training needs.
 
     context  [b, history]   oldest first, then zeros
-    label    [b]            0 for users without items
+    label    [b]            0 for users without items; [b, history] with every_place, what follows each of the context
     negatives [S]           shared by the batch
 
 Reference:
@@ -37,9 +41,10 @@ class NextItemExamples:
         history: Number of items of context.
         negatives: Number of negatives; 0 leaves them out.
         seed: Seed, for tests only. Left out, labels and negatives come from the operating system's entropy.
+        every_place: Whether each place of a window of the user's items has a label, the item that follows.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or items without order are to have a label at every place.
 
     Example:
         >>> from tfdp_rec.datasets.movielens import generated
@@ -59,12 +64,13 @@ class NextItemExamples:
         history: int = 20,
         negatives: int = 500,
         seed: int | None = None,
+        every_place: bool = False,
     ):
         self.items, self.num_items = log.numbers, log.num_items
         self.users = np.arange(log.num_users) if users is None else np.asarray(users, np.int64)
         self.history, self.negatives = history, negatives
         self._rng = np.random.default_rng(seed)
-        self.ordered = log.ordered
+        self.ordered, self.every_place = log.ordered, every_place
         self._check(log.num_users)
         self.starts = log.offsets[self.users]
         self.lengths = log.offsets[self.users + 1] - self.starts
@@ -72,6 +78,8 @@ class NextItemExamples:
     def _check(self, num_users: int) -> None:
         if self.history < 1:
             raise ValueError(f"history must be at least 1, got {self.history!r}.")
+        if self.every_place and not self.ordered:
+            raise ValueError("every_place needs items in the order of time: of others, none follows another.")
         if not 0 <= self.negatives <= self.num_items:
             raise ValueError(f"negatives must be between 0 and the {self.num_items} items, got {self.negatives!r}.")
         if len(self.users) == 0 or not 0 <= self.users.min() <= self.users.max() < num_users:
@@ -86,6 +94,8 @@ class NextItemExamples:
     def fetch(self, indices: ArrayLike) -> Features:
         """One example of each user at these indices (perhaps none): what a sampling's `batches` asks for."""
         indices = np.asarray(indices, np.int64)
+        if self.every_place:
+            return self._windows(indices, self._rng)
         return self._examples(indices, self._positions(indices, self._rng), self._rng)
 
     def shared(self) -> Features:
@@ -93,7 +103,10 @@ class NextItemExamples:
         return {"negatives": self._draw_negatives()} if self.negatives else {}
 
     def fixed(self, seed: int = 0) -> Features:
-        """One example of every user who has items, the same at every call: for testing. Without negatives."""
+        """One example of every user who has items, the same at every call: for testing. Without negatives.
+
+        It has one label, also with `every_place`.
+        """
         rng, indices = np.random.default_rng(seed), np.flatnonzero(self.lengths > 0)
         return self._examples(indices, self._positions(indices, rng), rng)
 
@@ -109,6 +122,17 @@ class NextItemExamples:
         before = self._before(positions) if self.ordered else self._others(indices, positions, rng)
         context = np.where(before >= 0, values_at(self.items, starts[:, None] + np.maximum(before, 0)), PADDING)
         label = np.where(has, values_at(self.items, starts + positions), PADDING)
+        return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
+
+    def _windows(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Features:
+        """Windows of the users' items, at random places, and what follows each item."""
+        starts, lengths, columns = self.starts[indices], self.lengths[indices], np.arange(self.history)
+        labels = np.minimum(np.maximum(lengths - 1, 0), self.history)
+        first = starts + rng.integers(0, np.maximum(lengths - labels, 1))  # so that the window and its last label fit
+        there, places = columns < labels[:, None], first[:, None] + columns
+        context, label = (
+            np.where(there, values_at(self.items, np.where(there, places + further, 0)), PADDING) for further in (0, 1)
+        )
         return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
 
     def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:

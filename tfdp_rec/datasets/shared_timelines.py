@@ -27,6 +27,8 @@ class SharedTimelines:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.history, self.negatives = examples.history, examples.negatives
         self.num_movies = examples.num_items
+        if examples.every_place:
+            raise ValueError("Workers of a cluster draw one label a user: make the examples without every_place=True.")
         if not examples.ordered:
             raise ValueError("Workers of a cluster predict what comes next: read the log with time=.")
         held = {"movies": examples.items, "starts": examples.starts, "lengths": examples.lengths}
