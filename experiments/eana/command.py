@@ -20,7 +20,7 @@ class Sizes:
     width: int = option(128, "of the embeddings", POSITIVE)
     batch_size: int = 64
     steps: int = option(100_000, "of each training", POSITIVE)
-    per_repeat: int = 50
+    per_repeat: int = option(50, "canaries for each number of copies", POSITIVE)
     references: int = 16_384
     negatives: int = 500
     learning_rate: float = option(1.0, "of each training", POSITIVE)

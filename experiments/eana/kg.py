@@ -28,12 +28,12 @@ class Sizes(command.Sizes):
     """Sizes of the study; the defaults are the paper's as far as one machine holds them."""
 
     width: int = option(32, "of the embeddings", POSITIVE)
-    per_repeat: int = 1000
+    per_repeat: int = option(1000, "canaries for each number of copies", POSITIVE)
     negatives: int = 1000
-    individuals: int = 1_000_000
+    individuals: int = option(1_000_000, "generated timelines", POSITIVE)
     vocabulary: int = option(100_000, "entities, unigrams and bigrams each", POSITIVE)
     topics: int = 200
-    max_repeats: int = 1000
+    max_repeats: int = option(1000, "most copies of a canary", POSITIVE)
     test_individuals: int = 8000
     speed_width: int = 16
     speed_steps: int = 200
@@ -135,19 +135,19 @@ def _source(sizes: Sizes, data: str | None, vocabularies: str | None) -> tuple[A
     return TimelineStore(read_timelines(data), terms), {f: vocabulary.size for f, vocabulary in terms.items()}
 
 
-def measure(model: Any, features: dict[str, Any], batch_size: int = 500) -> dict[str, float]:
+def measure(model: Any, features: dict[str, Any], most_scores: int = 2**27) -> dict[str, float]:
     """precision@k and recall@k over the whole catalogue.
 
     Args:
         model: a `KGEntity`.
         features: held-out examples with their labels.
-        batch_size: examples at a time.
+        most_scores: in memory at a time; at 5,000,000 labels 500 examples would take 10 GB.
     """
     import numpy as np
 
     from tfdp_rec.metrics import recall_at_k
 
-    found = []
+    found, batch_size = [], max(1, min(500, most_scores // model.num_labels))
     for start in range(0, len(features["label"]), batch_size):
         batch = {name: values[start : start + batch_size] for name, values in features.items()}
         found.append(model.top_k(batch, 20)[1].numpy())

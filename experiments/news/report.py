@@ -60,8 +60,8 @@ NOTE = (
 
 def pick(results: Results, **wanted: Any) -> list[dict[str, Any]]:
     """Results of all seeds of a cell; the defaults are ε 10, B = 5 and Laplace noise."""
-    wanted = {"epsilon": 10.0, "num_basis": 5, "noise": "laplace"} | wanted
-    return [r for r in results.values() if all(r[name] == value for name, value in wanted.items())]
+    wanted = {"epsilon": 10.0, "num_basis": 5, "noise": "laplace", "most": 0} | wanted
+    return [r for r in results.values() if all({"most": 0, **r}[name] == value for name, value in wanted.items())]
 
 
 def table(results: Results, encoders: Sequence[str], how: str) -> list[dict[str, Any]]:
@@ -72,16 +72,19 @@ def table(results: Results, encoders: Sequence[str], how: str) -> list[dict[str,
         encoders: In order.
         how: "train" or "served".
     """
-    rows = []
+    rows, kinds = [], {", Gaussian" * (noise == "gaussian"): {"noise": noise} for noise in ("laplace", "gaussian")}
+    for epsilon, most in sorted({(r["epsilon"], r["most"]) for r in results.values() if r.get("most")}):
+        words = f", Gaussian, ε {epsilon:g}, at most {most} answers"
+        kinds[words] = {"noise": "gaussian", "epsilon": epsilon, "most": most}
     for encoder in encoders:
-        for (method, title), noise in itertools.product(TITLES.items(), ("laplace", "gaussian")):
-            found = pick(results, encoder=encoder, method=method, noise=noise)
+        for (method, title), (words, kind) in itertools.product(TITLES.items(), kinds.items()):
+            found = pick(results, encoder=encoder, method=method, **kind)
             if not found or (how == "served" and method == "centralized"):
                 continue
             values = {m: [r[how][m] for r in found] for m in METRICS}
             spent = [r["client_epsilon"] for r in found]
             rows.append(
-                {"encoder": encoder, "method": title + ", Gaussian" * (noise == "gaussian"), "seeds": len(found)}
+                {"encoder": encoder, "method": title + words, "seeds": len(found)}
                 | {m: float(np.mean(v)) for m, v in values.items()}
                 | {f"{m} std": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for m, v in values.items()}
                 | {"no history": float(np.mean([r["no history"]["AUC"] for r in found]))}

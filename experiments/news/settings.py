@@ -23,7 +23,9 @@ METHODS = (
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of the study; `epsilons` and `bases` are the further points of Figures 6 and 7, of one seed."""
+    """Sizes of the study; `epsilons` and `bases` are the further points of Figures 6 and 7, of one seed;
+    `limited_epsilon` is that of an answer where clients answer seldom.
+    """
 
     users: int = 20_000
     news: int = 3000
@@ -35,6 +37,12 @@ class Sizes:
     consented: float = 0.05
     epsilons: tuple[float, ...] = (1.0, 5.0, 20.0, math.inf)
     bases: tuple[int, ...] = (2, 3, 10)
+    limited_epsilon: float = 8.0
+
+    @property
+    def most_answers(self) -> int:
+        """Answers of a client if all answer equally often, rounded up, and one more where a cohort needs it."""
+        return math.ceil((self.rounds * self.cohort + self.cohort) / self.users)
 
     def shaping(self) -> dict[str, float]:
         """What every cell depends on; encoders, seeds and points of figures may be added later."""

@@ -47,6 +47,7 @@ PADDING = 0.2
 SERVING_EPSILONS = (0.001, 0.01, 0.1, 1.0, 10.0)
 PADDINGS = (0.0, 0.2, 0.5, 0.8)
 VARIED = ("dp-fedrec", "published", "corrected+public")
+LIMITED = ("dp-fedrec", "corrected+public")
 CALIBRATIONS = {"laplace": (PublishedLaplace, PureLaplace), "gaussian": (PublishedGaussian, AnalyticGaussian)}
 
 
@@ -61,6 +62,7 @@ class Cell:
         num_basis: B.
         noise: laplace or gaussian.
         seed: Of the initial weights and of the draws.
+        most: Answers that a client gives at most; 0 for no limit.
     """
 
     encoder: str
@@ -69,11 +71,13 @@ class Cell:
     num_basis: int = 5
     noise: str = "laplace"
     seed: int = 0
+    most: int = 0
 
     @property
     def name(self) -> str:
         """File name."""
-        return f"{self.encoder}-{self.method}-{self.noise}-eps{self.epsilon:g}-B{self.num_basis}-{self.seed}"
+        limit = f"-most{self.most}" * bool(self.most)
+        return f"{self.encoder}-{self.method}-{self.noise}-eps{self.epsilon:g}-B{self.num_basis}{limit}-{self.seed}"
 
     @property
     def delta(self) -> float:
@@ -82,11 +86,16 @@ class Cell:
 
 
 def cells_of(sizes: Sizes) -> list[Cell]:
-    """Every method with every encoder, some with Gaussian noise too; then ε and B with the first encoder."""
+    """Every method with every encoder, some with Gaussian noise and limited; then ε and B with the first encoder."""
     cells = []
     for seed in range(sizes.seeds):
         cells += [Cell(encoder, method, seed=seed) for encoder in sizes.encoders for method in METHODS]
         cells += [Cell(e, method, noise="gaussian", seed=seed) for e in sizes.encoders for method in VARIED]
+        cells += [
+            Cell(e, method, sizes.limited_epsilon, noise="gaussian", seed=seed, most=sizes.most_answers)
+            for e in sizes.encoders
+            for method in LIMITED
+        ]
     first = sizes.encoders[0]
     cells += [Cell(first, method, epsilon) for method in VARIED for epsilon in sizes.epsilons]
     cells += [Cell(first, method, num_basis=b) for method in VARIED[1:] for b in sizes.bases]
@@ -173,7 +182,9 @@ class Trainings:
     def _simulation(self, cell: Cell, update: Any, clients: Any, rate: float) -> Simulation:
         source = words.seeded(1000 + cell.seed)
         size = min(self.sizes.cohort, len(clients))
-        return Simulation(update, clients, size, FedAdam(rate, tau=1e-5), source, cell.seed)
+        return Simulation(
+            update, clients, size, FedAdam(rate, tau=1e-5), source, cell.seed, most_answers=cell.most or None
+        )
 
     def _prepare(self, cell: Cell, model: Any, clients: Any) -> None:
         """Train everything, gradient through the noise and all, on clients who need no protection.
@@ -184,6 +195,7 @@ class Trainings:
         silent = int(0.4 * self.sizes.rounds)
         noisy = attention_of(cell, cell.epsilon, PADDING, "relu")
         plain = dataclasses.replace(noisy, epsilon=math.inf, padding=0.0)
+        cell = dataclasses.replace(cell, most=0)  # these clients are public
         for mechanism, rounds in ((plain, silent), (noisy, self.sizes.rounds - silent)):
             exact = LabelPermutation(math.inf, NEGATIVES)
             update = local.PublishedUpdate(model, self.data.catalogue, mechanism, exact, HISTORY, SAMPLES)

@@ -291,6 +291,19 @@ def test_a_simulation_learns_and_charges_who_answered(world):
     assert private.worst_epsilon(1e-5) > 5.5
 
 
+def test_no_client_answers_more_often_than_it_may(world):
+    update = fresh_update(world, local.PrivateUpdate)
+    simulation = Simulation(update, world.clients, 4, most_answers=2)
+    simulation.run(2)
+    with pytest.raises(ValueError, match="fewer than 2 times"):
+        simulation.run(2)
+    assert simulation.answers.max() == 2
+    accountant = ClientAccountant()
+    accountant.spend_history(PRIVATE.event, 2)
+    accountant.spend_labels(LabelPermutation(2.0).event, 2)
+    assert simulation.worst_epsilon(1e-5) == pytest.approx(accountant.epsilon(1e-5, disjoint=True))
+
+
 def test_arguments_that_do_not_fit_are_refused(world):
     with pytest.raises(ValueError, match="num_basis"):
         update_of(world, local.PrivateUpdate, AttentionMechanism(4, 1.0))

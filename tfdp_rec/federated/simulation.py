@@ -89,9 +89,11 @@ class Simulation:
         optimizer: Optimizer of the server.
         source: Randomness of the clients' mechanisms.
         seed: Seed of the server's choice of clients (public: it protects no client).
+        most_answers: Number of answers after which a client gives no more, as devices whose budget is spent do; None
+            for no limit.
 
     Raises:
-        ValueError: If there are fewer clients than a cohort needs.
+        ValueError: If there are fewer clients than a cohort needs, also in a later round, of those that still answer.
     """
 
     update: LocalUpdate
@@ -100,6 +102,7 @@ class Simulation:
     optimizer: FedAdam = dataclasses.field(default_factory=FedAdam)
     source: words.WordSource = words.os_entropy
     seed: int = 0
+    most_answers: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.cohort_size <= len(self.clients):
@@ -116,7 +119,7 @@ class Simulation:
 
     def round(self) -> float:
         """One round; returns the cohort's loss."""
-        chosen = self._order.choice(len(self.clients), self.cohort_size, replace=False)
+        chosen = self._chosen()
         draws = self.update.draw([self.clients[i] for i in chosen], self.source)
         gradients, loss = self.update.gradients(draws, self.source)
         variables = self.update.model.trainable_variables
@@ -127,6 +130,18 @@ class Simulation:
         self.answers[chosen] += 1
         self.losses.append(loss)
         return loss
+
+    def _chosen(self) -> NDArray[np.int64]:
+        """The clients of the next cohort."""
+        if self.most_answers is None:
+            return self._order.choice(len(self.clients), self.cohort_size, replace=False)
+        left = np.flatnonzero(self.answers < self.most_answers)
+        if len(left) < self.cohort_size:
+            raise ValueError(
+                f"{len(left)} of {len(self.clients)} clients have answered fewer than {self.most_answers} times, and a "
+                f"cohort has {self.cohort_size}: let clients answer more often, or make fewer rounds."
+            )
+        return self._order.choice(left, self.cohort_size, replace=False)
 
     def client_epsilon(self, index: int, delta: float) -> float:
         """What the client at an index has spent so far, at `delta`."""
