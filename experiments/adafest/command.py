@@ -17,10 +17,11 @@ HELP = """\
 DPSGD, AdaFEST, FEST, AdaFEST+ and exponential selection train the same model at the same epsilon; the reduction is
 how many times fewer table values a step updates than DPSGD's. "frozen" trains no table at all. The stream trains
 day by day on drifting logs; speed lets all mechanisms step in turn; tuning shows DPSGD and AdaFEST at other learning
-rates. Run it again to go on where it stopped, or with more --epsilons, --mechanisms or --seeds.
+rates; sparsity counts the zeros of a batch's gradient. Run it again to go on where it stopped, or with more
+--epsilons, --mechanisms or --seeds.
 """
 
-PARTS = ("frontier", "stream", "speed", "tuning")
+PARTS = ("frontier", "stream", "speed", "tuning", "sparsity")
 SPEED_ROUNDS = 60
 
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains what is missing, then writes results.json, the plots and report.md."""
     wanted, (sizes, grid) = parts(args), settings(args)
     from experiments.adafest import report as pages
+    from experiments.adafest.sparsity import gradient_sparsity
     from experiments.adafest.speed import step_times
     from experiments.adafest.trainings import Trainings
     from experiments.study import Study
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         "stream": trainings.stream,
         "speed": lambda: step_times(trainings, SPEED_ROUNDS),
         "tuning": lambda: trainings.tuning(grid),
+        "sparsity": lambda: gradient_sparsity(trainings),
     }
     results: dict[str, Any] = {"sizes": dataclasses.asdict(sizes), "grid": dataclasses.asdict(grid)}
     results |= {"data": args.data or "generated"} | {part: works[part]() for part in wanted}
@@ -95,6 +98,6 @@ def make_problem(task: str, data: str | None, sizes: Any) -> Any:
     if task == "text":
         if data:
             raise ValueError("--data is of --task clicks; sentences are generated.")
-        return problems.sentences(SyntheticText(seed=2))
+        return problems.sentences(SyntheticText(seed=2), public=sizes.public)
     logs = problems.FileLogs(data) if data else SyntheticCriteo(seed=2, drift=0.08, churn=0.0005)
     return problems.clicks(logs, sizes.hidden)

@@ -6,6 +6,7 @@ A problem is where examples come from, a model with embedding tables, and a scor
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from experiments.adafest.sentences import SyntheticText
 from experiments.adafest.text_classifier import TextClassifier
 from experiments.generated.clicks import KAGGLE_BUCKETS, CriteoExamples, auc
 from tfdp_rec.models.pctr import PCTR
+
+_PUBLIC_RATE, _PUBLIC_EPOCHS = 1e-3, 4
 
 
 class Examples(Protocol):
@@ -86,18 +89,38 @@ def clicks(logs: Any, hidden: Sequence[int]) -> Problem:
     )
 
 
-def sentences(text: SyntheticText, width: int = 32) -> Problem:
+def sentences(text: SyntheticText, width: int = 32, public: int = 0) -> Problem:
     """The sentiment of sentences by a small transformer, judged by accuracy.
 
     Args:
         text: the generator.
         width: of the token vectors.
+        public: how many public sentences the model is trained on before, without privacy.
     """
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def untrained() -> TextClassifier:
+        return TextClassifier(text.vocabulary_size, text.max_length, width, heads=2, blocks=1)
+
+    @functools.cache
+    def trained_before() -> list[np.ndarray]:
+        model = untrained()
+        model.compile(keras.optimizers.Adam(_PUBLIC_RATE), loss=loss)
+        tokens, labels = text.examples(public, part="public").fetch(slice(None))
+        model.fit(tokens, labels, batch_size=256, epochs=_PUBLIC_EPOCHS, verbose=0)
+        return model.get_weights()
+
+    def make_model() -> TextClassifier:
+        model = untrained()
+        if public:
+            model.set_weights(trained_before())
+        return model
+
     return Problem(
         source=text,
         metric="accuracy",
-        make_model=lambda: TextClassifier(text.vocabulary_size, text.max_length, width, heads=2, blocks=1),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        make_model=make_model,
+        loss=loss,
         tables=lambda model: [model.tokens],
         reads=lambda model, tokens: {model.tokens.embeddings.path: tokens},
         score=lambda labels, logits: float(np.mean(np.argmax(logits, axis=1) == labels)),

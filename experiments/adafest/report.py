@@ -59,7 +59,7 @@ def best_reductions(rows: Sequence[Result], loss: float) -> dict[tuple[float, st
 def report(results: Mapping[str, Any], metric: str) -> str:
     """All numbers as Markdown."""
     lines = ["# AdaFEST study", "", f"Data: {results['data']}. Sizes: {json.dumps(results['sizes'])}"]
-    tables = {"tuning": _tuning, "frontier": _frontier, "stream": _stream, "speed": _speed}
+    tables = {"tuning": _tuning, "frontier": _frontier, "stream": _stream, "speed": _speed, "sparsity": _sparsity}
     for part, table in tables.items():
         if part in results:
             lines += ["", f"## {part.capitalize()}", "", *table(results[part], metric)]
@@ -135,6 +135,11 @@ def _speed(results: Sequence[Result], metric: str) -> Iterable[str]:
     heading = ["way", "ms a step", "lowest tenth", "steps a second", "of SGD's time", "processor ms"]
     rows = [[row["way"], *(format(row[key], form) for key, form in figures.items())] for row in results]
     return tables.markdown(heading, rows)
+
+
+def _sparsity(results: Sequence[Result], metric: str) -> Iterable[str]:
+    heading = list(results[0])
+    return tables.markdown(heading, [[f"{row[name]:g}" for name in heading] for row in results])
 
 
 def plot_frontier(results: Sequence[Result], metric: str, path: Path) -> None:

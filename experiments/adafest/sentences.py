@@ -6,7 +6,8 @@ A sentence is 5 to L tokens (uniformly many), drawn independently by rank from a
 
 as words are in English. Token 0 is padding, token r + 1 has rank r. A share of the tokens is polar: they have a
 Gaussian weight, all others weight 0, and the most frequent ones (function words) are never polar. The planted logit is
-the sum of a sentence's weights, and its label a coin. Word order means nothing here.
+the sum of a sentence's weights, and its label a coin. Word order means nothing here. In the part "public", which stands
+for texts of another kind, a token's weight has the correlation `agreement` with its weight elsewhere.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class SyntheticText:
         seed: Seed of everything that is random.
         polar_share: Share of the tokens that have a weight.
         signal: Standard deviation of an average sentence's logit; it sets the best possible accuracy.
+        agreement: Correlation of a token's weights in public and in other sentences.
 
     Raises:
         ValueError: for sizes that hold no polar token or no sentence, or a share outside (0, 1].
@@ -67,6 +69,7 @@ class SyntheticText:
     seed: int = 0
     polar_share: float = 0.3
     signal: float = 3.0
+    agreement: float = 0.7
 
     def __post_init__(self) -> None:
         refuse_below(2 * _FUNCTION_WORDS, vocabulary_size=self.vocabulary_size)
@@ -81,13 +84,18 @@ class SyntheticText:
         ranks = zipf_ranks(uniform, self.vocabulary_size - 1, _EXPONENT, _SHIFT)
         lengths = rng.integers(_SHORTEST, self.max_length + 1, num_examples)
         tokens = np.where(np.arange(self.max_length) < lengths[:, None], ranks + 1, 0).astype(np.int32)
-        logits = self._weights[tokens].sum(axis=1)
+        logits = (self._public_weights if part == "public" else self._weights)[tokens].sum(axis=1)
         labels = rng.random(num_examples) < 1.0 / (1.0 + np.exp(-logits))
         return TextExamples(labels.astype(np.int32), tokens)
 
     def logits(self, examples: TextExamples) -> np.ndarray:
         """The planted logits, float64 [n]: what a model that knows the truth would answer."""
         return self._weights[examples.tokens].sum(axis=1)
+
+    @functools.cached_property
+    def _public_weights(self) -> np.ndarray:
+        other = dataclasses.replace(self, seed=self.seed + 1_000_003)._weights
+        return self.agreement * self._weights + np.sqrt(1.0 - self.agreement**2) * other
 
     @functools.cached_property
     def _weights(self) -> np.ndarray:

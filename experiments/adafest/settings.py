@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
-from tfdp_rec.settings import POSITIVE, option
+from tfdp_rec.settings import NOT_NEGATIVE, POSITIVE, option
 
 FROZEN, CONFINED = "frozen", "AdaFEST+"  # no table is updated; AdaFEST among rows that were chosen before training
 PER_VALUE = "AdaFEST per value"  # thresholds in proportion to tables' widths
@@ -24,8 +24,9 @@ class Sizes:
     hidden: tuple[int, ...] = option((64, 64), "widths of hidden layers; the paper: 598, four times", POSITIVE)
     learning_rate: float = option(20.0, "of the tables", POSITIVE, metavar="ETA")
     dense_learning_rate: float = option(1e-2, "of Adam, for all else", POSITIVE, metavar="ETA")
+    public: int = option(0, "public sentences to train on before, of --task text", NOT_NEGATIVE)
     delta: float = 1e-6
-    days: int = 6
+    days: int = option(6, "of the stream", POSITIVE)
     day_epsilon: float = 3.0
 
 
@@ -48,11 +49,17 @@ class Grid:
     dense_rates: tuple[float, ...] = option((3e-3, 1e-2, 3e-2), "that tuning tries", POSITIVE, metavar="ETA")
 
 
+# DP-SGD's best of nine pairs, on validation sentences.
+_TEXT_RATES = {"learning_rate": 3.0, "dense_learning_rate": 1e-3}
 SMALL: dict[str, dict[str, Any]] = {
     "clicks": {"examples": 100_000, "test_examples": 40_000, "batch_size": 1000, "steps": 100, "days": 3},
-    "text": {"examples": 60_000, "test_examples": 10_000, "batch_size": 1000, "steps": 60},
-}
-TEXT: dict[str, Any] = {"examples": 200_000, "test_examples": 20_000, "batch_size": 2000, "steps": 200}
+    "text": {
+        "examples": 60_000, "test_examples": 10_000, "batch_size": 1000, "steps": 60, "public": 60_000, **_TEXT_RATES,
+    },
+}  # fmt: skip
+TEXT: dict[str, Any] = {
+    "examples": 200_000, "test_examples": 20_000, "batch_size": 2000, "steps": 200, "public": 200_000, **_TEXT_RATES,
+}  # fmt: skip
 
 
 def defaults(task: str, quick: bool) -> tuple[Sizes, Grid]:

@@ -11,6 +11,7 @@ from experiments.adafest import command, criteo_files, problems, settings, speed
 from experiments.adafest.__main__ import main
 from experiments.adafest.report import best_reductions, merged, report
 from experiments.adafest.sentences import SyntheticText
+from experiments.adafest.sparsity import gradient_sparsity
 from experiments.generated.clicks import CriteoExamples, SyntheticCriteo
 from experiments.study import Study
 from tfdp_rec.optimizers.sparse import draws
@@ -78,6 +79,23 @@ def test_sentences_are_learnt(tmp_path):
     assert all(0.0 < r["score"] < 1.0 for r in results)
     reductions = {r["mechanism"]: r["reduction"] for r in results}
     assert reductions["FEST"] == 500 / 5 and reductions["exponential"] == 500 / 10
+
+
+def test_a_model_of_sentences_begins_where_public_ones_left_it():
+    begun = problems.sentences(TEXT.source, width=4, public=2000)
+    first, second, untrained = begun.make_model(), begun.make_model(), TEXT.make_model()
+    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    tokens, labels = TEXT.source.examples(2000, part="public").fetch(slice(None))
+    loss = [float(begun.loss(labels, model(tokens))) for model in (first, untrained)]
+    assert loss[0] < loss[1] - 0.01
+
+
+def test_gradient_sparsity_is_the_share_of_rows_that_no_example_reads(study):
+    small = dataclasses.replace(study.sizes, examples=1100)
+    (row,) = gradient_sparsity(trainings.Trainings(small, study.problem, study.study), batches=2)
+    assert row["batch size"] == 1024 and len(row) == 7
+    assert all(0 <= share < 1 for name, share in row.items() if name != "batch size")
 
 
 @pytest.mark.slow

@@ -17,6 +17,16 @@ def test_equal_arguments_give_equal_sentences_and_parts_differ():
     assert all((first.tokens != other.tokens).any() for other in others)
 
 
+def test_public_sentences_agree_in_part():
+    """By the correlation of their weights, and by how often the truth of the others is right about them."""
+    public = TEXT.examples(4000, part="public")
+    polar = (TEXT._weights != 0) | (TEXT._public_weights != 0)
+    found = np.corrcoef(TEXT._weights[polar], TEXT._public_weights[polar])[0, 1]
+    assert abs(found - TEXT.agreement) < 0.2 and found < 0.95
+    right = np.mean((TEXT.logits(public) > 0) == public.labels)
+    assert 0.6 < right < np.mean((TEXT.logits(TEXT.examples(4000)) > 0) == TEXT.examples(4000).labels) - 0.03
+
+
 def test_sentences_are_tokens_and_then_padding():
     tokens = TEXT.examples(3000).tokens
     lengths = (tokens > 0).sum(axis=1)

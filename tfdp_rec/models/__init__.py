@@ -8,6 +8,7 @@ HOMES = {
     "DLRM": "dlrm",
     "KGEntity": "kg_entity",
     "PCTR": "pctr",
+    "SASRec": "sasrec",
     "TwoTower": "two_tower",
     "news": "news",
 }

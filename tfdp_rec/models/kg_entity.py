@@ -33,11 +33,11 @@ FEATURES = ("entities", "unigrams", "bigrams")
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class EncoderBlock(SavedByArguments, keras.layers.Layer):
-    """One pre-normalised transformer block: attention among the present activities, then a hidden layer."""
+    """One pre-normalised transformer block: attention among present places, or earlier ones, then a hidden layer."""
 
-    def __init__(self, width: int, num_heads: int, hidden: int, **kwargs: Any):
+    def __init__(self, width: int, num_heads: int, hidden: int, causal: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
-        self.hidden = hidden
+        self.hidden, self.causal = hidden, causal
         self.before_attention = keras.layers.LayerNormalization(name="before_attention")
         self.attention = keras.layers.MultiHeadAttention(num_heads, width // num_heads, name="attention")
         self.before_hidden = keras.layers.LayerNormalization(name="before_hidden")
@@ -52,9 +52,9 @@ class EncoderBlock(SavedByArguments, keras.layers.Layer):
         self.contract.build((*input_shape[:-1], self.hidden))
         self.built = True
 
-    def call(self, x: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
-        normal = self.before_attention(x)
-        x = x + self.attention(normal, normal, attention_mask=present[:, None, :])
+    def call(self, x: tf.Tensor, present: tf.Tensor | None = None) -> tf.Tensor:
+        normal, mask = self.before_attention(x), None if present is None else present[:, None, :]
+        x = x + self.attention(normal, normal, attention_mask=mask, use_causal_mask=self.causal)
         return x + self.contract(self.expand(self.before_hidden(x)))
 
 

@@ -85,7 +85,7 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         super().__init__(**kwargs)
         self.vocabulary = Catalogue(vocabulary).ids
         self.width, self.hidden, self.history_length = width, hidden, history_length
-        self.prior = _checked_prior(prior, len(self.vocabulary))
+        self.prior = checked_prior(prior, len(self.vocabulary))
         self.ks = tuple(sorted(k for k in ks if k <= len(self.vocabulary)))
         rows = len(self.vocabulary) + 1
         start = keras.initializers.RandomNormal(stddev=width**-0.5)
@@ -298,7 +298,8 @@ def _with_one(query: tf.Tensor) -> tf.Tensor:
     return tf.concat([query, tf.ones_like(query[:, :1])], axis=1)
 
 
-def _checked_prior(prior: Sequence[float] | None, movies: int) -> np.ndarray:
+def checked_prior(prior: Sequence[float] | None, movies: int) -> np.ndarray:
+    """The popularity of so many movies as shares; uniform for None."""
     if prior is None:
         return np.full(movies, 1.0 / movies)
     values = np.asarray(prior, np.float64)

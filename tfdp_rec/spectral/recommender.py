@@ -160,7 +160,7 @@ class SpectralRecommender:
             "Pairs": self.pairs_words,
             "Public": ("" if self.users_private else f"the number of users, {self.num_users}, and ")
             + f"the catalogue of {len(self.catalogue)} items"
-            + (", with their features" if self._vectors is not None else ""),
+            + (", with their features" if self.has_features else ""),
             "Covers": "everything that this recommender holds, answers or exports"
             + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
             "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
@@ -387,6 +387,17 @@ class SpectralRecommender:
     def item_ids(self) -> NDArray[np.int64]:
         """Raw ids of the catalogue."""
         return self.catalogue.ids
+
+    @property
+    def popularity(self) -> NDArray[np.float32]:
+        """Share of the users who have each item, as far as the counts tell."""
+        self._check_fitted()
+        return self.prior / np.float32(rules.PRIOR)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether public features of items are part of the scores."""
+        return self._vectors is not None
 
     def answers(self) -> Any:
         """A `tf.Module` that gives its answers, for `tfdp_rec.serving.export`."""

@@ -1,0 +1,180 @@
+"""SASRec: no place sees what comes later, the loss against its definition, clipping by user, sums, saving."""
+
+import keras
+import numpy as np
+import pytest
+import seeding
+import tensorflow as tf
+from helpers import assert_matches_oracle
+
+import tfdp_rec
+from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
+from tfdp_rec.models.sasrec import RecentItems, SASRec
+
+ITEMS, PLACES = 40, 6
+RNG = np.random.default_rng(0)
+HISTORIES = [list(RNG.permutation(ITEMS)[: RNG.integers(0, 12)] + 1) for _ in range(60)]
+
+
+def make_model(**changes):
+    seeding.seed(0)
+    return SASRec(range(1, ITEMS + 1), **{"width": 8, "history_length": PLACES, "num_heads": 2, **changes})
+
+
+def stirred(model):
+    """With every weight away from where training begins."""
+    for weight in model.trainable_variables:
+        weight.assign(RNG.normal(0, 0.5, weight.shape))
+    return model
+
+
+def make_batch():
+    context, label = RNG.integers(1, ITEMS + 1, [2, 5, PLACES])
+    for row, length in enumerate([PLACES, 3, 0, 1, PLACES]):
+        context[row, length:] = label[row, length:] = 0
+    label[4] = context[4, 0]  # one label at every place
+    return {"context": context, "label": label, "negatives": np.array([3, 1, 4, 1, 5, 9, 2, 6])}
+
+
+@pytest.fixture(scope="module")
+def sums():
+    made = tfdp_rec.spectral.SpectralRecommender(
+        range(1, ITEMS + 1), noise_multiplier=0.5, delta=1e-4, ordered=True, head=30
+    )
+    return made.fit(HISTORIES, verbose=0)
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_no_place_sees_what_comes_later(blocks):
+    model, batch = stirred(make_model(num_blocks=blocks)), make_batch()
+    before = model.encode(tf.constant(batch["context"])).numpy()
+    changed = batch["context"].copy()
+    changed[:, 4] = changed[:, 4] % ITEMS + 1
+    moved = np.abs(model.encode(tf.constant(changed)).numpy() - before).max(axis=2)
+    assert (moved[:, :4] == 0).all() and (moved[:, 4:] > 1e-6).all()
+
+
+def test_recent_items_by_hand():
+    rows = RNG.normal(size=[2, 4, 3]).astype("float32")
+    found = RecentItems()(tf.constant(rows)).numpy()
+    for place in range(4):
+        weights = 1 / (1 + place - np.arange(place + 1))
+        expected = np.einsum("s,bsw->bw", weights, rows[:, : place + 1]) / np.linalg.norm(weights)
+        np.testing.assert_allclose(found[:, place], expected, rtol=1e-5)
+
+
+def test_scores_are_those_after_the_last_item_whatever_pads():
+    model, batch = stirred(make_model(prior=np.arange(1, ITEMS + 1))), make_batch()
+    table = model.scores.embeddings.numpy()[1:]
+    prior = np.log(np.arange(1, ITEMS + 1) / np.sum(np.arange(1, ITEMS + 1)))
+    queries, found = model.encode(tf.constant(batch["context"])).numpy(), model(batch["context"]).numpy()
+    for row, length in enumerate([PLACES, 3, 0, 1, PLACES]):
+        query = queries[row, length - 1] if length else np.zeros(8)
+        np.testing.assert_allclose(found[row], table @ query + prior, rtol=1e-4, atol=1e-5)
+
+
+def losses_by_hand(model, batch, begin):
+    """The mean over an example's places, of a softmax over the label and what each negative stands for."""
+    queries, table = model.encode(tf.constant(batch["context"])).numpy(), model.scores.embeddings.numpy()
+    found = []
+    for row, label in enumerate(batch["label"]):
+        places = []
+        for place in np.flatnonzero(label):
+            others = [n for n in batch["negatives"] if n != label[place]]
+            logit = lambda i: queries[row, place] @ table[i] + begin(row, place, i)  # noqa: B023, E731
+            logits = [logit(label[place]), *(logit(n) + np.log(ITEMS / len(batch["negatives"])) for n in others)]
+            places.append(np.log(np.exp(logits).sum()) - logits[0])
+        found.append(np.mean(places) if places else 0.0)
+    return found
+
+
+def test_the_loss_is_the_mean_of_the_places():
+    prior = np.arange(1, ITEMS + 1) / np.sum(np.arange(1, ITEMS + 1))
+    model, batch = stirred(make_model(prior=prior)), make_batch()
+    found = model.per_example_loss({name: tf.constant(values) for name, values in batch.items()})
+    expected = losses_by_hand(model, batch, lambda row, place, i: np.log(prior[i - 1]))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("with_sums", [False, True])
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_user_is_clipped_as_one(blocks, with_sums, sums):
+    arguments = {"width": 8, "history_length": PLACES, "num_heads": 2, "num_blocks": blocks}
+    model = stirred(SASRec.upon(sums, **arguments) if with_sums else make_model(**arguments))
+    assert_matches_oracle(model, make_batch(), clip=0.3, rtol=1e-3)
+
+
+def test_upon_sums_answers_begin_as_theirs(sums):
+    """Ranks of the items that have more than their popularity, which the logits of others do not tell apart."""
+    model = SASRec.upon(sums, width=8, history_length=12, num_heads=2)
+    histories = [history for history in HISTORIES if history] + [[31], []]
+    context = np.array([[*history, *[0] * (12 - len(history))] for history in histories])
+    found, expected = model(context).numpy(), sums.scores(histories)
+    least = np.maximum(sums.prior / 0.5, 1e-7)
+    np.testing.assert_allclose(found, 1.3 * np.log(np.maximum(expected, least)), rtol=1e-3, atol=1e-3)
+
+
+def test_upon_sums_every_place_counts_what_came_before(sums):
+    model, batch = stirred(SASRec.upon(sums, width=8, history_length=PLACES, num_heads=2)), make_batch()
+    least = np.maximum(sums.prior / 0.5, 1e-7)
+
+    def begin(row, place, item):
+        score = sums.scores([batch["context"][row, : place + 1]])[0, item - 1]
+        return 1.3 * np.log(max(score, least[item - 1]))
+
+    for row in range(5):  # the sums count a repeated item once
+        batch["context"][row] = np.where(batch["context"][row] > 0, RNG.permutation(ITEMS)[:PLACES] + 1, 0)
+    found = model.per_example_loss({name: tf.constant(values) for name, values in batch.items()})
+    np.testing.assert_allclose(found, losses_by_hand(model, batch, begin), rtol=2e-3)
+
+
+def test_trained_upon_sums_and_saved(sums, tmp_path):
+    """The numbers of the sums are in the file, are not trained, and get no noise."""
+    model = SASRec.upon(sums, width=8, history_length=PLACES, num_heads=2)
+    fixed = [weight.numpy() for weight in model.sums.weights]
+    model.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=5))
+    for _ in range(2):
+        model.train_on_batch(make_batch())
+    for weight, before in zip(model.sums.weights, fixed, strict=True):
+        np.testing.assert_array_equal(weight, before)
+    context = make_batch()["context"]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(context), model(context), rtol=1e-5)
+
+
+def test_it_learns_transitions_that_sums_without_direction_cannot_tell():
+    """Each item is followed by the next one of a circle: private at a user's level, by its own examples."""
+    users = 4000
+    rng = np.random.default_rng(3)
+    histories = [((rng.integers(0, 10) + np.arange(rng.integers(3, 9))) % 10) + 1 for _ in range(users)]
+    offsets = np.cumsum([0, *map(len, histories)])
+    log = Timelines(np.concatenate(histories), offsets, np.arange(users), np.arange(1, 11), list("abcdefghij"))
+    examples = NextItemExamples(log, history=PLACES, negatives=10, seed=0, every_place=True)
+    sampling = PoissonSampling(users, 400, unit="user")
+    seeding.seed(1)
+    model = SASRec(range(1, 11), width=8, history_length=PLACES, num_blocks=0)
+    model.compile(tfdp_rec.LazyDPSGD(30.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=400))
+    model.fit(sampling.batches(examples.fetch, shared=examples.shared), steps_per_epoch=60, verbose=0, shuffle=False)
+    context = np.array([[item, 0, 0, 0, 0, 0] for item in range(1, 11)])
+    best = np.argmax(model(context).numpy(), axis=1) + 1
+    assert (best == np.arange(1, 11) % 10 + 1).mean() >= 0.8
+
+
+@pytest.mark.parametrize(
+    "make, match",
+    [
+        (lambda: make_model(width=8, num_heads=3), "num_heads must divide width"),
+        (lambda: make_model(prior=[1.0, 2.0]), "prior must be 40"),
+        (lambda: SASRec([]), "catalogue"),
+    ],
+)
+def test_misuse_is_one_line(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_sums_without_order_are_refused(sums):
+    other = tfdp_rec.spectral.SpectralRecommender(range(1, ITEMS + 1), noise_multiplier=0.5, delta=1e-4)
+    with pytest.raises(ValueError, match="in order"):
+        SASRec.upon(other.fit(HISTORIES, verbose=0), width=8)
