@@ -27,6 +27,7 @@ class Sizes:
     largest_batch: int = option(8192, "of private batches", POSITIVE)
     alone_length: float = option(1.5, "of the noise in a row, which sets the rate of the tables", POSITIVE)
     upon_length: float = option(0.4, "the same upon sums", POSITIVE)
+    largest_rate: float = option(100.0, "of the tables, times the clip, at most", POSITIVE)
     dense_rate: float = option(1e-3, "of Adam, for what is no table", POSITIVE)
     adam_rate: float = option(2e-3, "without privacy", POSITIVE)
     adam_epochs: int = option(100, "without privacy, at most adam_steps", POSITIVE)

@@ -172,8 +172,9 @@ class Trainings:
             sampling=sampling, delta=DELTA, steps=sizes.steps, epsilon=cell.epsilon, spent=spent,
             l2_norm_clip=sizes.clip,
         )  # fmt: skip
-        # The rate with which the noise of all steps moves a row by so much.
-        rate = length * batch / (sizes.clip * plan.noise_multiplier * math.sqrt(sizes.steps * sizes.width))
+        # The rate with which the noise of all steps moves a row by so much; of many users' sums it would be too large.
+        of_noise = length * batch / (plan.noise_multiplier * math.sqrt(sizes.steps * sizes.width))
+        rate = min(of_noise, sizes.largest_rate) / sizes.clip
         dense = keras.optimizers.Adam(sizes.dense_rate)
         model.compile(tfdp_rec.LazyDPSGD(rate, plan=plan, dense_optimizer=dense))
         batches = plan.batches(examples.fetch, shared=examples.shared)
