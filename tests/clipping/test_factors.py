@@ -140,6 +140,15 @@ def test_a_weight_of_zero_wins_over_what_is_not_finite(kind, bad):
     np.testing.assert_allclose(found, 0.5 * formed[0] + 2.0 * formed[2], rtol=1e-12)
 
 
+def test_positions_that_cancel_are_clipped_by_their_sizes():
+    """The gradient is zero; its terms, whose roundings count, are not."""
+    d, q = np.array([[[3.0, 4.0], [-3.0, -4.0]]]), np.array([[[6.0, 0.0, 8.0]] * 2])
+    factor = factors.Scores(tf.constant([1, 4]), tf.constant(d), tf.constant(q), [ROWS, WIDTH])
+    norm, reach = cross_terms.measure([factor])
+    assert reach.numpy() == pytest.approx(2 * 5 * 10) and norm.numpy() >= 100 / cross_terms.CANCELLING
+    assert factor.terms.numpy() == 2 and not factor.whole
+
+
 def exact_norms(*parts):
     return np.linalg.norm(sum(parts).reshape(len(parts[0]), -1), axis=1)
 
