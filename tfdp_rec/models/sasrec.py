@@ -127,6 +127,8 @@ class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
     def upon(cls, recommender: Any, **arguments: Any) -> SASRec:
         """A model that begins with the answers of private sums, and is trained to better them.
 
+        The model reads `history_length` places, and so do its sums: make them as many as histories have.
+
         What the sums cost is not the training's: give it to its accountant or plan, as `PrivatePlan(..., spent=[
         (recommender.event, "private sums")])`, if both are made of the same users.
 
