@@ -40,7 +40,6 @@ from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
-from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.sums.fixed_point import checked_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training import PrivateModel, PrivateTraining
@@ -244,9 +243,7 @@ def make_private(
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
     if release:  # the model's history keeps it beside its steps: for later plans, and in files
-        event, label = release.use
-        entry = Entry(event, 1, DRAWN, label=label)
-        private.optimizer.privacy_history.add_entry(entry, id_of_use(event, label))
+        private.add_uses([release.use])
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs, release)
 
 

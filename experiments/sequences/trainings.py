@@ -137,8 +137,7 @@ class Trainings:
         sums = self._counted(protocol, self.sizes.sums_share * cell.epsilon)
         begun = float(protocol.measured(sums.scores).mean())
         model, log = self._model(0, sums), self._log(protocol)
-        spent = [(sums.event, "sums")]
-        scores, more = self._privately(model, protocol, log, cell, spent, self.sizes.upon_length)
+        scores, more = self._privately(model, protocol, log, cell, sums.uses, self.sizes.upon_length)
         return scores, {**more, "HR@10 of its sums": begun}
 
     def _model(self, blocks: int, sums: Any = None, **arguments: Any) -> SASRec:

@@ -293,6 +293,8 @@ def test_a_simulation_learns_and_charges_who_answered(world):
 
 def test_no_client_answers_more_often_than_it_may(world):
     update = fresh_update(world, local.PrivateUpdate)
+    with pytest.raises(ValueError, match="most_answers must be at least 1"):
+        Simulation(update, world.clients, 4, most_answers=0)
     simulation = Simulation(update, world.clients, 4, most_answers=2)
     simulation.run(2)
     with pytest.raises(ValueError, match="fewer than 2 times"):

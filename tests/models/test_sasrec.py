@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 import seeding
 import tensorflow as tf
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from helpers import assert_matches_oracle
 
 import tfdp_rec
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models.sasrec import RecentItems, SASRec
+from tfdp_rec.noise.words import seeded
+from tfdp_rec.privacy import Accountant
 
 ITEMS, PLACES = 40, 6
 RNG = np.random.default_rng(0)
@@ -178,3 +181,91 @@ def test_sums_without_order_are_refused(sums):
     other = tfdp_rec.spectral.SpectralRecommender(range(1, ITEMS + 1), noise_multiplier=0.5, delta=1e-4)
     with pytest.raises(ValueError, match="in order"):
         SASRec.upon(other.fit(HISTORIES, verbose=0), width=8)
+
+
+# What the sums cost.
+
+SAMPLING = dict(num_units=1000, expected_batch_size=5)
+
+
+def accounted(model, sampling=None):
+    accountant = Accountant(GaussianDpEvent(1.0), sampling or PoissonSampling(**SAMPLING), 1e-4, "rdp")
+    accountant.follow(model)
+    return accountant
+
+
+def test_the_model_tells_what_its_sums_have_cost(sums, tmp_path):
+    """An accountant that was told nothing, and one of a file, count the sums, once."""
+    model = SASRec.upon(sums, width=8, history_length=PLACES, num_heads=2)
+    assert accounted(model).spent_besides == sums.uses and [event for event, _ in sums.uses] == [sums.event]
+    model.save(tmp_path / "untrained.keras")
+    assert accounted(keras.models.load_model(tmp_path / "untrained.keras")).spent_besides == sums.uses
+    plan = tfdp_rec.PrivatePlan(
+        sampling=PoissonSampling(**SAMPLING), delta=1e-4, steps=3, noise_multiplier=1.0, spent=sums.uses,
+        accountant="rdp",
+    )  # fmt: skip
+    model.compile(tfdp_rec.LazyDPSGD(0.5, plan=plan))
+    assert plan.accountant.spent_besides == sums.uses
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = SASRec.upon(sums, width=8, history_length=PLACES, num_heads=2)
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert accounted(other).spent_besides == sums.uses
+    model.compile(tfdp_rec.DPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=5))
+    assert accounted(model).spent_besides == sums.uses
+
+
+def test_a_plan_that_was_not_told_of_the_sums_keeps_its_epsilon():
+    users = 400
+    ids = np.arange(1, ITEMS + 1)
+    log = Timelines(np.tile(ids[:3], users), 3 * np.arange(users + 1), np.arange(users), ids, list(map(str, ids)))
+    sums = tfdp_rec.spectral.SpectralRecommender(range(1, ITEMS + 1), 2.0, 1e-4, ordered=True).fit(log, verbose=0)
+    examples = NextItemExamples(log, history=PLACES, negatives=10, seed=0, every_place=True)
+    sampling = PoissonSampling(users, 20, unit="user")
+    plan = tfdp_rec.PrivatePlan(sampling=sampling, delta=1e-4, steps=8, epsilon=3.0, accountant="rdp")
+    model = SASRec.upon(sums, width=4, history_length=PLACES, num_blocks=0)
+    model.compile(tfdp_rec.LazyDPSGD(0.5, plan=plan))
+    batches = plan.batches(examples.fetch, shared=examples.shared)
+    model.fit(batches, steps_per_epoch=8, callbacks=[plan.budget()], verbose=0)
+    assert plan.accountant.steps < 8 and 2.0 < plan.accountant.epsilon() <= 3.0
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        model.train_on_batch(next(iter(batches)))
+
+
+def test_sums_of_several_fits_have_cost_each_of_them(tmp_path):
+    def more(noise=0.5, before=None):
+        made = tfdp_rec.spectral.SpectralRecommender(
+            range(1, ITEMS + 1), noise_multiplier=noise, delta=1e-4, ordered=True, head=30, before=before
+        )
+        return made.fit(HISTORIES, verbose=0)
+
+    first, unrelated = more(), more()
+    first.save(tmp_path / "first.npz")
+    second = more(0.6, tfdp_rec.spectral.SpectralRecommender.load(tmp_path / "first.npz").released.faded(0.5))
+    assert [event.noise_multiplier for event, _ in second.uses] == [0.5, 0.6] and second.uses[0] == first.uses[0]
+    assert second.forget([1]).uses == second.uses
+    both = accounted(SASRec.upon(second, width=8, history_length=PLACES))
+    both.follow(SASRec.upon(first, width=8, history_length=PLACES))
+    assert both.spent_besides == second.uses
+    both.follow(SASRec.upon(unrelated, width=8, history_length=PLACES))
+    assert sorted(both.spent_besides, key=str) == sorted([*second.uses, *unrelated.uses], key=str)
+
+
+def test_sums_of_which_no_file_tells_the_cost(sums, tmp_path):
+    """Files of earlier versions: what they cost must be given."""
+    sums.save(tmp_path / "sums.npz")
+    with np.load(tmp_path / "sums.npz") as file:
+        kept = {name: file[name] for name in file if name not in ("released_multipliers", "released_names")}
+    np.savez(tmp_path / "older.npz", **kept)
+    older = tfdp_rec.spectral.SpectralRecommender.load(tmp_path / "older.npz")
+    with pytest.raises(ValueError, match="does not tell what each of its fits cost.*spent="):
+        SASRec.upon(older, width=8, history_length=PLACES)
+    spent = [(GaussianDpEvent(0.5), "sums of Monday")]
+    assert accounted(SASRec.upon(older, spent=spent, width=8, history_length=PLACES)).spent_besides == spent
+
+
+def test_sums_with_the_noise_of_a_test_have_no_guarantee():
+    made = tfdp_rec.spectral.SpectralRecommender(
+        range(1, ITEMS + 1), noise_multiplier=0.5, delta=1e-4, ordered=True, words=seeded(1)
+    )
+    model = SASRec.upon(made.fit(HISTORIES, verbose=0), width=8, history_length=PLACES)
+    assert accounted(model).spent_besides[0][0] == NonPrivateDpEvent() and accounted(model).epsilon() == np.inf

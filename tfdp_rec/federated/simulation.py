@@ -26,6 +26,7 @@ from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.local import LocalUpdate
 from tfdp_rec.noise import words
+from tfdp_rec.refused import refuse_below
 
 
 @dataclasses.dataclass
@@ -93,7 +94,8 @@ class Simulation:
             for no limit.
 
     Raises:
-        ValueError: If there are fewer clients than a cohort needs, also in a later round, of those that still answer.
+        ValueError: There are fewer clients than a cohort needs, also in a later round, of those that still answer; or
+            most_answers is below 1.
     """
 
     update: LocalUpdate
@@ -107,6 +109,7 @@ class Simulation:
     def __post_init__(self) -> None:
         if not 1 <= self.cohort_size <= len(self.clients):
             raise ValueError(f"cohort_size must be in [1, {len(self.clients)}], got {self.cohort_size}.")
+        refuse_below(1, most_answers=1 if self.most_answers is None else self.most_answers)
         self._order = np.random.default_rng(self.seed)
         self._rounds_done = 0
         self.answers: np.ndarray[Any, Any] = np.zeros(len(self.clients), dtype=np.int64)

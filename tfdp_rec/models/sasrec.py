@@ -19,13 +19,14 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
+from dp_accounting import DpEvent
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
@@ -124,20 +125,24 @@ class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
         self.built = True
 
     @classmethod
-    def upon(cls, recommender: Any, **arguments: Any) -> SASRec:
+    def upon(
+        cls, recommender: Any, spent: Iterable[tuple[DpEvent, str]] | None = None, **arguments: Any
+    ) -> SASRec:
         """A model that begins with the answers of private sums, and is trained to better them.
 
         The model reads `history_length` places, and so do its sums: make them as many as histories have.
 
-        What the sums cost is not the training's: give it to its accountant or plan, as `PrivatePlan(..., spent=[
-        (recommender.event, "private sums")])`, if both are made of the same users.
+        What the sums have cost is part of the model's privacy history: every accountant that follows the model counts
+        it, beside the steps. A plan that is to leave room for it takes `PrivatePlan(..., spent=recommender.uses)`.
 
         Args:
             recommender: Fitted `SpectralRecommender`, with histories in order and without features.
+            spent: (event, label) pairs of what the sums have cost, where a ledger or plan has it under other labels;
+                by default `recommender.uses`. Empty only for sums of other users than the training's.
             **arguments: Arguments of the constructor, but for vocabulary, prior and sums.
 
         Raises:
-            ValueError: The sums are of items without order, or have features.
+            ValueError: The sums are of items without order, have features, or do not tell what they have cost.
 
         Example:
             >>> import tfdp_rec
@@ -152,6 +157,7 @@ class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
         made = cls(recommender.item_ids.tolist(), sums=sums, **arguments)
         assert made.sums is not None
         made.sums.take(recommender)
+        made.add_uses(recommender.uses if spent is None else spent)
         return made
 
     def encode(self, context: tf.Tensor) -> tf.Tensor:

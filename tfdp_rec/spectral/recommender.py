@@ -143,6 +143,25 @@ class SpectralRecommender:
         """ε at δ of `fit` alone, by dp_accounting; infinite where a test supplied the noise."""
         return epsilon_of(self.event, self.delta)
 
+    @property
+    def uses(self) -> list[tuple[DpEvent, str]]:
+        """(event, label) of each fit in its sums, for `PrivatePlan(spent=)`; no other fit has such a label.
+
+        Raises:
+            RuntimeError: Nothing was released yet.
+            ValueError: The sums come from a file of an earlier version, which does not tell what each fit cost.
+        """
+        self._check_fitted()
+        made = self.released
+        if not np.isfinite(made.multipliers).all():
+            raise ValueError(
+                "The file of these sums is of an earlier version, and does not tell what each of its fits cost: give "
+                "these costs as (event, label) pairs, spent=."
+            )
+        fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
+        kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
+        return [(kind(noise), f"private sums {name}") for noise, name in fits]
+
     def statement(self) -> Statement:
         """The guarantee in words."""
         self._check_fitted()
@@ -214,7 +233,8 @@ class SpectralRecommender:
         say = functools.partial(print, flush=True) if verbose else lambda task: None
         say(f"counting {len(self.catalogue)} items of {self.num_users} users")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
-        counted = self._before.counted(counts, self.split.counts, self.num_users, self._private)
+        given = self.split.counts, self.num_users, self._private, self.noise_multiplier
+        counted = self._before.counted(counts, *given)
         head = self._head(counted, counted.noise_with(self.split.gram), self.ordered is not False)
         say(f"counting pairs of {len(head)} items")
         silent = self.users_private or not verbose

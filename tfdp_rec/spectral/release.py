@@ -21,11 +21,14 @@ below 1, the lower the faster they change.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tfdp_rec.spending.entries import new_id
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +47,8 @@ class Release:
         votes: Noisy sum of the votes on order (`tfdp_rec.spectral.order`) of the first fit.
         votes_noise: Standard deviation of its noise; 0 if there was no vote.
         private: Whether all noise came from the operating system's entropy.
+        multipliers: Noise multiplier of the one Gaussian that each fit cost; NaN for those of versions before 0.4.
+        names: A name of each fit, which no other has.
 
     Example:
         >>> one = Release().counted(np.array([5.0, 3.0]), sigma=1.0, users=9)
@@ -63,6 +68,8 @@ class Release:
     votes: float = 0.0
     votes_noise: float = 0.0
     private: bool = True
+    multipliers: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    names: NDArray[np.str_] = dataclasses.field(default_factory=lambda: np.zeros(0, "<U16"))
 
     def faded(self, keep: float) -> Release:
         """The same release with less weight.
@@ -80,8 +87,13 @@ class Release:
         sums = ("users", "counts", "counts_noise", "pairs", "pairs_noise")
         return dataclasses.replace(self, **{name: keep * getattr(self, name) for name in sums})
 
-    def counted(self, counts: NDArray[np.float64], sigma: float, users: int, private: bool = True) -> Release:
-        """The release with noisy `counts` of a further fit added, whose catalogue has new items at its end."""
+    def counted(
+        self, counts: NDArray[np.float64], sigma: float, users: int, private: bool = True, cost: float = math.nan
+    ) -> Release:
+        """The release with noisy `counts` of a further fit added, whose catalogue has new items at its end.
+
+        `cost` is the noise multiplier of the Gaussian that the whole fit costs.
+        """
         new = len(counts) - len(self.counts)
         if new < 0:
             raise ValueError(f"Earlier sums have {len(self.counts)} items, and these {len(counts)}: items only join.")
@@ -92,6 +104,8 @@ class Release:
             counts_noise=np.hypot(np.pad(self.counts_noise, (0, new)), sigma),
             fits=self.fits + 1,
             private=self.private and private,
+            multipliers=np.append(self.multipliers, cost),
+            names=np.append(self.names, new_id()),
         )
 
     def noise_with(self, sigma: float) -> float:
@@ -135,8 +149,13 @@ class Release:
     @classmethod
     def from_arrays(cls, file: Mapping[str, Any]) -> Release:
         """The inverse of `arrays`."""
-        # 0.3.0 knew no order.
-        older = {"ordered", "votes", "votes_noise"} - {name.removeprefix("released_") for name in file}
+        # 0.3.0 knew no order, and versions before 0.4 did not note what each fit cost.
+        older = {"ordered", "votes", "votes_noise", "multipliers", "names"}
+        older -= {name.removeprefix("released_") for name in file}
         names = {field.name for field in dataclasses.fields(cls)} - older
         found = {name: file[f"released_{name}"] for name in names}
-        return cls(**{name: value if value.ndim else value.item() for name, value in found.items()})
+        made = cls(**{name: value if value.ndim else value.item() for name, value in found.items()})
+        if "multipliers" not in older:
+            return made
+        unknown = np.full(made.fits, math.nan), np.full(made.fits, "")
+        return dataclasses.replace(made, multipliers=unknown[0], names=unknown[1])

@@ -12,11 +12,12 @@ model it was, and makes no claim. A private step is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from dp_accounting import DpEvent
 
 from tfdp_rec.clipping.arithmetic import ask_for_float32_products
 from tfdp_rec.clipping.batches import open_specs
@@ -26,6 +27,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
+from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several
 from tfdp_rec.training.growth import Kept, take_over
@@ -162,6 +164,26 @@ class PrivateTraining(ReleaseMethods):
             vars(self)[step] = functools.partial(read_step, self, step)
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
             self.release.guard_possible_tables()
+
+    def add_uses(self, uses: Iterable[tuple[DpEvent, str]]) -> None:
+        """Adds to the privacy history what the model was made of before its training, such as a private count.
+
+        It is saved with the model, and every accountant that follows the model counts it. A use is known by its event
+        and label: one that a plan declares too, `PrivatePlan(spent=uses)`, is counted once.
+
+        Args:
+            uses: (event, label) pairs; equal ones are one use.
+
+        Example:
+            >>> import dp_accounting, tfdp_rec
+            >>> model = tfdp_rec.models.TwoTower([318, 296], width=4, prior=[3.0, 1.0])
+            >>> model.add_uses([(dp_accounting.GaussianDpEvent(20.0), "popularity counts of Monday")])
+            >>> len(model.saved_history().uses)
+            1
+        """
+        history = self.loaded_history()
+        for event, label in uses:
+            history.add_entry(Entry(event, 1, DRAWN, label=label), id_of_use(event, label))
 
     @property
     def is_private(self) -> bool:
