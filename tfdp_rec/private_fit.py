@@ -242,8 +242,6 @@ def make_private(
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
-    if release:  # the model's history keeps it beside its steps: for later plans, and in files
-        private.add_uses([release.use])
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs, release)
 
 
