@@ -8,11 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from cli.test_going_on import wait_for
 
 from tfdp_rec.cli import main
 from tfdp_rec.distribute import own_network
+from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.spending.ledger import read
 
 SMALL = "--users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3 --negatives 40 --quiet --epsilon 2"
@@ -37,6 +43,33 @@ def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     assert results["sgd"]["steps"] == 4 and results["sgd"]["epsilon"] == float("inf")  # trained by EANA without noise
     lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
     assert "recall@10" in lines[-1] and lines[-1]["step"] == 4
+
+
+@pytest.mark.slow
+def test_a_further_day_goes_on_from_what_servers_released(tmp_path):
+    """Two days in one ledger; the model's file tells of all that both have spent, as the ledger does."""
+    run = tmp_path / "run"
+    for day, more in enumerate([["--mechanism", "lazydpsgd", "--days", "2", "--out", run], ["--continue", run]]):
+        rng = np.random.default_rng(day)
+        items = rng.integers(0, 60 + 30 * day, 9000 + 100 * day)
+        rows = {"u": rng.integers(0, 700 + 20 * day, len(items)), "i": items, "t": np.arange(len(items))}
+        pa.parquet.write_table(pa.table(rows), tmp_path / f"{day}.parquet")
+        log = ["--data", tmp_path / f"{day}.parquet", *("--user u --item i --time t --batch-size 60".split())]
+        settings = "--steps 4 --width 4 --hidden 3 --negatives 30 --local 1 2".split()
+        command = ["train", *log, *(settings if not day else []), *more, "--quiet"]
+        done = subprocess.run(
+            [sys.executable, "-m", "tfdp_rec.cli", *map(str, command)], capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        known = WarmStart.load(run).items if not day else known  # noqa: F821
+    ledger = read(run / "release" / "ledger.jsonl")
+    assert [paid.label for paid in ledger.paid if not paid.steps] == 2 * ["private vocabulary", "popularity counts"]
+    assert ledger.steps == 8
+    model = keras.models.load_model(run / "release" / "model.keras")
+    assert model.scores.embeddings.shape[0] == 1 + len(WarmStart.load(run).items) > 1 + len(known)
+    follower = Accountant(model.optimizer.dp_event(), PoissonSampling(576, 60, unit="user"), 1e-6)
+    follower.follow(model)
+    assert follower.epsilon() == pytest.approx(ledger.epsilon(1e-6), abs=0.01) and ledger.epsilon(1e-6) <= 8.0
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ ROWS, UNITS, BATCH = 300, 64, 16
 SIZES = (16, 9, 0, 20, 16, 1, 16, 30, 12, 16, 5, 16)
 
 
-def ordinary_model(l2=0.0):
+def ordinary_model(l2=0.0, rows=ROWS):
     draw = functools.partial(keras.initializers.RandomUniform, -0.5, 0.5)
     ids = keras.Input([3], dtype="int32")
     penalty = keras.regularizers.L2(l2) if l2 else None
-    many = keras.layers.Embedding(ROWS, 8, draw(seed=1), penalty, name="many")(ids)
+    many = keras.layers.Embedding(rows, 8, draw(seed=1), penalty, name="many")(ids)
     few = keras.layers.Embedding(5, 4, name="few", embeddings_initializer=draw(seed=2))(ids % 5)
     both = keras.layers.Concatenate()([keras.layers.Flatten()(many), keras.layers.Flatten()(few)])
     hidden = keras.layers.Dense(8, "relu", name="hidden", kernel_initializer=draw(seed=3))(both)
@@ -85,7 +85,7 @@ def model_for(name):
     return ordinary_model(MECHANISMS[name][1].get("l2", 0.0))
 
 
-def trainer_of(cluster, name, directory=None, skip=0):
+def trainer_of(cluster, name, directory=None, skip=0, make=None, **options):
     sampling = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
 
     def batches():
@@ -93,8 +93,8 @@ def trainer_of(cluster, name, directory=None, skip=0):
         return fixed_batches().skip(skip)
 
     return ParameterServerTrainer(
-        lambda: model_for(name), lambda: optimizer_of(name), batches, cluster.resolver(), loss="mse", sampling=sampling,
-        min_shard_bytes=400, seconds_without_progress=30, checkpoint_directory=directory,
+        make or (lambda: model_for(name)), lambda: optimizer_of(name), batches, cluster.resolver(), loss="mse",
+        sampling=sampling, min_shard_bytes=400, seconds_without_progress=30, checkpoint_directory=directory, **options,
     )  # fmt: skip
 
 
@@ -168,6 +168,35 @@ def resumed(cluster, directory):
     forgotten = refusal(lambda: trainer_of(cluster, name, directory))
     refusals = {"refused": refused, "beside": beside, "forgotten": forgotten}
     return {**refusals, **counts, **found, "modes": modes}
+
+
+def grown(cluster, directory):
+    """A second day in one ledger: a model of more rows goes on from a release, also after an interruption."""
+    name, more = "lazy", lambda: ordinary_model(rows=ROWS + 50)
+    with tfdp_rec.privacy.Ledger(directory + ".jsonl", "example", tfdp_rec.privacy.Snapshot(UNITS, "x, y")) as ledger:
+        with trainer_of(cluster, name, directory + "1", ledger=ledger) as trainer:
+            trainer.fit(len(SIZES), verbose=0)
+            released = trainer.model()
+        began = released.grow_into(more())
+        begun, steps = began.get_weights(), ledger.steps
+        options = {"make": more, "ledger": ledger, "earlier_steps": steps, "begin_with": began}
+        other = refusal(lambda: trainer_of(cluster, name, directory + "2", **{**options, "begin_with": released}))
+        with trainer_of(cluster, name, directory + "2", **options) as trainer:
+            carried = trainer.cluster_model.optimizer.privacy_history.snapshot().steps
+            first = distance(trainer.model().get_weights(), begun)
+            trainer.fit(7, verbose=0)
+        with trainer_of(cluster, name, directory + "2", skip=7, **options) as trainer:
+            resumed = trainer.resume()
+            trainer.fit(len(SIZES) - 7, verbose=0)
+            after = trainer.model()
+    alone = ordinary_model(rows=ROWS + 50)
+    alone.compile(optimizer_of(name), loss="mse")
+    alone.set_weights(begun)
+    alone.fit(fixed_batches(), verbose=0)
+    return {
+        "first": first, "off": distance(after.get_weights(), alone.get_weights()), "resumed": resumed, "other": other,
+        "moved": distance(after.get_weights(), begun), "paid": ledger.steps, "carried": carried,
+    }  # fmt: skip
 
 
 def released_twice(cluster, directory):
@@ -589,6 +618,7 @@ def one_worker(directory):
         found = {"resumed": resumed(cluster, os.path.join(directory, "resumed"))}
         found["sections"], found["strays"] = len(noted), strays(noted)
         found["released twice"] = released_twice(cluster, os.path.join(directory, "released"))
+        found["grown"] = grown(cluster, os.path.join(directory, "grown"))
         return found | {"refusals": refusals(cluster)}
 
 

@@ -76,6 +76,13 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     assert found["modes"] == ["700"]
 
 
+def test_a_model_of_more_rows_goes_on_from_a_release_in_one_ledger(one_worker):
+    found = one_worker["grown"]
+    assert found["first"] == 0.0 and found["moved"] > 0.1 and found["off"] < 1e-5
+    assert found["resumed"] == 7 and found["carried"] == 12 and found["paid"] == 24
+    assert found["other"].startswith("ValueError: begin_with has variables of [(300, 8, 'float32')")
+
+
 def test_what_was_released_is_not_forgotten(one_worker):
     found = one_worker["released twice"]
     assert found["off"] == 0.0

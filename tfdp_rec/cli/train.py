@@ -146,11 +146,11 @@ def _refuse_release(settings: JobSettings, continues: bool) -> None:
             f"its own in each step. Take --mechanism {others}, or --export another."
         )
     planned = released in [each.name for each in names.IN_ORDER]
-    trained = names.is_two_tower(released) and names.named(released).claims_epsilon and not settings.servers
+    trained = names.is_two_tower(released) and names.named(released).claims_epsilon
     added = released == names.spectral.name or trained and not planned
     if (settings.days > 1 or continues) and not added:
         raise ValueError(
-            "--days and --continue go with private sums, and with two-towers of independent noise in this process: "
+            "--days and --continue go with private sums, and with two-towers of independent noise: "
             f"leave them out, or release another than {released}, such as --mechanism spectral."
         )
 

@@ -24,11 +24,13 @@ LEDGER = "ledger.jsonl"
 
 
 class Attempts:
-    """A count of attempts, in a ledger if there is one."""
+    """A count of attempts, in a ledger if there is one; `earlier` steps there are of trainings before this one."""
 
-    def __init__(self, payments: Payments | None = None, owned: bool = True):
+    def __init__(self, payments: Payments | None = None, owned: bool = True, earlier: int = 0):
         self._payments, self._owned, self._lock = payments, owned, threading.Lock()
-        self._reserved = payments.ledger.steps if payments else 0
+        self._reserved = payments.ledger.steps - earlier if payments else 0
+        if self._reserved < 0:
+            raise ValueError(f"The ledger holds {self._reserved + earlier} steps, fewer than the {earlier} before.")
         self._left, self._block = 0, 0
         self._paid_for: dp_accounting.DpEvent | None = None
         self.receipt = ""
@@ -92,11 +94,11 @@ class Attempts:
 
 
 def opened(
-    directory: str | None, sampling: PoissonSampling, data_changed: bool, ledger: Ledger | None = None
+    directory: str | None, sampling: PoissonSampling, data_changed: bool, ledger: Ledger | None = None, earlier: int = 0
 ) -> Attempts:
     """The attempts of a training; without a directory they are counted in memory. A given ledger is its owner's."""
     if ledger is not None:
-        return Attempts(Payments(ledger, sampling), owned=False)
+        return Attempts(Payments(ledger, sampling), owned=False, earlier=earlier)
     if directory is None:
         return Attempts()
     os.makedirs(directory, mode=0o700, exist_ok=True)

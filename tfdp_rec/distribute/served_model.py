@@ -93,6 +93,21 @@ class ServedModel:
                 scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
 
 
+    def send(self, local: Any) -> None:
+        """Gives the servers a local model's weights, tables some rows at a time; before the first step."""
+        pairs = list(zip(local.weights, self.model.weights))
+        shapes = [[(*each.shape, each.dtype) for each in model.weights] for model in (local, self.model)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"begin_with has variables of {shapes[0]}, and what model_fn makes of {shapes[1]}.")
+        for mine, variable in pairs:
+            table = self.tables.get(variable.path)
+            if table is None:
+                resource(variable).assign(tf.constant(mine.numpy()))
+                continue
+            for shard, rows in table.chunks(_CHUNK_VALUES):
+                scatter("Update", shard.variable, rows, tf.gather(resource(mine), rows + shard.first))
+
+
 class Placement:
     """Puts variables on servers; no shard of a table is smaller than `min_shard_bytes`."""
 

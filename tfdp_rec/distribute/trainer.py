@@ -60,6 +60,10 @@ class ParameterServerTrainer:
         checkpoint_every: Attempts between two checkpoints, about; None for the ends of `fit` and releases alone.
         ledger: Open `Ledger` of this training alone, to pay attempts in, which its owner closes; one in
             checkpoint_directory if left out.
+        earlier_steps: Number of steps in `ledger` that earlier trainings made, which this one goes on from.
+        begin_with: Model in this process whose weights and privacy history the training begins with, such as an
+            earlier release after `grow_into`; of the variables that model_fn makes. First weights of model_fn if left
+            out. A checkpoint that `resume` finds is later.
         data_changed: Whether the training continues on other data than before, grown for instance. Steps on the old
             data keep their price.
         min_shard_bytes: Least size of a shard: a table is divided among servers only where no shard gets smaller.
@@ -95,6 +99,8 @@ class ParameterServerTrainer:
         checkpoint_directory: str | None = None,
         checkpoint_every: int | None = None,
         ledger: Ledger | None = None,
+        earlier_steps: int = 0,
+        begin_with: PrivateTraining | None = None,
         data_changed: bool = False,
         min_shard_bytes: int = 1 << 18,
         seconds_without_progress: float = 300.0,
@@ -121,7 +127,7 @@ class ParameterServerTrainer:
         self.sampling = sampling
         with contextlib.ExitStack() as failed:
             # Before all that takes long: what may not train here is refused at once.
-            self._attempts = opened(checkpoint_directory, sampling, data_changed, ledger)
+            self._attempts = opened(checkpoint_directory, sampling, data_changed, ledger, earlier_steps)
             failed.callback(self._attempts.close)
             if checkpoint_directory is not None:
                 self._attempts.refuse_forgetting(Checkpoints(checkpoint_directory, [], {}))
@@ -129,6 +135,8 @@ class ParameterServerTrainer:
             devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
             self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
             self._refuse_shared_seeds()
+            if begin_with is not None:
+                self._begin_with(begin_with)
             self._make_step()
             self._checkpoints = self._make_checkpoints(checkpoint_directory)
             failed.pop_all()
@@ -145,6 +153,14 @@ class ParameterServerTrainer:
                 "that steps of different examples could have the same masks. Leave out Dropout and its kin (and Keras' "
                 "recurrent layers, which always hold a seed), or train on one machine."
             )
+
+    def _begin_with(self, model: Any) -> None:
+        """Takes a model's history, ahead of the weights that it is about, and its settled weights."""
+        history = model.saved_history()
+        if history is not None:
+            self._optimizer.privacy_history.merge_saved(history)
+        with model.release.leaving():
+            self._served.send(model)
 
     def _checked_spec(self) -> Any:
         streams = self.sampling.graph_streams

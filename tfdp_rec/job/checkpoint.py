@@ -211,6 +211,11 @@ class RunCheckpoint:
                 f"add a day to it with --continue {self.out}."
             )
 
+    def steps_before(self, name: str) -> int:
+        """Number of steps in a recommender's ledger of the days before this one; 0 without a ledger."""
+        since = self._since.get(self._paths.get(name, ""), 0)
+        return sum(paid.steps for paid in self.ledgers[name].paid if paid.number < since) if since else 0
+
     def close(self) -> None:
         """Lets another process own the ledgers."""
         for ledger in self.ledgers.values():

@@ -25,6 +25,7 @@ from tfdp_rec.job.recommenders.two_towers import (
     new_model,
     optimizer_for,
     steps_left,
+    untrained_model,
     with_costs,
 )  # fmt: skip
 from tfdp_rec.job.run import MadeRecommender, Run
@@ -48,11 +49,13 @@ class ClusterTraining:
         try:
             timelines = SharedTimelines(examples_of(run), path)
             trainer = ParameterServerTrainer(
-                lambda: new_model(run), lambda: _optimizer_for(name, settings, checkpoint.noises[name]),
+                lambda: untrained_model(run), lambda: _optimizer_for(name, settings, checkpoint.noises[name]),
                 lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
                 checkpoint_directory=checkpoint.training_folder(name) if name != mechanisms.sgd.name else None,
                 checkpoint_every=checkpoint.every,
                 ledger=run.ledger(name) if names.named(name).claims_epsilon else None,
+                earlier_steps=checkpoint.steps_before(name),
+                begin_with=new_model(run) if checkpoint.earlier is not None else None,
             )  # fmt: skip
             with trainer:
                 return _made(trainer, name, run)
@@ -73,7 +76,7 @@ def _optimizer_for(name: str, settings: JobSettings, noise_multiplier: float) ->
 
 
 def _made(trainer: ParameterServerTrainer, name: str, run: Run) -> MadeRecommender:
-    accountant, within = accounting(name, trainer.cluster_model.optimizer, run)
+    accountant, within = accounting(name, trainer.cluster_model.optimizer, run, run.ledger(name), pays=False)
     made = trainer.resume() if accountant is not None else 0
     curve, settings = _ClusterCurve(run.folder, name, trainer), run.settings
     left = steps_left(settings, made, within)

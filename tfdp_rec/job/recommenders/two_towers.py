@@ -74,13 +74,18 @@ def correlation_for(name: str, settings: JobSettings, sampling: Sampling) -> Cor
     return _best_correlation(settings.steps, sampling.separation, sampling.participations(settings.steps))
 
 
-def new_model(run: Run) -> TwoTower:
-    """An untrained model over item numbers, the same for every mechanism; on a further day, as it was released."""
+def untrained_model(run: Run) -> TwoTower:
+    """A model over item numbers, the same for every mechanism."""
     settings, numbers = run.settings, np.arange(1, run.log.num_items + 1)
     keras.utils.set_random_seed(settings.seed)
-    model = TwoTower(
+    return TwoTower(
         numbers, prior=run.prior, history_length=HISTORY, ks=KS, name="two_tower", **arguments(settings, "TwoTower")
     )
+
+
+def new_model(run: Run) -> TwoTower:
+    """What a training begins with: an untrained model, or on a further day the released one with the day's items."""
+    model = untrained_model(run)
     if run.checkpoint.earlier is not None:
         before = keras.models.load_model(run.folder.release / "model.keras", compile=False)
         _go_on(before, model, 1 + len(run.checkpoint.earlier.items))
@@ -150,14 +155,14 @@ def uses_before_training(run: Run, ledger: Any) -> list[tuple[str, Entry]]:
 
 
 def accounting(
-    name: str, optimizer: Any, run: Run, ledger: Any = None
+    name: str, optimizer: Any, run: Run, ledger: Any = None, pays: bool = True
 ) -> tuple[Accountant | None, list[PrivacyBudget]]:
-    """The accountant of a training, and the callback that keeps it within its budget."""
+    """The accountant of a training, which pays in the ledger or leaves that to others, and what keeps its budget."""
     if name in mechanisms.names(names.PEERS):
         return None, []
     for id, entry in uses_before_training(run, ledger):  # part of the model's saved history
         optimizer.privacy_history.add_entry(entry, id)
-    accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger)
+    accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger if pays else None)
     accountant.follow(optimizer)
     within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
     return accountant, within
