@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from experiments import tables
-from experiments.sequences.settings import METHODS
+from experiments.sequences.settings import METHODS, SUMS
+from experiments.sequences.trainings import unpacked
 
 
 def page(results: Sequence[dict[str, Any]], name: str, real: bool) -> str:
@@ -26,7 +27,8 @@ def page(results: Sequence[dict[str, Any]], name: str, real: bool) -> str:
     told = f"HR@10 on {name}, {of}; ± is the error over users and, of several, over seeds."
     lines = ["# The next item", "", told, ""]
     lines += tables.markdown(["ε", "method", *(f"{count:,} users" for count in users)], rows)
-    return "\n".join([*lines, "", *_seconds(results), "", "![HR@10 by users](users.png)", ""])
+    lines += ["", *_above_sums(results), "", *_seconds(results), "", "![HR@10 by users](users.png)", ""]
+    return "\n".join(lines)
 
 
 def _shown(found: Sequence[dict[str, Any]]) -> str:
@@ -36,6 +38,31 @@ def _shown(found: Sequence[dict[str, Any]]) -> str:
     between = np.var(means, ddof=1) / len(means) if len(means) > 1 else 0.0
     error = float(np.sqrt(np.mean([result["error"] for result in found]) ** 2 + between))
     return f"{np.mean(means):.4f} ± {error:.4f}"
+
+
+def _above_sums(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Trained models less private sums of the same budget, user by user: the mean over seeds, and its error."""
+    users = sorted({result["users"] for result in results})
+    rows = []
+    for method, epsilon in sorted({(r["method"], r["epsilon"]) for r in results if r["epsilon"]}):
+        cells = [_difference(results, method, epsilon, count) for count in users]
+        if method != SUMS and any(cells):
+            rows.append([f"{epsilon:g}", method, *cells])
+    return tables.markdown(["ε", "less sums, paired", *(f"{count:,} users" for count in users)], rows)
+
+
+def _difference(results: Sequence[dict[str, Any]], method: str, epsilon: float, users: int) -> str:
+    hits = {
+        name: [unpacked(r["hits"], r["asked"]) for r in results
+               if (r["method"], r["epsilon"], r["users"]) == (name, epsilon, users) and r.get("hits")]
+        for name in (method, SUMS)
+    }  # fmt: skip
+    if not all(hits.values()):
+        return ""
+    each = np.mean(hits[method], axis=0) - np.mean(hits[SUMS], axis=0)  # of a user, over seeds
+    seeds = [np.var([np.mean(one) for one in found], ddof=1) / len(found) for found in hits.values() if len(found) > 1]
+    error = float(np.sqrt(np.var(each, ddof=1) / len(each) + sum(seeds)))
+    return f"{np.mean(each):+.4f} ± {error:.4f}"
 
 
 def _seconds(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,8 @@ from tfdp_rec.settings import BETWEEN_0_AND_1, POSITIVE, option
 
 POPULARITY, SUMS = "popularity", "sums"
 SASREC, RECENT, UPON = "SASRec", "recent items", "recent items upon sums"  # the last two without a transformer
-METHODS = (POPULARITY, SUMS, SASREC, RECENT, UPON)
+SASREC_UPON = "SASRec upon sums"
+METHODS = (POPULARITY, SUMS, SASREC, RECENT, UPON, SASREC_UPON)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import tfdp_rec
 from experiments.anchors import Protocol, Scores, popularity
 from experiments.generated.walks import Walks
-from experiments.sequences.settings import POPULARITY, RECENT, SASREC, SUMS, UPON, Grid, Sizes
+from experiments.sequences.settings import POPULARITY, RECENT, SASREC, SASREC_UPON, SUMS, UPON, Grid, Sizes
 from experiments.study import train
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.datasets.log import Catalogue
@@ -61,10 +61,20 @@ def cells_of(grid: Grid) -> list[Cell]:
     ):
         if epsilon and method == POPULARITY:
             continue
-        if epsilon == 0.0 and (method in (RECENT, UPON) or (seed and method != SASREC)):
+        if epsilon == 0.0 and (method in (RECENT, UPON, SASREC_UPON) or (seed and method != SASREC)):
             continue
         found.append(Cell(method, users, epsilon, seed))
     return found
+
+
+def packed(hits: NDArray[np.float64]) -> str:
+    """Whether each user's item was found, as text."""
+    return np.packbits(hits > 0).tobytes().hex()
+
+
+def unpacked(text: str, count: int) -> NDArray[np.float64]:
+    """The inverse of `packed`."""
+    return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:count].astype(float)
 
 
 class Trainings:
@@ -85,14 +95,15 @@ class Trainings:
     def measure(self, cell: Cell) -> dict[str, Any]:
         """HR@10 of a cell with its error over the users asked, its ε and its seconds."""
         protocol, start = self._asked(cell.users), time.perf_counter()
-        make = {POPULARITY: self._popularity, SUMS: self._sums, UPON: self._upon}.get(cell.method, self._alone)
+        own = {POPULARITY: self._popularity, SUMS: self._sums, UPON: self._upon, SASREC_UPON: self._upon}
+        make = own.get(cell.method, self._alone)
         scores, more = make(protocol, cell)
         seconds = time.perf_counter() - start
         hits = protocol.measured(scores)
         error = float(hits.std(ddof=1) / math.sqrt(len(hits)))
         return {
             **dataclasses.asdict(cell), "HR@10": float(hits.mean()), "error": error, "asked": len(hits),
-            "seconds": seconds, **more,
+            "counted": len(protocol.counted), "seconds": seconds, "hits": packed(hits), **more,
         }  # fmt: skip
 
     def _protocol(self, count: int) -> Protocol:
@@ -136,7 +147,8 @@ class Trainings:
         keras.utils.set_random_seed(cell.seed)
         sums = self._counted(protocol, self.sizes.sums_share * cell.epsilon)
         begun = float(protocol.measured(sums.scores).mean())
-        model, log = self._model(0, sums), self._log(protocol)
+        blocks = self.sizes.blocks if cell.method == SASREC_UPON else 0
+        model, log = self._model(blocks, sums), self._log(protocol)
         scores, more = self._privately(model, protocol, log, cell, sums.uses, self.sizes.upon_length)
         return scores, {**more, "HR@10 of its sums": begun}
 

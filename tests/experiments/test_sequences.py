@@ -7,8 +7,9 @@ import pytest
 
 from experiments.generated.walks import Walks
 from experiments.sequences.__main__ import main
+from experiments.sequences.report import _difference
 from experiments.sequences.settings import Grid, Sizes
-from experiments.sequences.trainings import Trainings, cells_of
+from experiments.sequences.trainings import Trainings, cells_of, packed, unpacked
 
 RNG = np.random.default_rng(0)
 RING = [(RNG.integers(0, 20) + np.arange(RNG.integers(5, 15))) % 20 + 1 for _ in range(200)]
@@ -47,11 +48,22 @@ def test_what_is_asked_is_neither_told_nor_counted():
             assert protocol.counted[user].tolist() == whole[: -back - 1]
 
 
+def test_differences_are_of_the_same_users():
+    """Two seeds of a method that finds what the sums find, and one user more of eight."""
+    hits = np.array([1.0, 0, 1, 0, 0, 1, 0, 1])
+    base = {"epsilon": 8.0, "users": 8, "asked": 8}
+    results = [{**base, "method": "sums", "hits": packed(hits)}]
+    results += [{**base, "method": "SASRec", "hits": packed(np.maximum(hits, np.eye(8)[1]))} for _ in range(2)]
+    assert np.array_equal(unpacked(packed(hits), 8), hits)
+    assert _difference(results, "SASRec", 8.0, 8) == "+0.1250 ± 0.1250"
+    assert _difference(results, "recent items", 8.0, 8) == ""
+
+
 def test_cells_without_privacy_stand_once():
     cells = cells_of(Grid(users=(100, 10), epsilons=(1.0, 8.0), seeds=2))
     assert [cell.users for cell in cells] == sorted(cell.users for cell in cells)
     ten = [(cell.method, cell.epsilon, cell.seed) for cell in cells if cell.users == 10]
-    assert len(ten) == len(set(ten)) == 2 * 4 * 2 + 1 + 1 + 2
+    assert len(ten) == len(set(ten)) == 2 * 5 * 2 + 1 + 1 + 2
     assert ("popularity", 0.0, 0) in ten and ("SASRec", 0.0, 1) in ten and ("sums", 0.0, 1) not in ten
 
 
@@ -61,12 +73,13 @@ def test_the_study_runs_spends_its_epsilon_and_goes_on(file, tmp_path, capsys):
     arguments += ["--width", "4", "--history", "4", "--adam-steps", "200", "--negatives", "10"]
     assert main(arguments) == 0
     results = json.loads((tmp_path / "study" / "results.json").read_text())
-    assert len(results) == 7 and all(0 <= result["HR@10"] <= 1 for result in results)
+    assert len(results) == 8 and all(0 <= result["HR@10"] <= 1 for result in results)
     spent = [result["epsilon spent"] for result in results if "epsilon spent" in result]
-    assert len(spent) == 3 and all(7.9 < epsilon <= 8.0 for epsilon in spent)
+    assert len(spent) == 4 and all(7.9 < epsilon <= 8.0 for epsilon in spent)
     by = {(result["method"], result["epsilon"]): result["HR@10"] for result in results}
     assert by["SASRec", 0.0] > by["popularity", 0.0] + 0.1  # of 20 items, most are in the history
     assert (tmp_path / "study" / "users.png").stat().st_size > 5000
+    assert "| 8 | SASRec upon sums | " in (tmp_path / "study" / "report.md").read_text()
     capsys.readouterr()
     assert main(arguments) == 0
     assert "1 of" not in capsys.readouterr().out
