@@ -14,12 +14,13 @@ HELP = """\
   python -m experiments.clicks frappe-events train.csv test.csv         app use; an hour on two cores
   python -m experiments.clicks movielens ml-100k                        ratings; 4 and 5 stars are clicks
   python -m experiments.clicks movielens ml-100k --per-user 64          the same with users as units
+  python -m experiments.clicks movielens-events train.csv test.csv      who rated which film of a million
   python -m experiments.clicks criteo train.txt                         and avazu, private-ad, frappe: see sources.py
 
 Contestants are tuned on validation rows and judged on test rows: AUC, and log loss relative to that of the rate of
 clicks. Run it again to go on where it stopped, or with more --epsilons or --seeds.
 """
-NAMES = ("frappe", "frappe-events", "movielens", "criteo", "avazu", "private-ad", "generated")
+NAMES = ("frappe", "frappe-events", "movielens", "movielens-events", "criteo", "avazu", "private-ad", "generated")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

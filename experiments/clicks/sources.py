@@ -4,6 +4,7 @@
     frappe-events  the same events as CSV lines `contexts,item`, two other apps drawn for each; split 7:2:1 at random
     movielens      ratings of 100K (u.data or .inter) or 1M (ratings.dat) with attributes; a click is 4 or 5 stars;
                    split 8:1:1 at random
+    movielens-events    who rated which film of 1M, as CSV lines, two other films drawn for each; split 7:2:1
     criteo         the Kaggle display logs, whose last two sevenths are validation and test
     avazu          the Kaggle logs, whose last two hours-sorted tenths are validation and test
     private-ad     CriteoPrivateAd: Parquet by day; the last two days are validation and test
@@ -33,7 +34,7 @@ FRAPPE_COLUMNS = (
 _EVENT_COLUMNS = (
     "user", "daytime", "weekday", "weekend", "homework", "weather", "country", "city", "item", "cost",
 )  # fmt: skip
-_ITEM, _COST = _EVENT_COLUMNS.index("item"), _EVENT_COLUMNS.index("cost")
+_RATING_COLUMNS = ("user", "gender", "age", "occupation", "item", "genre")
 _SHOWN = 2  # other apps for each event
 _GENRES = 3  # of a film that are read
 BUCKETS = 1 << 16  # of a hashed column
@@ -65,35 +66,46 @@ def _libfm(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frappe_events(paths: Sequence[Path], seed: int = 0) -> ClickLog:
-    """Events of one or more files, each with other apps beside it."""
-    # Of held-back events these are apps that the user never used, as published. Of training events they are any but the
-    # event's own: what a user did not use is known from other events, and a unit's rows must be its own.
-    _expect(paths, None, "files of lines user-daytime-weekday-weekend-homework-weather-country-city,item-cost")
+    """App use in contexts."""
+    return _events("Frappe", "apps", _EVENT_COLUMNS, paths, seed)
+
+
+def movielens_events(paths: Sequence[Path], seed: int = 0) -> ClickLog:
+    """Who rated which film."""
+    return _events("MovieLens-1M", "films", _RATING_COLUMNS, paths, seed)
+
+
+def _events(name: str, items: str, columns: Sequence[str], paths: Sequence[Path], seed: int) -> ClickLog:
+    """Events of one or more files, each with other items beside it; the last column is the item's own attribute."""
+    # Of held-back events these are items that the user never used, as published. Of training events they are any but
+    # the event's own: what a user did not use is known from other events, and a unit's rows must be its own.
+    item = columns.index("item")
+    _expect(paths, None, f"files of lines {'-'.join(columns[:item])},{'-'.join(columns[item:])}")
     lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     events, sizes = numbered(np.array([line.replace(",", "-").split("-") for line in lines]).astype(int).T)
     rng, count = np.random.default_rng([seed, 1]), len(events)
-    cost_of = np.zeros(sizes[_ITEM], np.int32)
-    cost_of[events[:, _ITEM]] = events[:, _COST]
-    used = np.zeros((sizes[0], sizes[_ITEM]), bool)
-    used[events[:, 0], events[:, _ITEM]] = True
+    attribute = np.zeros(sizes[item], np.int32)
+    attribute[events[:, item]] = events[:, -1]
+    used = np.zeros((sizes[0], sizes[item]), bool)
+    used[events[:, 0], events[:, item]] = True
     alone = Rows(events, _no_numbers(count), np.ones(count, np.float32), np.arange(count))
 
     def with_others(part: str, rows: Rows) -> Rows:
-        ids, own = np.repeat(rows.ids, 1 + _SHOWN, axis=0), np.repeat(rows.ids[:, _ITEM], 1 + _SHOWN)
+        ids, own = np.repeat(rows.ids, 1 + _SHOWN, axis=0), np.repeat(rows.ids[:, item], 1 + _SHOWN)
         other = np.arange(len(ids)) % (1 + _SHOWN) > 0
-        drawn = rng.integers(sizes[_ITEM], size=len(ids))
+        drawn = rng.integers(sizes[item], size=len(ids))
 
         def unfit() -> np.ndarray:
             return other & (drawn == own if part == "train" else used[ids[:, 0], drawn])
 
         while (again := unfit()).any():
-            drawn[again] = rng.integers(sizes[_ITEM], size=int(again.sum()))
-        ids[other, _ITEM], ids[other, _COST] = drawn[other], cost_of[drawn[other]]
+            drawn[again] = rng.integers(sizes[item], size=int(again.sum()))
+        ids[other, item], ids[other, -1] = drawn[other], attribute[drawn[other]]
         return Rows(ids, _no_numbers(len(ids)), 1.0 - other.astype(np.float32), np.repeat(rows.units, 1 + _SHOWN))
 
     parts = {part: with_others(part, rows) for part, rows in split(alone, (7, 2, 1), seed).items()}
-    source = f"{count:,} real events; {_SHOWN} other apps drawn for each, split 7:2:1 at random"
-    return ClickLog("Frappe", _EVENT_COLUMNS, sizes, parts, "event", 1 + _SHOWN, source)
+    source = f"{count:,} real events; {_SHOWN} other {items} drawn for each, split 7:2:1 at random"
+    return ClickLog(name, tuple(columns), sizes, parts, "event", 1 + _SHOWN, source)
 
 
 def movielens(paths: Sequence[Path], seed: int = 0) -> ClickLog:
@@ -235,6 +247,7 @@ SOURCES: dict[str, Callable[[Sequence[Path]], ClickLog]] = {
     "frappe": frappe,
     "frappe-events": frappe_events,
     "movielens": movielens,
+    "movielens-events": movielens_events,
     "criteo": criteo,
     "avazu": avazu,
     "private-ad": private_ad,
