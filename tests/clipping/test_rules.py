@@ -8,7 +8,7 @@ from helpers import Scored, assert_matches_oracle, dense_gradients, double_preci
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.clipping import clipped_sum, rules
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -167,6 +167,59 @@ UNIVERSAL = {
 def test_layers_without_a_rule():
     shapes = {"own": [4]}
     together([(make(), normal(n, 3, *shapes.get(kind, [5, 4]))) for n, (kind, make) in enumerate(UNIVERSAL.items())])
+
+
+class Saturated(layers.Conv1D):
+    """Keras' own hook, which its `call` runs."""
+
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, tf.tanh(3.0 * kernel))
+
+
+class Positive(layers.Dense):
+    @property
+    def kernel(self):
+        return tf.math.softplus(layers.Dense.kernel.fget(self))
+
+
+class Cosine(tfdp_rec.CandidateScores):
+    def products(self, query, positives, negatives, table, offsets):
+        query, rows = tf.math.l2_normalize(query, -1), tf.math.l2_normalize(tf.convert_to_tensor(table), -1)
+        own = tf.reduce_sum(query * tf.gather(rows, positives), axis=1, keepdims=True)
+        return own, tf.matmul(query, tf.gather(rows, negatives), transpose_b=True)
+
+
+class Larger(layers.Dense):
+    """A subclass that adds, and overrides nothing of the computation."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.more = 1
+
+    def get_config(self):
+        return {**super().get_config(), "more": self.more}
+
+
+@pytest.mark.parametrize("make", [lambda: Saturated(3, 2), lambda: Positive(3)])
+def test_a_subclass_that_computes_otherwise_does_not_inherit_a_closed_form(make):
+    together([(make(), normal(0, 3, 5, 4))])
+
+
+def test_candidate_scores_with_products_of_their_own_have_no_rule():
+    def forward(parts, b):
+        return parts[0](b["x"], b["positives"], b["negatives"])
+
+    batch = {"x": normal(0, 3, 4), "positives": ids(1, 7, 3), "negatives": ids(2, 7, 5)}
+    with pytest.raises(tfdp_rec.NotPrivate, match="'cosine' takes an input whose first axis is not the batch"):
+        agrees([Cosine(7, 4)], forward, batch, shared=("negatives",))
+
+
+def test_a_function_in_the_place_of_a_layers_method_is_not_passed_over():
+    layer = layers.Conv1D(3, 2)
+    assert rules.rule_for(layer) is rules.rule_for(layers.Conv1D(3, 2)) is not None
+    assert rules.rule_for(Larger(3)) is rules.rule_for(layers.Dense(3)) is not None
+    layer.convolution_op = lambda inputs, kernel: layers.Conv1D.convolution_op(layer, inputs, tf.tanh(kernel))
+    assert rules.rule_for(layer) is None
 
 
 class Dropped(layers.Layer):

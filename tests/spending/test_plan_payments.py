@@ -285,6 +285,18 @@ def test_a_plan_begun_without_a_ledger_is_noticed_and_can_be_paid_for(tmp_path):
     process.accountant.close()
 
 
+def test_a_use_that_a_model_is_made_of_and_the_ledger_has_not_paid_for_is_named(tmp_path):
+    process = Process(tmp_path)
+    use = (dp_accounting.GaussianDpEvent(9.0), "counts of Monday")
+    process.model.add_uses([use])
+    process.accountant.follow(process.model)
+    with pytest.raises(Unaccounted, match="'counts of Monday' or steps were made that .* has not paid for"):
+        process.accountant.epsilon()
+    process.accountant.pay_for_history()
+    assert process.accountant.spent_besides == [use] and [each.label for each in read(process.path).paid] == [use[1]]
+    process.accountant.close()
+
+
 def test_a_ledger_that_is_older_than_the_checkpoint_is_refused(tmp_path):
     first = Process(tmp_path)
     first.fit(2)

@@ -2,8 +2,9 @@
 
 A rule runs the layer, watches the tensor whose gradient it needs (the output before the activation), and later turns
 the call's input and that gradient into factors (`factors.py`). Rules are found by the layer's class. A subclass that
-overrides `call` does not inherit its parent's rule, since it may compute something else. Layers without a rule get the
-universal one: the layer's own vector-Jacobian product, one example at a time.
+overrides a method or property of its parent does not inherit the rule, since it may compute something else: `call`, but
+also what it calls, such as `convolution_op`. Layers without a rule get the universal one: the layer's own
+vector-Jacobian product, one example at a time.
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ _REFUSED: dict[type, str] = {
     keras.layers.SpectralNormalization: "changes its weights while it is called; use weight_decay or a smaller clip",
 }
 _TFRS_TASKS = "tensorflow_recommenders.tasks"  # known by name: most users have no need of it
+# What a subclass may override without computing anything else.
+_NOT_COMPUTED = {
+    "build", "get_config", "from_config", "get_build_config", "build_from_config", "compute_mask",
+    "compute_output_shape", "compute_output_spec", "save_own_variables", "load_own_variables",
+}  # fmt: skip
+_OF_INSTANCES = {"build", "quantize", "call"}  # replaced in each layer, by Keras and by the recording
 _BY_AXIS = (keras.layers.LayerNormalization, keras.layers.UnitNormalization, keras.layers.Softmax)
 
 
@@ -172,9 +179,17 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
         return UNIVERSAL
     for kind in type(layer).__mro__:
         rule = _RULES.get(kind) or _RULES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
-        if rule is not None and type(layer).call is getattr(kind, "call", None):
-            return rule
+        if rule is not None:
+            return None if _computes_otherwise(layer, kind) else rule
     return None
+
+
+def _computes_otherwise(layer: keras.layers.Layer, kind: type) -> bool:
+    """Whether a layer overrides something that a class above it computes with."""
+    below = type(layer).__mro__[: type(layer).__mro__.index(kind)]
+    names = {name for each in below for name in vars(each)} | (set(vars(layer)) - _OF_INSTANCES)
+    computed = {name for name in names - _NOT_COMPUTED if name == "__call__" or not name.startswith("__")}
+    return any(callable(before := getattr(kind, name, None)) or isinstance(before, property) for name in computed)
 
 
 def _positions(tensor: tf.Tensor) -> tf.Tensor:

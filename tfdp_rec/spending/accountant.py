@@ -206,10 +206,13 @@ class Accountant:
         """Raises `Unaccounted` if steps were made on unproven batches, without payment, or without a record."""
         carried = self.carried
         self._refuse_unproven(carried)
-        unpaid = sum(self.payments.unpaid(carried).values()) if self.payments else 0
+        unpaid = self.payments.unpaid(carried) if self.payments else {}
         if self.payments and unpaid:
+            uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
+            steps = sum(unpaid.values())
+            what = f"{steps} steps were made" if not uses else f"{', '.join(uses)} or steps were made"
             raise Unaccounted(
-                f"{unpaid} steps were made that {self.payments.ledger.path} has not paid for: the file was deleted, "
+                f"{what} that {self.payments.ledger.path} has not paid for: the file was deleted, "
                 "restored from an older backup, or begun after these steps, or another model made them. Restore the "
                 "newest file; or, if no ledger holds these steps, pay for them now: accountant.pay_for_history()."
             )
