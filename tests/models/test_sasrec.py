@@ -9,6 +9,7 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from helpers import assert_matches_oracle
 
 import tfdp_rec
+from tfdp_rec.cli import main
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models.sasrec import RecentItems, SASRec
 from tfdp_rec.noise.words import seeded
@@ -144,6 +145,34 @@ def test_trained_upon_sums_and_saved(sums, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(context), model(context), rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_sums", [False, True])
+def test_it_is_exported_by_raw_ids(with_sums, sums, tmp_path):
+    """Histories longer than the model, with gaps and unknown ids; answers are those of the model itself."""
+    arguments = {"width": 8, "history_length": PLACES, "num_heads": 2}
+    model = stirred(SASRec.upon(sums, **arguments) if with_sums else make_model())
+    model.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=5))
+    model.train_on_batch(make_batch())  # rows owe noise
+    model.export(str(tmp_path / "served"), k=5)
+    histories = [[1, 2, 3, 4, 5, 6, 7, 8], [0, 9, 0, 11, 999, 0, 0, 0], [0] * 8]
+    served = tf.saved_model.load(str(tmp_path / "served")).signatures
+    found = served["serving_default"](history=tf.constant(histories, tf.int64))
+    scores = model(np.array([[3, 4, 5, 6, 7, 8], [9, 11, 0, 0, 0, 0], [0] * 6])).numpy()
+    for row, held in enumerate(([1, 2, 3, 4, 5, 6, 7, 8], [9, 11], [])):
+        scores[row, np.array(held, int) - 1] = -np.inf
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(found["ids"], best + 1)
+    np.testing.assert_allclose(found["scores"], np.take_along_axis(scores, best, 1), rtol=1e-5, atol=1e-6)
+    allowed = tf.constant([9, 4, 7], tf.int64)
+    among = served["among"](history=tf.constant(histories[1:2], tf.int64), k=tf.constant(3), allowed=allowed)
+    assert sorted(among["ids"].numpy()[0].tolist()) == [0, 4, 7]
+    model.save(tmp_path / "model.keras")
+    assert main(["export", str(tmp_path / "model.keras"), str(tmp_path / "again"), "--top-k", "5"]) == 0
+    again = tf.saved_model.load(str(tmp_path / "again")).signatures["serving_default"]
+    np.testing.assert_array_equal(again(history=tf.constant(histories, tf.int64))["ids"], found["ids"])
+    with pytest.raises(TypeError, match="does not take signature"):
+        model.export(str(tmp_path / "other"), signature=1)
 
 
 def test_it_learns_transitions_that_sums_without_direction_cannot_tell():

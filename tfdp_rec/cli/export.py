@@ -45,11 +45,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         import keras
 
-        from tfdp_rec.models.two_tower import TwoTower  # registers the classes that a file may hold
+        from tfdp_rec.models.sasrec import SASRec  # registers the classes that a file may hold
+        from tfdp_rec.models.two_tower import TwoTower
 
         found = keras.models.load_model(path)
-        if not isinstance(found, TwoTower):
-            raise ValueError(f"{path} holds a {type(found).__name__}; only TwoTower answers histories.")
+        if not isinstance(found, (SASRec, TwoTower)):
+            raise ValueError(f"{path} holds a {type(found).__name__}; only TwoTower and SASRec answer histories.")
     beside = path.with_name(RELEASED)
     if beside.is_file():
         from tfdp_rec.serving import export

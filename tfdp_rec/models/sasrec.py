@@ -31,10 +31,13 @@ from dp_accounting import DpEvent
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.datasets.log import PADDING, Catalogue
+from tfdp_rec.datasets.logs.items import Items
+from tfdp_rec.keras_internals import resource
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.kg_entity import EncoderBlock
 from tfdp_rec.models.released_sums import ReleasedSums
 from tfdp_rec.models.two_tower import checked_prior
+from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
 
@@ -181,6 +184,37 @@ class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
         begin = self._log_prior[1:] if self.sums is None else self.sums.everything(context)
         return tf.matmul(last, self.scores.embeddings[1:], transpose_b=True) + tf.cast(begin, last.dtype)
 
+    # Serving.
+
+    def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:  # type: ignore[override]
+        """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
+
+        The signatures are those of `tfdp_rec.serving.export`. The last `history_length` items of a history count.
+
+        Args:
+            filepath: Folder that is made.
+            k: Number of items in an answer.
+            **kwargs: Refused, if any.
+
+        Raises:
+            ValueError: k is not between 1 and the size of the catalogue.
+        """
+        if kwargs:
+            raise TypeError(f"export does not take {', '.join(kwargs)}.")
+        own_ids.export(filepath, self, Items(self.vocabulary), k=k)
+
+    @property
+    def item_ids(self) -> np.ndarray:
+        """Raw ids of the catalogue."""
+        return self.vocabulary
+
+    def answers(self) -> SASRecAnswers:
+        """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""
+        with self.release.leaving():
+            return SASRecAnswers(self)
+
+    # Training.
+
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """The mean over an example's places of the sampled-softmax cross-entropy, `[batch]`."""
         label, (negatives, often) = tf.cast(data["label"], tf.int64), repeats_last(tf.cast(data["negatives"], tf.int64))
@@ -192,3 +226,23 @@ class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
         losses = self.scores.cross_entropy(self.encode(data["context"]), label, negatives, offsets=(own, others))
         counts = tf.cast(tf.not_equal(label, PADDING), losses.dtype)
         return tf.math.divide_no_nan(tf.reduce_sum(losses * counts, axis=1), tf.reduce_sum(counts, axis=1))
+
+
+class SASRecAnswers(own_ids.WholeCatalogue):
+    """Answers of a settled `SASRec`, with a copy of its weights."""
+
+    def __init__(self, model: SASRec):
+        super().__init__(len(model.vocabulary))
+        twin = type(model).from_config(model.get_config())
+        twin.set_weights(model.get_weights())
+        # The SavedModel has the copy's variables and its arithmetic, but not the Keras model.
+        self.held = [resource(weight) for weight in twin.weights]
+        self._length, self._call = model.history_length, lambda context: twin.call(context)
+
+    def scores(self, history: tf.Tensor) -> tf.Tensor:
+        """As `WholeCatalogue.scores`."""
+        known = tf.cast(history >= 0, tf.int32)
+        order = tf.argsort(1 - known, axis=1, stable=True)  # what counts first, in its order
+        items = tf.pad(tf.gather(tf.maximum(history + 1, 0), order, batch_dims=1), [[0, 0], [0, self._length]])
+        begin = tf.maximum(tf.reduce_sum(known, axis=1) - self._length, 0)
+        return self._call(tf.gather(items, begin[:, None] + tf.range(self._length), batch_dims=1))

@@ -246,38 +246,23 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
             return TwoTowerAnswers(self)
 
 
-class TwoTowerAnswers(tf.Module):
-    """Answers of a settled `TwoTower`, with a copy of its weights. A slot is an item's number less 1."""
+class TwoTowerAnswers(own_ids.WholeCatalogue):
+    """Answers of a settled `TwoTower`, with a copy of its weights."""
 
     def __init__(self, model: TwoTower):
-        super().__init__()
-        self.places = np.arange(len(model.vocabulary))
+        super().__init__(len(model.vocabulary))
         # Copies: what is exported does not change when training goes on, and the Keras model does not come along.
         self.candidates = tf.Variable(model._candidates(), trainable=False)
         layers = [layer for layer in (model.context_table, model.hidden_layer, model.out_layer) if layer is not None]
         self.tower = [tf.Variable(w.numpy(), trainable=False) for layer in layers for w in layer.weights]
         self.history_length = model.history_length
 
-    def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Slots and scores of the k best items that are not in the history."""
-        return own_ids.first(self._scores(history), tf.range(len(self.places), dtype=tf.int64), k)
-
-    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `best`, of some items alone."""
-        allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
-        return own_ids.first(tf.gather(self._scores(history), allowed, axis=1), allowed, k)
-
-    def _scores(self, history: tf.Tensor) -> tf.Tensor:
-        """Scores of the catalogue, `[batch, items]`; what the history holds is left out."""
-        # Only the last items make the query, but none of the history is answered.
+    def scores(self, history: tf.Tensor) -> tf.Tensor:
+        """As `WholeCatalogue.scores`; the last items make the query."""
         known = tf.cast(history >= 0, tf.int64)
         recent = tf.cast(tf.cumsum(known, axis=1, reverse=True) <= self.history_length, tf.int64)
         query = _with_one(self._encode(history + 1, known * recent))
-        scores = tf.matmul(query, self.candidates, transpose_b=True)
-        rows = tf.repeat(tf.range(tf.shape(history)[0], dtype=tf.int64), tf.shape(history)[1])
-        places = tf.stack([rows, tf.maximum(tf.reshape(history, [-1]), 0)], axis=1)
-        seen = tf.scatter_nd(places, tf.reshape(known, [-1]), tf.shape(scores, tf.int64)) > 0
-        return tf.where(seen, own_ids.LEFT_OUT, scores)
+        return tf.matmul(query, self.candidates, transpose_b=True)
 
     def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         table, *hidden = self.tower

@@ -51,6 +51,35 @@ class SlotAnswers(Protocol):
         """As `best`, of some items alone: different slots, `[a]`."""
 
 
+class WholeCatalogue(tf.Module):
+    """`SlotAnswers` of a recommender that scores the whole catalogue at once; a slot is an item's number less 1."""
+
+    def __init__(self, items: int):
+        super().__init__()
+        self.places = np.arange(items)
+
+    def scores(self, history: tf.Tensor) -> tf.Tensor:
+        """Scores `[batch, items]` for histories of slots, of which −1 counts for nothing."""
+        raise NotImplementedError
+
+    def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `SlotAnswers.best`."""
+        return first(self._of_others(history), tf.range(len(self.places), dtype=tf.int64), k)
+
+    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `SlotAnswers.among`."""
+        allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
+        return first(tf.gather(self._of_others(history), allowed, axis=1), allowed, k)
+
+    def _of_others(self, history: tf.Tensor) -> tf.Tensor:
+        """The scores, without what the history holds."""
+        scores, known = self.scores(history), tf.cast(history >= 0, tf.int64)
+        rows = tf.repeat(tf.range(tf.shape(history)[0], dtype=tf.int64), tf.shape(history)[1])
+        places = tf.stack([rows, tf.maximum(tf.reshape(history, [-1]), 0)], axis=1)
+        seen = tf.scatter_nd(places, tf.reshape(known, [-1]), tf.shape(scores, tf.int64)) > 0
+        return tf.where(seen, LEFT_OUT, scores)
+
+
 def first(scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Slots and scores of the k best, the first of equal ones; −1 for what was left out or is not there."""
     best, index = tf.math.top_k(scores, tf.minimum(k, tf.size(slots)))
@@ -85,7 +114,7 @@ def export(
 
     Args:
         filepath: Folder that is made.
-        recommender: `SpectralRecommender` that was fitted, `TwoTower`, or another with their two members.
+        recommender: `SpectralRecommender` that was fitted, `TwoTower`, `SASRec`, or another with their two members.
         items: Ids of the catalogue, in its order.
         titles: Titles by id, public; an item without one has the title "".
         k: Number of items in an answer where the request does not say.
