@@ -92,7 +92,6 @@ class ServedModel:
                 values = shard.server.read({variable.path: rows})[variable.path]
                 scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
 
-
     def send(self, local: Any) -> None:
         """Gives the servers a local model's weights, tables some rows at a time; before the first step."""
         pairs = list(zip(local.weights, self.model.weights))
