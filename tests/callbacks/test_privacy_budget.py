@@ -485,6 +485,23 @@ def test_a_step_undescribed_on_shared_weights_silences_all_who_rest_on_them():
         of_second.epsilon()
 
 
+def test_steps_that_no_history_describes_are_not_forgotten_with_their_optimizer(tmp_path):
+    """Compiling anew dropped the optimizer, and with it the only trace of these steps."""
+    setup, layer = Setup(), keras.layers.Dense(3)
+    model, of_model = on(layer, setup)
+    train(model, of_model, setup, 2)
+    model.optimizer.iterations.assign(5)
+    model.compile(optimizer_of(), "mse", run_eagerly=True)
+    assert of_model.epsilon() == np.inf
+    assert "3 steps of DPSGD that its history does not describe" in " ".join(str(of_model.statement()).split())
+    model.save(tmp_path / "model.keras")
+    of_loaded = Accountant(GaussianDpEvent(1.0), setup.sampling, 1e-3, "rdp")
+    of_loaded.follow(keras.models.load_model(tmp_path / "model.keras"))
+    assert of_loaded.epsilon() == np.inf
+    with pytest.raises(ValueError):
+        train(model, of_model, setup, 2)
+
+
 def test_training_under_two_samplings_is_one_account(target):
     setup = Setup()
     setup.fit(100.0, epochs=1, steps_per_epoch=5)

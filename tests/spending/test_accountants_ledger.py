@@ -148,7 +148,7 @@ def test_a_state_without_ids_that_a_ledger_paid_for_is_owed_nothing(tmp_path):
     again.set_state(paid.get_state() | {"spent": old})
     assert again.epsilon() > 0
     again.set_state(paid.get_state() | {"spent": old * 2})
-    with pytest.raises(Unaccounted, match="1 steps were made"):
+    with pytest.raises(Unaccounted, match="1 steps or uses .'popularity counts'. were made"):
         again.epsilon()
 
 

@@ -54,7 +54,7 @@ def test_a_payment_pays_for_the_event_that_it_names(tmp_path):
     counted = accountant_of(ledger=tmp_path / "ledger.jsonl")
     state = other.get_state()
     counted.set_state(state)
-    with pytest.raises(Unaccounted, match="1 steps were made"):
+    with pytest.raises(Unaccounted, match="1 steps or uses .'terms'. were made"):
         counted.epsilon()
     counted.pay_for_history()
     assert counted.epsilon() > other.epsilon()

@@ -290,7 +290,7 @@ def test_a_use_that_a_model_is_made_of_and_the_ledger_has_not_paid_for_is_named(
     use = (dp_accounting.GaussianDpEvent(9.0), "counts of Monday")
     process.model.add_uses([use])
     process.accountant.follow(process.model)
-    with pytest.raises(Unaccounted, match="'counts of Monday' or steps were made that .* has not paid for"):
+    with pytest.raises(Unaccounted, match="1 steps or uses .'counts of Monday'. were made that .* has not paid for"):
         process.accountant.epsilon()
     process.accountant.pay_for_history()
     assert process.accountant.spent_besides == [use] and [each.label for each in read(process.path).paid] == [use[1]]

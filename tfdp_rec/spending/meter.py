@@ -24,7 +24,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from dp_accounting import DpEvent, NoOpDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.sampling.sampling_proof import Source
@@ -282,6 +282,10 @@ class Meter:
 
     def add_part(self, optimizer: Any, part: Meter) -> None:
         """Includes the meter of another optimizer, with which the training continues."""
+        lost = self._undescribed
+        if lost:  # the optimizer goes, and with it the only trace of these steps
+            label = f"{lost} steps of {type(self._optimizer).__name__} that its history does not describe"
+            self._closed.add(Entry(NonPrivateDpEvent(), 1, DRAWN, label=label))
         self._earlier = self._own_steps
         self._parts.append(part)
         self._optimizer = optimizer
