@@ -209,12 +209,11 @@ class Accountant:
         unpaid = self.payments.unpaid(carried) if self.payments else {}
         if self.payments and unpaid:
             uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
-            beside = f" or uses ({', '.join(uses)})" if uses else ""
+            made = f"{sum(unpaid.values())} steps" + (f" or uses ({', '.join(uses)})" if uses else "")
             raise Unaccounted(
-                f"{sum(unpaid.values())} steps{beside} were made that {self.payments.ledger.path} has not paid for: "
-                "the file was deleted, restored from an older backup, or begun after these steps, or another model made "
-                "them. Restore the newest file; or, if no ledger holds these steps, pay for them now: "
-                "accountant.pay_for_history()."
+                f"{made} were made that {self.payments.ledger.path} has not paid for: the file was deleted, "
+                "restored from an older backup, or begun after these steps, or another model made them. Restore the "
+                "newest file; or, if no ledger holds these steps, pay for them now: accountant.pay_for_history()."
             )
         missing = sum(meter.undescribed for meter in set(self.meters))
         if missing:
