@@ -222,6 +222,15 @@ def test_a_function_in_the_place_of_a_layers_method_is_not_passed_over():
     assert rules.rule_for(layer) is None
 
 
+def test_a_call_that_is_replaced_on_a_layer_is_what_trains_and_stays():
+    layer = layers.Dense(3)
+    original = layer.call
+    layer.call = lambda x, training=None: original(tf.tanh(2.0 * x))
+    own = layer.call
+    together([(layer, normal(0, 3, 4))])
+    assert layer.call is own and rules.rule_for(layer) is None
+
+
 class Dropped(layers.Layer):
     """A product that is linear in its matrix, of inputs with a part dropped, three times by one layer."""
 

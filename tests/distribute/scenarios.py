@@ -172,7 +172,8 @@ def resumed(cluster, directory):
 
 def grown(cluster, directory):
     """A second day in one ledger: a model of more rows goes on from a release, also after an interruption."""
-    name, more = "lazy", lambda: ordinary_model(rows=ROWS + 50)
+    # Its noise does not hang on when it is settled: a release in the middle changes nothing.
+    name, more = "lazy, step by step", lambda: ordinary_model(rows=ROWS + 50)
     with tfdp_rec.privacy.Ledger(directory + ".jsonl", "example", tfdp_rec.privacy.Snapshot(UNITS, "x, y")) as ledger:
         with trainer_of(cluster, name, directory + "1", ledger=ledger) as trainer:
             trainer.fit(len(SIZES), verbose=0)
@@ -185,10 +186,18 @@ def grown(cluster, directory):
             carried = trainer.cluster_model.optimizer.privacy_history.snapshot().steps
             first = distance(trainer.model().get_weights(), begun)
             trainer.fit(7, verbose=0)
-        with trainer_of(cluster, name, directory + "2", skip=7, **options) as trainer:
+            part = trainer.model()
+        again = {**options, "begin_with": part}  # as a job that was cut off after it wrote its model
+        with trainer_of(cluster, name, directory + "2", skip=7, **again) as trainer:
             resumed = trainer.resume()
+            undescribed = trainer.cluster_model.optimizer.privacy_history.undescribed
             trainer.fit(len(SIZES) - 7, verbose=0)
             after = trainer.model()
+        del options["begin_with"]
+        with trainer_of(cluster, name, directory + "2", **options) as trainer:
+            trainer.resume()
+            kept = [entry.steps for entry in trainer.model().saved_history()]
+        late = refusal(lambda: trainer_of(cluster, name, directory + "2", **{**options, "earlier_steps": ledger.steps}))
     alone = ordinary_model(rows=ROWS + 50)
     alone.compile(optimizer_of(name), loss="mse")
     alone.set_weights(begun)
@@ -196,6 +205,7 @@ def grown(cluster, directory):
     return {
         "first": first, "off": distance(after.get_weights(), alone.get_weights()), "resumed": resumed, "other": other,
         "moved": distance(after.get_weights(), begun), "paid": ledger.steps, "carried": carried,
+        "undescribed": undescribed, "kept": kept, "late": late,
     }  # fmt: skip
 
 

@@ -292,6 +292,32 @@ def test_sums_of_which_no_file_tells_the_cost(sums, tmp_path):
     assert accounted(SASRec.upon(older, spent=spent, width=8, history_length=PLACES)).spent_besides == spent
 
 
+def test_sums_of_a_run_do_not_tell_what_finding_their_items_has_cost(sums, tmp_path):
+    with open(tmp_path / "released.npz", "wb") as file:
+        sums.write(file, mark="{}")
+    of_run = tfdp_rec.spectral.SpectralRecommender.load(tmp_path / "released.npz")
+    with pytest.raises(ValueError, match="what all of it has cost is in its ledger.jsonl"):
+        SASRec.upon(of_run, width=8, history_length=PLACES)
+
+
+def test_a_use_of_a_model_that_is_built_later_goes_with_its_layers():
+    class Own(tfdp_rec.PrivateTraining, keras.Model):
+        def __init__(self, layer):
+            super().__init__()
+            self.rows = layer
+
+        def call(self, x):
+            return tf.reduce_sum(self.rows(x), axis=[1, 2])[:, None]
+
+    use, layer = (GaussianDpEvent(2.0), "counts of Monday"), keras.layers.Embedding(5, 2)
+    first, second = Own(layer), Own(layer)
+    first.add_uses([use])
+    for model in (first, second):
+        model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2), loss="mse")
+        model.prepare((np.array([[1], [2]]), np.array([[0.0], [1.0]])))
+    assert accounted(second).spent_besides == [use]
+
+
 def test_sums_with_the_noise_of_a_test_have_no_guarantee():
     made = tfdp_rec.spectral.SpectralRecommender(
         range(1, ITEMS + 1), noise_multiplier=0.5, delta=1e-4, ordered=True, words=seeded(1)

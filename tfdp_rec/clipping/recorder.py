@@ -210,15 +210,18 @@ def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> I
     """Replaces layers' calls by `run(call, args, kwargs)`, for the length of the block."""
 
     def replacement(original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: run(original, args, kwargs)
+        return rules.Recorded(lambda *args, **kwargs: run(original, args, kwargs))
 
+    own = [(layer, layer.__dict__.get("call")) for layer, _ in runs]  # of a layer whose call the user has replaced
     try:
         for layer, run in runs:
             layer.__dict__["call"] = replacement(layer.call, run)
         yield
     finally:
-        for layer, _ in runs:
+        for layer, before in own:
             layer.__dict__.pop("call", None)
+            if before is not None:
+                layer.__dict__["call"] = before
 
 
 def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:

@@ -78,6 +78,16 @@ class Hooks:
     before_read: Callable[[keras.Variable, tf.Tensor], None]
 
 
+class Recorded:
+    """What stands in the place of a layer's `call` while it is recorded."""
+
+    def __init__(self, run: Callable[..., Any]):
+        self._run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+
 class Rule(abc.ABC):
     """Runs a layer under recording and gives the factors of its variables."""
 
@@ -108,9 +118,9 @@ _TFRS_TASKS = "tensorflow_recommenders.tasks"  # known by name: most users have 
 # What a subclass may override without computing anything else.
 _NOT_COMPUTED = {
     "build", "get_config", "from_config", "get_build_config", "build_from_config", "compute_mask",
-    "compute_output_shape", "compute_output_spec", "save_own_variables", "load_own_variables",
+    "compute_output_shape", "compute_output_spec", "save_own_variables", "load_own_variables", "add_weight",
 }  # fmt: skip
-_OF_INSTANCES = {"build", "quantize", "call"}  # replaced in each layer, by Keras and by the recording
+_OF_INSTANCES = {"build", "quantize", "call"}  # replaced in each layer, by Keras; `call` is looked at apart
 _BY_AXIS = (keras.layers.LayerNormalization, keras.layers.UnitNormalization, keras.layers.Softmax)
 
 
@@ -187,6 +197,8 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
 def _computes_otherwise(layer: keras.layers.Layer, kind: type) -> bool:
     """Whether a layer overrides something that a class above it computes with."""
     below = type(layer).__mro__[: type(layer).__mro__.index(kind)]
+    if not isinstance(vars(layer).get("call"), (Recorded, type(None))):
+        return True
     names = {name for each in below for name in vars(each)} | (set(vars(layer)) - _OF_INSTANCES)
     computed = {name for name in names - _NOT_COMPUTED if name == "__call__" or not name.startswith("__")}
     return any(callable(before := getattr(kind, name, None)) or isinstance(before, property) for name in computed)
@@ -605,7 +617,7 @@ def _dropping(layer: keras.layers.Layer, mask_of: Callable[[Any, Any, bool], Any
 
     random = [part for part in layers_within(layer) if _is_plain_dropout(part) and part.rate > 0]
     for part in random:
-        part.__dict__["call"] = functools.partial(call, part)
+        part.__dict__["call"] = Recorded(functools.partial(call, part))
     try:
         yield
     finally:

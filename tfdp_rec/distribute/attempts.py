@@ -16,7 +16,8 @@ import dp_accounting
 
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.sampling.schemes import PoissonSampling
-from tfdp_rec.spending.entries import Entries
+from tfdp_rec.spending.accountant import Unaccounted
+from tfdp_rec.spending.entries import UNPROVEN, Entries
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
 
@@ -28,6 +29,8 @@ class Attempts:
 
     def __init__(self, payments: Payments | None = None, owned: bool = True, earlier: int = 0):
         self._payments, self._owned, self._lock = payments, owned, threading.Lock()
+        if int(earlier) != earlier or earlier < 0:
+            raise ValueError(f"earlier_steps must be a whole number of at least 0, got {earlier!r}.")
         self._reserved = payments.ledger.steps - earlier if payments else 0
         if self._reserved < 0:
             raise ValueError(f"The ledger holds {self._reserved + earlier} steps, fewer than the {earlier} before.")
@@ -85,6 +88,25 @@ class Attempts:
         found = checkpoints.stand()
         if found is not None and self._payments:
             self._payments.ledger.refuse_behind(*found)
+            if found[0] > self.count:
+                raise ValueError(
+                    f"The checkpoint stands at step {found[0]}, and the ledger holds {self.count} steps beside "
+                    "earlier_steps: that is their number when this training began, not now."
+                )
+
+    def refuse_unpaid(self, history: Entries) -> None:
+        """Raises `Unaccounted` if a ledger that others own lacks what was spent on the weights to begin with."""
+        if self._payments is None or self._owned:
+            return
+        entries = dict(history.items())
+        unpaid = [entries[id] for id in self._payments.unpaid(history)]
+        lacking = [entry for entry in unpaid if not entry.void and entry.origin != UNPROVEN]  # these have no ε anyway
+        if lacking:
+            what = ", ".join(entry.label or f"{entry.steps} steps" for entry in lacking[:3])
+            raise Unaccounted(
+                f"{self._payments.ledger.path} has not paid for what begin_with has spent ({what}): give the ledger "
+                "that has."
+            )
 
     def close(self) -> None:
         """Lets another trainer have the ledger, if it is owned here."""

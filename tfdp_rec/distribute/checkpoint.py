@@ -28,11 +28,13 @@ import tensorflow as tf
 from tfdp_rec.distribute.sections import Lock
 from tfdp_rec.files import replacing, rows_at_a_time
 from tfdp_rec.optimizers.tables import scatter
+from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Mark, finite, parsed, written
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")
 _HEADER = "training.json"
+_OF_ONE = ("step", "ledger", "history", "files", "hash")  # what checkpoints of one training differ in
 _PIECE_VALUES = 1 << 24
 
 
@@ -44,8 +46,8 @@ class Checkpoints:
         self._identity = json.loads(json.dumps(identity, default=str))
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
 
-    def save(self, step: int, mark: Mark | None = None) -> str:
-        """Writes a checkpoint with the ledger's mark, removes those before it, and returns its path."""
+    def save(self, step: int, mark: Mark | None = None, history: Entries | None = None) -> str:
+        """Writes a checkpoint with the ledger's mark and what was spent beside it, removes those before; its path."""
         older = self._paths()
         number = 1 + (int(_NAME.search(older[-1]).group(1)) if older else 0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{step}{_SUFFIX}")
@@ -63,7 +65,8 @@ class Checkpoints:
                         "checkpoint_directory must be on a file system that the coordinator and all servers share."
                     )
                 hashes |= {f"server-{index}/{name}": _hash(os.path.join(folder, name)) for name in state.files()}
-            stand = {"step": step, "ledger": None if mark is None else dataclasses.asdict(mark)}
+            stand: dict[str, Any] = {"step": step, "ledger": None if mark is None else dataclasses.asdict(mark)}
+            stand["history"] = None if history is None else history.dumps()
             with open(os.path.join(temporary, _HEADER), "wb") as file:
                 file.write(written(finite({**self._identity, **stand, "files": hashes})))
         for before in older:
@@ -74,6 +77,12 @@ class Checkpoints:
         """The attempts of the last checkpoint, and the ledger's mark then; None without a checkpoint."""
         paths = self._paths()
         return _stand(_header(paths[-1])) if paths else None
+
+    def history(self) -> Entries:
+        """What was spent on the model beside this training, as the last checkpoint says."""
+        paths = self._paths()
+        saved = _header(paths[-1]).get("history") if paths else None
+        return Entries.loads(saved) if saved else Entries()
 
     def restore(self) -> int | None:
         """Puts the servers where the last checkpoint left them; returns its step, or None if there is none."""
@@ -91,7 +100,7 @@ class Checkpoints:
         return _stand(header)[0]
 
     def _refuse_another(self, path: str, header: Mapping[str, Any]) -> None:
-        theirs = {key: value for key, value in header.items() if key not in ("step", "ledger", "files", "hash")}
+        theirs = {key: value for key, value in header.items() if key not in _OF_ONE}
         mine = finite(self._identity)
         for key in {**theirs, **mine}:
             if theirs.get(key) != mine.get(key):

@@ -33,6 +33,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, source_of
 from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import examples_of
@@ -111,6 +112,7 @@ class ParameterServerTrainer:
         if microbatch_size is not None:
             self._compile_options["microbatch_size"] = microbatch_size
         self._every, self._saved = checkpoint_every, 0
+        self._begun_with = Entries()  # what was spent on the weights before this training
         self._progress = _Progress()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         self._watch = Watch(cluster, seconds_without_progress)
@@ -156,9 +158,15 @@ class ParameterServerTrainer:
 
     def _begin_with(self, model: Any) -> None:
         """Takes a model's history, ahead of the weights that it is about, and its settled weights."""
-        history = model.saved_history()
-        if history is not None:
-            self._optimizer.privacy_history.merge_saved(history)
+        plan = getattr(model.optimizer, "plan", None)
+        if plan is not None and self._optimizer.plan is None:
+            raise NotPrivate(
+                "begin_with trained under a PrivatePlan, whose budget these steps would exceed untold: make "
+                "optimizer_fn's optimizer with a plan, too."
+            )
+        self._begun_with = model.saved_history() or Entries()
+        self._attempts.refuse_unpaid(self._begun_with)
+        self._optimizer.privacy_history.merge_saved(self._begun_with)
         with model.release.leaving():
             self._served.send(model)
 
@@ -234,9 +242,12 @@ class ParameterServerTrainer:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             accountant.follow(self._optimizer)
         self._watch.during(self._checkpoints.restore)
+        self._begun_with.merge(self._checkpoints.history())
+        self._optimizer.privacy_history.merge_saved(self._begun_with)
         for id, entry in self._attempts.paid().items():
             self._optimizer.privacy_history.add_entry(entry, id)
         self._optimizer.iterations.assign(self._attempts.count)
+        self._optimizer.privacy_history.restored()
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
 
@@ -245,8 +256,18 @@ class ParameterServerTrainer:
         self._refuse_unresumed("save")
         if self._checkpoints is not None:
             count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
-            self._watch.during(lambda: checkpoints.save(count, mark))
+            spent = self._spent_beside()
+            self._watch.during(lambda: checkpoints.save(count, mark, spent))
             self._saved = count
+
+    def _spent_beside(self) -> Entries:
+        """What was spent on the weights before this training, and other uses, such as a plan's."""
+        found = Entries()
+        found.merge(self._begun_with)
+        for id, entry in self._optimizer.privacy_history.snapshot().items():
+            if entry.label:
+                found.add(entry, id)
+        return found
 
     @property
     def attempts(self) -> int:
@@ -276,6 +297,9 @@ class ParameterServerTrainer:
         self._refuse_unresumed("fit")
         model = self.cluster_model
         model.stop_training, model.feeding = False, self._source
+        plan = self._optimizer.plan
+        if plan is not None and not any(getattr(each, "keeps_budget", False) for each in callbacks or []):
+            callbacks = [*(callbacks or []), plan.budget()]
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=len(rounds),

@@ -118,7 +118,7 @@ class SpectralRecommender:
         self._vectors = None if features is None else item_vectors(features, len(self.catalogue))
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
-        self._size, self._words, self._begun = head, words, False
+        self._size, self._words, self._begun, self._of_run = head, words, False, False
         self._before = before or Release()
         if ordered is None and self._before.fits:
             ordered = self._before.ordered
@@ -149,11 +149,18 @@ class SpectralRecommender:
 
         Raises:
             RuntimeError: Nothing was released yet.
-            ValueError: The sums come from a file of an earlier version, which does not tell what each fit cost.
+            ValueError: The sums are of a run, whose ledger knows the whole cost, or their file is of an earlier version
+                and does not tell what each fit cost.
         """
         self._check_fitted()
         made = self.released
-        if not np.isfinite(made.multipliers).all():
+        if self._of_run:
+            raise ValueError(
+                "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
+                "its ledger.jsonl. Give that as (event, label) pairs, spent=[(paid.event, f'{paid.label} {paid.id}') "
+                "for paid in tfdp_rec.spending.ledger.read(path).paid]."
+            )
+        if len(made.multipliers) != made.fits or not np.isfinite(made.multipliers).all():
             raise ValueError(
                 "The file of these sums is of an earlier version, and does not tell what each of its fits cost: give "
                 "these costs as (event, label) pairs, spent=."
@@ -463,6 +470,7 @@ class SpectralRecommender:
                 names = {*_KEPT, "item_ids"} - ({"overlap", "users_private"} - set(file))  # 0.3.0 knew neither
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
+                kept["_of_run"] = "mark" in file
                 kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem

@@ -392,6 +392,8 @@ class PrivateTraining(ReleaseMethods):
     def _build_optimizer(self) -> None:
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
+        if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
+            self.loaded_history()
         self.release.guard(self.optimizer)
 
     def table_reader(self, spec: Any) -> TableReader:
