@@ -194,10 +194,12 @@ def grown(cluster, directory):
             trainer.fit(len(SIZES) - 7, verbose=0)
             after = trainer.model()
         del options["begin_with"]
-        with trainer_of(cluster, name, directory + "2", **options) as trainer:
-            trainer.resume()
-            kept = [entry.steps for entry in trainer.model().saved_history()]
         late = refusal(lambda: trainer_of(cluster, name, directory + "2", **{**options, "earlier_steps": ledger.steps}))
+    with trainer_of(cluster, name, directory + "3", make=more, begin_with=began) as trainer:
+        trainer.fit(1, verbose=0)
+    with trainer_of(cluster, name, directory + "3", make=more) as trainer:
+        trainer.resume()
+        kept = [entry.steps for entry in trainer.model().saved_history()]
     alone = ordinary_model(rows=ROWS + 50)
     alone.compile(optimizer_of(name), loss="mse")
     alone.set_weights(begun)
@@ -211,17 +213,19 @@ def grown(cluster, directory):
 
 def released_twice(cluster, directory):
     """A release, a crash, a release: with real noise, which cannot be drawn a second time."""
-    make = lambda: linear_trainer(cluster, "real noise", 2, directory)  # noqa: E731
-    first = make()
+    first = linear_trainer(cluster, "real noise", 2, directory)
     first.fit(5, verbose=0)
-    before = first.model().get_weights()
+    released = first.model()
+    before = released.get_weights()
     first.close()
-    again = make()
+    again = linear_trainer(cluster, "real noise", 2, directory, begin_with=released)  # which has these steps already
     again.resume()
+    history = again.cluster_model.optimizer.privacy_history
     drawn = np.delete(before[0], [touched for touched, _ in IDS], axis=0) / (RATE * SIGMA * CLIP / 2 * 5**0.5)
     alike = float(np.corrcoef(drawn[: SIDE - 1].ravel(), drawn[SIDE - 1 :].ravel())[0, 1])
     off = distance(before, again.model().get_weights())
-    return {"off": off, "spread": float(drawn.std()), "alike": alike}
+    counts = {"undescribed": history.undescribed, "steps": history.snapshot().steps}
+    return {"off": off, "spread": float(drawn.std()), "alike": alike, **counts}
 
 
 # A linear model: the gradient of the first row of an example is DIRECTION, whatever the weights are; its second row is
@@ -251,7 +255,7 @@ LINEAR = {
 }
 
 
-def linear_trainer(cluster, name, expected_batch, directory=None):
+def linear_trainer(cluster, name, expected_batch, directory=None, **given):
     sampling = tfdp_rec.data.PoissonSampling(2, expected_batch)
     kind, options = LINEAR.get(name, ("LazyDPSGD", {}))
 
@@ -264,7 +268,7 @@ def linear_trainer(cluster, name, expected_batch, directory=None):
     return ParameterServerTrainer(
         Linear, optimizer, lambda: sampling.graph_batches(lambda i: {"ids": tf.gather(IDS, i), "unit": i}),
         cluster.resolver(), sampling=sampling, min_shard_bytes=1000, seconds_without_progress=30,
-        checkpoint_directory=directory,
+        checkpoint_directory=directory, **given,
     )  # fmt: skip
 
 
