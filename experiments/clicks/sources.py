@@ -88,6 +88,8 @@ def _events(name: str, items: str, columns: Sequence[str], paths: Sequence[Path]
     attribute[events[:, item]] = events[:, -1]
     used = np.zeros((sizes[0], sizes[item]), bool)
     used[events[:, 0], events[:, item]] = True
+    if used.all(axis=1).any():
+        raise ValueError(f"A user of {name} has all {sizes[item]} {items}: none is left to be shown beside.")
     alone = Rows(events, _no_numbers(count), np.ones(count, np.float32), np.arange(count))
 
     def with_others(part: str, rows: Rows) -> Rows:

@@ -117,12 +117,15 @@ def test_events_have_apps_beside_them_that_their_user_never_used(tmp_path):
 
 def test_films_beside_an_event_have_their_genre(tmp_path):
     path, rng = tmp_path / "train.csv", np.random.default_rng(0)
-    events = np.stack([rng.integers(0, 40, 300), rng.integers(0, 8, 300)], axis=1)
+    events = np.stack([rng.integers(0, 40, 300), rng.integers(0, 30, 300)], axis=1)
     path.write_text("".join(f"{user}-7-8-9,{film}-{50 + film % 2}\n" for user, film in events))
     log = sources.movielens_events([path])
     assert log.columns == ("user", "gender", "age", "occupation", "item", "genre") and log.name == "MovieLens-1M"
     for rows in log.parts.values():
         assert (rows.labels == 1).sum() * 3 == len(rows) and (rows.ids[:, 5] == rows.ids[:, 4] % 2).all()
+    path.write_text("".join(f"1-7-8-9,{film}-50\n" for film in range(4)))
+    with pytest.raises(ValueError, match="has all 4 films"):
+        sources.movielens_events([path])
 
 
 def test_apps_beside_a_training_event_do_not_depend_on_the_users_other_events(tmp_path):
