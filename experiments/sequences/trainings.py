@@ -81,11 +81,11 @@ class Trainings:
     """The users of a study and what is made of them.
 
     Args:
-        sizes: of every training.
-        real: histories of real users, the oldest item first.
-        items: of the catalogue, ids 1 to that.
-        own: whether they are the users, instead of users generated after them.
-        validate: whether the item before the last is asked for.
+        sizes: Sizes that all trainings share.
+        real: Histories of real users, the oldest item first.
+        items: Number of items of the catalogue, whose ids are 1 to that.
+        own: Whether the real users themselves are counted, instead of users generated after them.
+        validate: Whether the item before the last is asked for, instead of the last.
     """
 
     def __init__(self, sizes: Sizes, real: Sequence[NDArray[np.integer]], items: int, own: bool, validate: bool):

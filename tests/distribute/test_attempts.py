@@ -37,6 +37,20 @@ def test_no_more_are_made_than_were_reserved():
     assert attempts.count == 3 and not len(attempts.paid())
 
 
+def test_earlier_steps_are_those_of_a_ledger(tmp_path):
+    with pytest.raises(ValueError, match="earlier_steps are steps in ledger="):
+        opened(str(tmp_path), SAMPLING, False, earlier=3)
+    with Ledger(tmp_path / "own.jsonl", "user", Snapshot(1000, "user"), SAMPLING.adjacency) as ledger:
+        attempts = opened(None, SAMPLING, False, ledger)
+        attempts.reserve(ONE, 4)
+        assert opened(None, SAMPLING, False, ledger, earlier=3).count == 1
+        for earlier in (-1, 1.5):
+            with pytest.raises(ValueError, match="whole number of at least 0"):
+                opened(None, SAMPLING, False, ledger, earlier=earlier)
+        with pytest.raises(ValueError, match="holds 4 steps, fewer than the 5"):
+            opened(None, SAMPLING, False, ledger, earlier=5)
+
+
 def test_a_block_is_paid_for_before_its_first_attempt(tmp_path):
     attempts = attempts_in(tmp_path)
     block = attempts.reserve(ONE, 10)

@@ -121,6 +121,8 @@ def opened(
     """The attempts of a training; without a directory they are counted in memory. A given ledger is its owner's."""
     if ledger is not None:
         return Attempts(Payments(ledger, sampling), owned=False, earlier=earlier)
+    if earlier:
+        raise ValueError("earlier_steps are steps in ledger=, which was not given: leave earlier_steps out.")
     if directory is None:
         return Attempts()
     os.makedirs(directory, mode=0o700, exist_ok=True)

@@ -47,7 +47,7 @@ class Checkpoints:
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
 
     def save(self, step: int, mark: Mark | None = None, history: Entries | None = None) -> str:
-        """Writes a checkpoint with the ledger's mark and what was spent beside it, removes those before; its path."""
+        """Writes a checkpoint, removes those before it, and returns its path; `history` is spent beside the ledger."""
         older = self._paths()
         number = 1 + (int(_NAME.search(older[-1]).group(1)) if older else 0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{step}{_SUFFIX}")

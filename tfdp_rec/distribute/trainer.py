@@ -37,6 +37,7 @@ from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import examples_of
+from tfdp_rec.training.callback_checks import several, with_budget_of_plan
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -161,8 +162,8 @@ class ParameterServerTrainer:
         plan = getattr(model.optimizer, "plan", None)
         if plan is not None and self._optimizer.plan is None:
             raise NotPrivate(
-                "begin_with trained under a PrivatePlan, whose budget these steps would exceed untold: make "
-                "optimizer_fn's optimizer with a plan, too."
+                "begin_with was trained under a PrivatePlan, and these steps would not be counted in its budget: give "
+                "the optimizer of optimizer_fn a plan, too."
             )
         self._begun_with = model.saved_history() or Entries()
         self._attempts.refuse_unpaid(self._begun_with)
@@ -297,9 +298,7 @@ class ParameterServerTrainer:
         self._refuse_unresumed("fit")
         model = self.cluster_model
         model.stop_training, model.feeding = False, self._source
-        plan = self._optimizer.plan
-        if plan is not None and not any(getattr(each, "keeps_budget", False) for each in callbacks or []):
-            callbacks = [*(callbacks or []), plan.budget()]
+        callbacks = with_budget_of_plan(self._optimizer.plan, several(callbacks))
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=len(rounds),

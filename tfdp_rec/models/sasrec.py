@@ -31,7 +31,6 @@ from dp_accounting import DpEvent
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.datasets.log import PADDING, Catalogue
-from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.kg_entity import EncoderBlock
@@ -54,7 +53,7 @@ class RecentItems(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
+class SASRec(SavedByArguments, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
     """Causal transformer over a history, lookup label tower, sampled softmax with shared uniform negatives.
 
     A batch is a dict: `context` `[batch, n]` (item numbers, the oldest first, then zeros), `label` `[batch, n]`, the
@@ -185,28 +184,6 @@ class SASRec(SavedByArguments, PrivateTraining, tfrs.Model):
         return tf.matmul(last, self.scores.embeddings[1:], transpose_b=True) + tf.cast(begin, last.dtype)
 
     # Serving.
-
-    def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:  # type: ignore[override]
-        """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
-
-        The signatures are those of `tfdp_rec.serving.export`. The last `history_length` items of a history count.
-
-        Args:
-            filepath: Folder that is made.
-            k: Number of items in an answer.
-            **kwargs: Refused, if any.
-
-        Raises:
-            ValueError: k is not between 1 and the size of the catalogue.
-        """
-        if kwargs:
-            raise TypeError(f"export does not take {', '.join(kwargs)}.")
-        own_ids.export(filepath, self, Items(self.vocabulary), k=k)
-
-    @property
-    def item_ids(self) -> np.ndarray:
-        """Raw ids of the catalogue."""
-        return self.vocabulary
 
     def answers(self) -> SASRecAnswers:
         """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""

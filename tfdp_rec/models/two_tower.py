@@ -25,7 +25,6 @@ import tensorflow_recommenders as tfrs
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.datasets.log import PADDING, Catalogue
-from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
@@ -44,7 +43,7 @@ class BagOfWords(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
+class TwoTower(SavedByArguments, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
     """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
 
     A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none) and `negatives`
@@ -216,29 +215,6 @@ class TwoTower(SavedByArguments, PrivateTraining, tfrs.Model):
         return named | {f"precision@{k}": value / k for k, value in recalls.items()}
 
     # Serving.
-
-    def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:  # type: ignore[override]
-        """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
-
-        The signatures are those of `tfdp_rec.serving.export`. The last `history_length` items of a history count; an
-        empty one is answered by popularity.
-
-        Args:
-            filepath: Folder that is made.
-            k: Number of items in an answer.
-            **kwargs: Refused, if any.
-
-        Raises:
-            ValueError: k is not between 1 and the size of the catalogue.
-        """
-        if kwargs:
-            raise TypeError(f"export does not take {', '.join(kwargs)}.")
-        own_ids.export(filepath, self, Items(self.vocabulary), k=k)
-
-    @property
-    def item_ids(self) -> np.ndarray:
-        """Raw ids of the catalogue."""
-        return self.vocabulary
 
     def answers(self) -> TwoTowerAnswers:
         """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""

@@ -51,6 +51,27 @@ class SlotAnswers(Protocol):
         """As `best`, of some items alone: different slots, `[a]`."""
 
 
+class ServedByIds:
+    """Mix-in, ahead of `PrivateTraining`, for models of a `vocabulary` of raw ids that have `answers()`."""
+
+    vocabulary: NDArray[np.int64]
+
+    @property
+    def item_ids(self) -> NDArray[np.int64]:
+        """Raw ids of the catalogue."""
+        return self.vocabulary
+
+    def answers(self) -> SlotAnswers:
+        """What it answers."""
+        raise NotImplementedError
+
+    def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:
+        """As `tfdp_rec.serving.export`, by the raw ids; the last `history_length` items of a history count."""
+        if kwargs:
+            raise TypeError(f"export does not take {', '.join(kwargs)}.")
+        export(filepath, self, Items(self.vocabulary), k=k)
+
+
 class WholeCatalogue(tf.Module):
     """`SlotAnswers` of a recommender that scores the whole catalogue at once; a slot is an item's number less 1."""
 

@@ -29,6 +29,12 @@ def several(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
 
 
+def with_budget_of_plan(plan: Any, callbacks: list[Any]) -> list[Any]:
+    """The callbacks, with the budget of an optimizer's plan unless one of them keeps a budget already."""
+    kept = plan is None or any(getattr(each, "keeps_budget", False) for each in callbacks)
+    return callbacks if kept else [*callbacks, plan.budget()]
+
+
 def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
     """Refuses callbacks that monitor training figures under a budget; warns of them without one."""
     names = [name for name in map(_acting, callbacks) if name]

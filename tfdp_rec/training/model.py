@@ -29,7 +29,7 @@ from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
 from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.training.batch import Batch, examples_of, first_example
-from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several
+from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several, with_budget_of_plan
 from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader, untuned
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
@@ -434,7 +434,7 @@ class PrivateTraining(ReleaseMethods):
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         with self.release.training(), refusals_in_words():
             self._refuse_thawed_or_frozen()
-            callbacks = settling_ahead(_with_budget_of_plan(self.optimizer.plan, several(callbacks)))
+            callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
             callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
@@ -499,12 +499,6 @@ class PrivateModel(PrivateTraining, keras.Model):
         >>> optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
         >>> model.compile(optimizer=optimizer, loss="mse")
     """
-
-
-def _with_budget_of_plan(plan: Any, callbacks: list[Any]) -> list[Any]:
-    # A plan's ε is a limit also if its budget is not among the callbacks.
-    kept = plan is None or any(getattr(each, "keeps_budget", False) for each in callbacks)
-    return callbacks if kept else [*callbacks, plan.budget()]
 
 
 @functools.cache
