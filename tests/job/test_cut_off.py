@@ -414,7 +414,15 @@ def test_a_run_folder_of_an_older_version_is_read_and_continued(small, tmp_path,
 # Signals.
 
 
-def test_a_signal_is_kept_waiting_until_what_must_be_whole_is_done():
+@pytest.fixture
+def heard():
+    """SIGHUP as at a terminal, also where the tests run under nohup, which has it ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_is_kept_waiting_until_what_must_be_whole_is_done(heard):
     done = []
     with interruption.answered(), pytest.raises(KeyboardInterrupt):
         with interruption.deferred():
