@@ -17,7 +17,7 @@ from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
 from tfdp_rec.job.budget import prior_noise
-from tfdp_rec.job.recommenders import two_towers
+from tfdp_rec.job.recommenders import training
 from tfdp_rec.privacy import Accountant, Ledger, PoissonSampling, Snapshot
 from tfdp_rec.spending.ledger import read
 
@@ -31,14 +31,14 @@ def train(kept, *arguments):
 
 def cut_at(monkeypatch, step):
     """Ctrl-C after so many steps."""
-    whole = two_towers.TrainingCheckpoint.on_train_batch_end
+    whole = training.TrainingCheckpoint.on_train_batch_end
 
     def cut(self, batch, logs=None):
         whole(self, batch, logs)
         if int(self.model.optimizer.iterations) == step:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
+    monkeypatch.setattr(training.TrainingCheckpoint, "on_train_batch_end", cut)
 
 
 def results_of(run):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines, synthetic
+from tfdp_rec.data import Interactions, NextItemExamples, PoissonSampling, Timelines, synthetic
 
 SMALL = dict(num_users=3000, num_movies=2000, events=90_000)
 
@@ -190,6 +190,14 @@ def test_windows_of_short_histories_reach_every_event_and_nobody_elses(tiny):
         (4, 1, 2, 2, 3),
     }  # fmt: skip
     assert {name: array.shape for name, array in examples.fetch([]).items()} == {"context": (0, 2), "label": (0, 2)}
+
+
+def test_a_label_that_the_window_has_had_may_be_left_out():
+    rows = {"u": [0] * 7, "i": [4, 5, 4, 4, 6, 5, 7], "t": range(7)}
+    log = Interactions.read(rows, user="u", item="i", time="t", items=[4, 5, 6, 7])
+    for repeats, labels in ((True, [2, 1, 1, 3, 2, 4]), (False, [2, 0, 0, 3, 0, 4])):
+        examples = NextItemExamples(log, history=6, negatives=0, seed=0, every_place=True, repeats=repeats)
+        assert examples.fetch([0])["label"][0].tolist() == labels
 
 
 def test_negatives_are_distinct_fresh_and_the_whole_catalogue(small):

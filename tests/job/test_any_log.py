@@ -18,14 +18,16 @@ from dp_accounting import ComposedDpEvent
 from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
-from tfdp_rec.job.recommenders import two_towers
+from tfdp_rec.job.recommenders import training, two_towers, upon_sums
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.privacy import Accountant, Ledger, Snapshot
 from tfdp_rec.sampling.schemes import Sampling
+from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 LABELS = ["private vocabulary", "popularity counts", "training"]
+UPON_LABELS = ["private vocabulary", "private sums to train upon"]
 SMALL = ["--steps", "6", "--batch-size", "80", "--width", "4", "--hidden", "0", "--quiet"]
 
 
@@ -83,7 +85,7 @@ def test_what_claims_no_epsilon_says_so_in_its_statement_its_card_and_its_ledger
 def towers(tmp_path_factory):
     """A two-tower on a log whose items are found, on the first of two days; cut off after 4 steps, and gone on with."""
     root, said = tmp_path_factory.mktemp("towers"), io.StringIO()
-    whole = two_towers.TrainingCheckpoint.on_train_batch_end
+    whole = training.TrainingCheckpoint.on_train_batch_end
     pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
     (root / "titles.csv").write_text("sku,title\n" + "".join(f"sku-{i},Thing {i}\n" for i in range(200)))
     options = ["--mechanism", "lazydpsgd", "--titles", root / "titles.csv", "--days", "2", "--items-epsilon", "4"]
@@ -94,7 +96,7 @@ def towers(tmp_path_factory):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
-        patch.setattr(two_towers.TrainingCheckpoint, "on_train_batch_end", cut)
+        patch.setattr(training.TrainingCheckpoint, "on_train_batch_end", cut)
         assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options, "--out", root / "run") == 130
     assert f"Go on with: tfdp-rec train --out {root / 'run'} --resume" in said.getvalue()
     assert read(root / "run" / "release" / "ledger.jsonl").steps == 4
@@ -136,6 +138,82 @@ def test_a_two_tower_answers_in_the_logs_ids_with_titles(towers, tmp_path, capsy
     assert main(["export", str(model), str(tmp_path / "again"), "--top-k", "4"]) == 0
     assert answer(capsys, tmp_path / "again", "--history", one, other) == found
     assert not any(b"person-" in path.read_bytes() for path in towers.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def upon(tmp_path_factory):
+    """A training upon sums of its own on the first of two days; cut off after 4 steps, and gone on with."""
+    root = tmp_path_factory.mktemp("upon")
+    whole = training.TrainingCheckpoint.on_train_batch_end
+    pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
+    options = ["--mechanism", "upon-sums", "--days", "2", "--items-epsilon", "4", "--out", root / "run"]
+
+    def cut(self, batch, logs=None):
+        whole(self, batch, logs)
+        if int(self.model.optimizer.iterations) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
+        patch.setattr(training.TrainingCheckpoint, "on_train_batch_end", cut)
+        assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options) == 130
+    paid = read(root / "run" / "release" / "ledger.jsonl").paid
+    assert [each.label for each in paid] == [*UPON_LABELS, "training"]
+    assert train("--out", root / "run", "--resume", "--quiet") == 0
+    return root / "run"
+
+
+def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_path, capsys):
+    ledger, config = upon / "release" / "ledger.jsonl", json.loads((upon / "private" / "config.json").read_text())
+    assert [paid.label for paid in read(ledger).paid] == [*UPON_LABELS, "training", "training"]
+    assert read(ledger).steps == 6
+    spent = read(ledger).epsilon(config["delta"])
+    assert checked(ledger, config["delta"], tmp_path) == pytest.approx(spent, abs=1e-3)
+    results = {each["recommender"]: each for each in json.loads((upon / "private" / "results.json").read_text())}
+    assert results["upon-sums"]["epsilon"] == pytest.approx(spent) and results["upon-sums"]["steps"] == 6
+    said = (upon / "release" / "statement.txt").read_text()
+    assert "private sums to train upon" in said and said in (upon / "release" / "card.md").read_text()
+    names = {path.name for path in (upon / "release").iterdir()}
+    assert names == {"servable", "model.keras", "released.npz", "ledger.jsonl", "statement.txt", "card.md"}
+    # The file of the model tells the same cost without the ledger.
+    model = keras.models.load_model(upon / "release" / "model.keras")
+    entries = [entry for entry in model.privacy_history.snapshot() if not entry.label]
+    alone = Accountant(entries[-1].event, Sampling.from_state(entries[-1].sampling), config["delta"])
+    alone.follow(model)
+    assert alone.epsilon() == pytest.approx(spent, abs=1e-4)
+    # It begins with sums that the released ones are, and answers in the log's ids.
+    sums = SpectralRecommender.load(upon / "release" / "released.npz")
+    np.testing.assert_allclose(model.sums.between.numpy()[1:, 1:], sums.weights, rtol=1e-6)
+    one, other = WarmStart.load(upon).items.of([1, 2])
+    found = answer(capsys, upon, "--history", one, other, "--top-k", "4")
+    assert len(found) == 4 and not {one, other} & {item for item, _ in found}
+
+
+def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path, monkeypatch):
+    run, began, new_model = shutil.copytree(upon, tmp_path / "run"), [], upon_sums.new_model
+    pa.parquet.write_table(table(users=850, rows=12_000, seed=5), tmp_path / "next.parquet")
+    before = keras.models.load_model(run / "release" / "model.keras", compile=False)
+
+    def remembered(run):
+        model = new_model(run)
+        began.append({table.name: table.embeddings.numpy() for table in model.item_tables()})
+        return model
+
+    monkeypatch.setattr(upon_sums, "new_model", remembered)
+    assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 0
+    for table_before in before.item_tables():
+        rows = table_before.embeddings.numpy()
+        assert np.array_equal(began[0][table_before.name][: len(rows)], rows)
+    release, ledger = WarmStart.load(run).release, read(run / "release" / "ledger.jsonl")
+    assert release.fits == 2 and ledger.steps == 12
+    assert [paid.label for paid in ledger.paid] == [*UPON_LABELS, "training", "training", *UPON_LABELS, "training"]
+    assert 7.9 < ledger.epsilon(1e-6) <= 8.0
+    model = keras.models.load_model(run / "release" / "model.keras")
+    assert len(model.vocabulary) == len(WarmStart.load(run).items) and model.sums.head == len(release.head)
+    entries = [entry for entry in model.privacy_history.snapshot() if not entry.label]
+    alone = Accountant(entries[-1].event, Sampling.from_state(entries[-1].sampling), 1e-6)
+    alone.follow(model)
+    assert alone.epsilon() == pytest.approx(ledger.epsilon(1e-6), abs=1e-4)
+    assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
 
 
 def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.job import pipeline, report
-from tfdp_rec.job.budget import ITEMS, SUMS, Budget
+from tfdp_rec.job.budget import ITEMS, SUMS, UPON, Budget
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
 from tfdp_rec.job.run import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
@@ -330,8 +330,13 @@ GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" 
         (["--epsilon", "0"], "--epsilon must be positive"),
         (["--delta", "0.5"], "--delta 0.5 is above 1 / "),
         (["--top-k", "0"], "--top-k must be positive"),
-        (["--mechanism", "lazydpsgd"], "fewer units than a batch"),
-        (["--mechanism", "adam", "--days", "2"], "--days and --continue go with private sums, and with two-towers of"),
+        (["--mechanism", "lazydpsgd"], "is more than the 2"),
+        (["--mechanism", "adam", "--days", "2"], "--days and --continue go with private sums, and with trainings of"),
+        (["--mechanism", "upon-sums", "--time", ""], "--mechanism upon-sums predicts what comes next, in one"),
+        (["--mechanism", "upon-sums", "--order", "no"], "it does not go with --order no."),
+        (["--mechanism", "upon-sums", "--sampling", "shuffled"], "it does not go with --sampling shuffled."),
+        (["--mechanism", "upon-sums", "--local", "1", "1"], "it does not go with --local."),
+        (["--mechanism", "upon-sums", "--days", "3", "--days-per-user", "2"], "--days-per-user is of spectral"),
         (["--local", "0", "1"], "--local needs at least one worker and one server"),
     ],
 )
@@ -404,6 +409,9 @@ def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypa
 def test_shares_come_to_the_budget_and_never_above_it(epsilon, delta):
     for budget in (Budget(epsilon, delta, public=True), Budget(epsilon, delta)):
         assert epsilon - 5e-4 * max(1, epsilon / 50) < epsilon_of(budget.all_days(budget.sums), delta) <= epsilon
+        of_items = 0.0 if budget.public else epsilon / 4
+        before_steps = epsilon_of(ComposedDpEvent(list(budget.releases(UPON).values())), delta)
+        assert before_steps == pytest.approx(of_items + 0.8 * (epsilon - of_items), rel=2e-3)
     tenth = GaussianDpEvent(budget.sums * 0.999)
     assert epsilon_of(ComposedDpEvent([budget.releases()[ITEMS], tenth]), delta) > epsilon * 0.9999
 

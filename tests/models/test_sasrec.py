@@ -111,7 +111,7 @@ def test_a_user_is_clipped_as_one(blocks, with_sums, sums):
 def test_upon_sums_answers_begin_as_theirs(sums):
     """Ranks of the items that have more than their popularity, which the logits of others do not tell apart."""
     model = SASRec.upon(sums, width=8, history_length=12, num_heads=2)
-    histories = [history for history in HISTORIES if history] + [[31], []]
+    histories = [history for history in HISTORIES if history] + [[31], [], [3, 31, 3, 7, 31], [5] * 12]
     context = np.array([[*history, *[0] * (12 - len(history))] for history in histories])
     found, expected = model(context).numpy(), sums.scores(histories)
     least = np.maximum(sums.prior / 0.5, 1e-7)
@@ -126,8 +126,7 @@ def test_upon_sums_every_place_counts_what_came_before(sums):
         score = sums.scores([batch["context"][row, : place + 1]])[0, item - 1]
         return 1.3 * np.log(max(score, least[item - 1]))
 
-    for row in range(5):  # the sums count a repeated item once
-        batch["context"][row] = np.where(batch["context"][row] > 0, RNG.permutation(ITEMS)[:PLACES] + 1, 0)
+    batch["context"][0] = [7, 9, 7, 30, 9, 7]  # the sums count a repeated item once, where it stands last
     found = model.per_example_loss({name: tf.constant(values) for name, values in batch.items()})
     np.testing.assert_allclose(found, losses_by_hand(model, batch, begin), rtol=2e-3)
 
@@ -145,6 +144,52 @@ def test_trained_upon_sums_and_saved(sums, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(context), model(context), rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_sums", [False, True])
+def test_items_join_and_leave_and_the_others_score_as_before(with_sums, sums):
+    arguments = {"width": 8, "history_length": PLACES, "num_heads": 2}
+    model = stirred(SASRec.upon(sums, **arguments) if with_sums else make_model(prior=np.arange(1, ITEMS + 1)))
+    model.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=5))
+    model.train_on_batch(make_batch())
+    told, stay = np.array([[3, 9, 30, 0, 0, 0]]), np.delete(np.arange(ITEMS), [4, 20])
+    before = model(told).numpy()
+    larger, smaller = model.grow([100, 101]), model.forget([5, 21])
+    grown, left = larger(told).numpy(), smaller(np.array([[3, 8, 28, 0, 0, 0]])).numpy()
+    assert grown.shape[1] == ITEMS + 2 and smaller.vocabulary.tolist() == (stay + 1).tolist()
+    for found, same in ((grown[:, :ITEMS], before), (left, before[:, stay])):
+        np.testing.assert_allclose(found - found[:, :1], same - same[:, :1], atol=1e-4)
+    assert np.isfinite(grown).all()
+    if with_sums:
+        assert len(larger.saved_history().uses) == len(smaller.saved_history().uses) == 1
+        between = model.sums.between.numpy()
+        for place in model.sums.places.numpy()[[5, 21]]:
+            gone = between[place] if place else np.zeros(31)
+            others = smaller.sums.between.numpy()
+            assert not place or not any(np.isin(row[row != 0], gone).all() for row in others[1:])
+    assert smaller.privacy_history.snapshot().steps == 1
+    again = smaller.forget([3], numbered=True)
+    assert again.vocabulary.tolist() == list(range(1, ITEMS - 2))
+
+
+def test_a_training_upon_later_sums_tells_of_both(sums):
+    """Tables go on upon other sums: the history has the cost of both, and of the steps."""
+    arguments = {"width": 8, "history_length": PLACES, "num_blocks": 0}
+    first = stirred(SASRec.upon(sums, **arguments))
+    first.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=5))
+    first.train_on_batch({**make_batch()})
+    later = tfdp_rec.spectral.SpectralRecommender(
+        range(1, ITEMS + 1), noise_multiplier=0.5, delta=1e-4, ordered=True, head=20
+    )
+    second = SASRec.upon(later.fit(HISTORIES, verbose=0), **arguments)
+    with pytest.raises(ValueError, match="only the number of rows"):
+        first.grow_into(second)
+    with pytest.raises(ValueError, match="no frozen weight"):
+        first.grow_into(second, replaced=[first.items.embeddings.path])
+    first.grow_into(second, replaced=[variable.path for variable in first.sums.weights])
+    assert len(second.saved_history().uses) == 2 and second.privacy_history.snapshot().steps == 1
+    np.testing.assert_array_equal(second.items.embeddings, first.items.embeddings)
+    np.testing.assert_allclose(second.sums.between.numpy()[1:, 1:], later.weights)
 
 
 @pytest.mark.parametrize("with_sums", [False, True])

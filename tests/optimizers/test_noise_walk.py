@@ -11,7 +11,7 @@ from helpers import Seeded
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.job.recommenders.two_towers import learning_rate_for
+from tfdp_rec.job.recommenders.training import learning_rate_for
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.optimizers import Adagrad, PrivateOptimizer
 from tfdp_rec.optimizers import noise_walk as walks
@@ -185,15 +185,15 @@ def test_an_empty_batch_has_a_number():
 
 def test_the_main_job_takes_less_rate_from_smaller_batches_and_more_noise():
     usual = JobSettings()
-    assert learning_rate_for(usual, 0.923) == 25.0
+    assert learning_rate_for(usual, "lazydpsgd", 0.923) == 25.0
     small = JobSettings(batch_size=512)
-    rate = learning_rate_for(small, 0.8)
+    rate = learning_rate_for(small, "lazydpsgd", 0.8)
     stddev = rate * 0.8 / 512
     assert noise_walk(Recursion(), np.ones(600), stddev) * 32**0.5 == pytest.approx(0.8)
     assert 3 < rate < 4
-    assert learning_rate_for(JobSettings(clip=0.1), 0.923) == 250.0
-    assert learning_rate_for(JobSettings(batch_size=512, learning_rate=25.0), 0.8) == 25.0
-    assert learning_rate_for(JobSettings(steps=2400, epsilon=1.0), 4.0) < 25 / 4
+    assert learning_rate_for(JobSettings(clip=0.1), "lazydpsgd", 0.923) == 250.0
+    assert learning_rate_for(JobSettings(batch_size=512, learning_rate=25.0), "lazydpsgd", 0.8) == 25.0
+    assert learning_rate_for(JobSettings(steps=2400, epsilon=1.0), "lazydpsgd", 4.0) < 25 / 4
 
 
 def test_make_private_begins_with_a_rate_of_its_own():

@@ -31,6 +31,7 @@ HELP = """\
                                               a further day of it
   tfdp-rec train                              the main job: generated timelines
   tfdp-rec train --mechanism spectral         private sums alone
+  tfdp-rec train --mechanism upon-sums        a model trained upon private sums
   tfdp-rec train --mechanism lazydpsgd --epsilon 4
   tfdp-rec train --export lazydpsgd           all, and the two-tower is released
   tfdp-rec train --sampling shuffled          users in one order: LazyDPFTRL
@@ -146,22 +147,33 @@ def _refuse_release(settings: JobSettings, continues: bool) -> None:
             f"its own in each step. Take --mechanism {others}, or --export another."
         )
     planned = released in [each.name for each in names.IN_ORDER]
-    trained = names.is_two_tower(released) and names.named(released).claims_epsilon
+    trained = names.is_trained(released) and names.named(released).claims_epsilon
     added = released == names.spectral.name or trained and not planned
     if (settings.days > 1 or continues) and not added:
         raise ValueError(
-            "--days and --continue go with private sums, and with two-towers of independent noise: "
+            "--days and --continue go with private sums, and with trainings of independent noise: "
             f"leave them out, or release another than {released}, such as --mechanism spectral."
         )
 
 
 def _refuse_untrained(settings: JobSettings) -> None:
-    """A two-tower that the servers, or users drawn anew, cannot train: said before a log is read and paid for."""
+    """What cannot be trained so as it is asked for: said before a log is read and paid for."""
     if settings.servers and names.adam.name in settings.mechanism:
         raise ValueError(
             "--mechanism adam keeps state for each weight, which parameter servers do not: take --mechanism sgd with "
             f"--{settings.servers}, or leave --{settings.servers} out."
         )
+    upon = names.upon_sums.name
+    if upon in settings.mechanism:
+        for wrong, option in (
+            (settings.servers, f"--{settings.servers}"), (settings.sampling != POISSON, "--sampling shuffled"),
+            (settings.order == "no", "--order no"), (settings.user and not settings.time, "no --time"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(
+                    f"--mechanism {upon} predicts what comes next, in one process, with users drawn anew for each "
+                    f"batch: it does not go with {option}."
+                )
     planned = [each.name for each in names.IN_ORDER if each.name in settings.mechanism]
     if planned and settings.sampling == POISSON:
         elsewhere = f", without --{settings.servers}" if settings.servers else ""

@@ -42,6 +42,8 @@ class NextItemExamples:
         negatives: Number of negatives; 0 leaves them out.
         seed: Seed, for tests only. Left out, labels and negatives come from the operating system's entropy.
         every_place: Whether each place of a window of the user's items has a label, the item that follows.
+        repeats: Whether an item may be a label at a place where the window has had it before. A recommender that
+            leaves out of its answers what the history has learns nothing of use from such a label.
 
     Raises:
         ValueError: an argument is out of range, or items without order are to have a label at every place.
@@ -65,12 +67,13 @@ class NextItemExamples:
         negatives: int = 500,
         seed: int | None = None,
         every_place: bool = False,
+        repeats: bool = True,
     ):
         self.items, self.num_items = log.numbers, log.num_items
         self.users = np.arange(log.num_users) if users is None else np.asarray(users, np.int64)
         self.history, self.negatives = history, negatives
         self._rng = np.random.default_rng(seed)
-        self.ordered, self.every_place = log.ordered, every_place
+        self.ordered, self.every_place, self.repeats = log.ordered, every_place, repeats
         self._check(log.num_users)
         self.starts = log.offsets[self.users]
         self.lengths = log.offsets[self.users + 1] - self.starts
@@ -133,6 +136,9 @@ class NextItemExamples:
         context, label = (
             np.where(there, values_at(self.items, np.where(there, places + further, 0)), PADDING) for further in (0, 1)
         )
+        if not self.repeats:
+            had = (label[:, :, None] == context[:, None, :]) & (columns <= columns[:, None])
+            label = np.where(had.any(axis=2), PADDING, label)
         return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
 
     def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,7 +7,8 @@ a Gaussian of σ_s on the same users. Together they are one Gaussian and one fai
 
 So σ is what ε and δ allow, σ_v is what the items' own ε allows, and σ_s is what is left: a quarter of ε by itself takes
 about a twentieth of σ⁻². dp_accounting has the last word, and its grid makes σ a hair larger. Two-towers get the noise
-that makes finding items, counting popularity and all steps together cost ε (`recommenders/two_towers.py`).
+that makes finding items, counting popularity and all steps together cost ε (`recommenders/training.py`). A training
+upon sums has sums of its own, which with the items cost ε_items + 0.8 (ε − ε_items), and steps for the rest.
 
 **Days.** A user may be in the log of every day, so that days add up: T of them are T Gaussians on that user, and T
 failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever the day brings; all T together cost ε.
@@ -39,10 +40,12 @@ from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums import set_union
 
 LABEL = "budget of all days"
-ITEMS, PRIOR, SUMS = "items.parquet", "prior.npy", "recommender.npz"  # files of what is released before any training
-LABELS = {ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums"}
+# Files of what is released before any training.
+ITEMS, PRIOR, SUMS, UPON = "items.parquet", "prior.npy", "recommender.npz", "begins_with.npz"
+LABELS = {ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums", UPON: "private sums to train upon"}
 _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ
+_UPON = 0.8  # of ε without that of items, for sums that a training goes on from; a half is worse on real sessions
 _GRID = 1e-4  # of ε: what a further distribution may be rounded up by
 
 
@@ -81,14 +84,18 @@ class Budget:
         """(ε, δ) for `private_items` on one day; None where the items are public."""
         if self.public:
             return None
-        of_items = _OF_ITEMS * self.epsilon if self.items_epsilon is None else self.items_epsilon
         failing = _FAILING * self.delta
         days = self.counted_days
         if days == 1:
-            return of_items, 2 * failing
+            return self._of_items, 2 * failing
         # One of so many equal releases that together cost this ε, and fail with that probability.
-        noise = noise_of_one_release(of_items, failing) * days**0.5
+        noise = noise_of_one_release(self._of_items, failing) * days**0.5
         return epsilon_of(GaussianDpEvent(noise), failing / days), 2 * failing / days
+
+    @property
+    def _of_items(self) -> float:
+        """ε of finding items on all days, by itself."""
+        return _OF_ITEMS * self.epsilon if self.items_epsilon is None else self.items_epsilon
 
     @property
     def finding(self) -> float:
@@ -100,20 +107,30 @@ class Budget:
         """Noise multiplier σ_s of the sums of one day."""
         return _noise_of_sums(self)
 
+    @property
+    def sums_upon(self) -> float:
+        """Noise multiplier of the sums of one day that a training goes on from."""
+        of_items = 0.0 if self.public else self._of_items
+        part = of_items + _UPON * (self.epsilon - of_items)
+        return dataclasses.replace(self, epsilon=part, items_epsilon=None if self.public else of_items).sums
+
     def releases(self, *files: str) -> dict[str, DpEvent]:
         """Events of one day's releases by the files that keep them: of found items, and of the files that are named."""
         found: dict[str, DpEvent] = {}
         if self.items is not None:
             found[ITEMS] = ComposedDpEvent([GaussianDpEvent(self.finding), FailingDpEvent(self.items[1] / 2)])
         for file in files:
-            prior = prior_noise(self.epsilon, self.delta) * self.counted_days**0.5
-            found[file] = GaussianDpEvent(prior if file == PRIOR else self.sums)
+            found[file] = GaussianDpEvent(self._noise(file))
         return found
 
-    @property
-    def before_training(self) -> list[tuple[DpEvent, str]]:
-        """What a two-tower costs on one day beside its steps, with labels: finding items, and its popularity prior."""
-        return [(event, LABELS[file]) for file, event in self.releases(PRIOR).items()]
+    def _noise(self, file: str) -> float:
+        if file == PRIOR:
+            return prior_noise(self.epsilon, self.delta) * self.counted_days**0.5
+        return self.sums_upon if file == UPON else self.sums
+
+    def before_training(self, file: str) -> list[tuple[DpEvent, str]]:
+        """What a training costs on one day beside its steps, with labels: finding items, and the release in a file."""
+        return [(event, LABELS[each]) for each, event in self.releases(file).items()]
 
     def all_days(self, sums: float) -> DpEvent:
         """All days of one user, with sums of a noise multiplier, composed as a ledger composes its entries."""

@@ -5,7 +5,8 @@
     DIR/items.parquet       the items: found, and paid for, once; or as they were given
     DIR/prior.npy           the popularity prior of two-towers: counted, and paid for, once
     DIR/recommender.npz     the private sums: made, and paid for, once
-    DIR/NAME/...            training checkpoints of a two-tower; result.json once it is done
+    DIR/begins_with.npz     private sums to train upon: made, and paid for, once
+    DIR/NAME/...            training checkpoints; result.json once a recommender is done
 
 DIR is what --checkpoint says, and then stays as it is. Without it DIR is `private/resume` of the run folder: it goes
 once the run is done; if the run is cut off, the log is removed, which can be grouped again, and what was paid for
@@ -163,8 +164,8 @@ class RunCheckpoint:
         """Where the log is grouped."""
         return self.directory / LOG
 
-    def open(self, log: Interactions, adjacencies: Mapping[str, str], released: str) -> None:
-        """Opens a ledger for each recommender in `adjacencies`, which this process holds until `close`."""
+    def open(self, log: Interactions, recommenders: Sequence[str], released: str) -> None:
+        """Opens a ledger for each recommender by name, which this process holds until `close`."""
         found = _hash(log.folder)
         if self._data not in ("", found):
             raise ValueError(
@@ -172,15 +173,15 @@ class RunCheckpoint:
                 f"another run {ELSEWHERE}."
             )
         self._data, data, goes_on = found, Snapshot(len(log), "user, item, time"), bool(self.continues or self._marks)
-        beside = {name: f"{PRIVATE}/{LEDGERS}/{name}.jsonl" for name in adjacencies}
+        beside = {name: f"{PRIVATE}/{LEDGERS}/{name}.jsonl" for name in recommenders}
         self._paths = beside | {released: f"{RELEASE}/{LEDGER}"}
         try:
-            for name, adjacency in adjacencies.items():
+            for name in recommenders:
                 path = self.folder.path / self._paths[name]
                 if goes_on and not path.exists():
                     raise ValueError(f"{path} is gone, so that what was spent is not known: put the newest one back.")
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                self.ledgers[name] = Ledger(path, "user", data, adjacency, data_changed=goes_on)
+                self.ledgers[name] = Ledger(path, "user", data, data_changed=goes_on)
                 self._check_ledger(self._paths[name], self.ledgers[name])
         except BaseException:
             self.close()

@@ -27,11 +27,12 @@ from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import hold, let_go, remove, replacing, sync_entry
 from tfdp_rec.job import report
 from tfdp_rec.job.checkpoint import FORGOTTEN, RUN, how, resume_folder
-from tfdp_rec.job.recommenders.names import is_two_tower
+from tfdp_rec.job.recommenders.names import is_trained, upon_sums
 from tfdp_rec.job.run_folder import (
     CONFIG,
     FORGETTING,
     LEDGER,
+    MODEL,
     PRIVATE,
     READY,
     RELEASE,
@@ -48,7 +49,7 @@ from tfdp_rec.serving.own_ids import export
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spending.ledger import Ledger, Snapshot, read
 
-_MODEL, _METRICS = "model.keras", "metrics.jsonl"
+_METRICS = "metrics.jsonl"
 _OLD = ("titles.json", "servable.txt")  # of older versions, with ids and titles; nothing reads them
 
 
@@ -119,6 +120,7 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
         raise ValueError("These are all items of the run: remove its folder instead.")
     numbers, items = np.flatnonzero(leaving) + 1, Items(before.items.ids.filter(pc.invert(leaving)))
     whole = _released(run, config["released"], before.items)
+    sums = SpectralRecommender.load(find(run.path, RELEASED)) if config["released"] == upon_sums.name else whole
     ledger.note(FORGOTTEN, {"items": len(numbers)})
     new = RunFolder(_staged(run))
     model, scores = _without(whole, numbers, new)
@@ -127,7 +129,8 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
     config["num_items"] = len(items)
     _write_report(run, new, config, items, before.titles, scores)
     new.private.write_json(CONFIG, config)
-    WarmStart(items, ledger.mark, None, before.titles).save(new.path, model)
+    kept = model if sums is whole else _sums_without(sums, numbers)
+    WarmStart(items, ledger.mark, None, before.titles).save(new.path, kept)
     remove(new.private / _METRICS)
     (run.private / FORGETTING / READY).touch(mode=0o600)
     sync_entry(os.fspath(run.private / FORGETTING))
@@ -135,16 +138,16 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
 
 def _released(run: RunFolder, name: str, items: Items) -> Any:
     """The released recommender."""
-    if not is_two_tower(name):
+    if not is_trained(name):
         return SpectralRecommender.load(find(run.path, RELEASED))
     import keras
 
-    from tfdp_rec.models import TwoTower  # noqa: F401  # registers the classes that the file may hold
+    from tfdp_rec.models import SASRec, TwoTower  # noqa: F401  # registers the classes that the file may hold
 
-    model = keras.models.load_model(run.release / _MODEL)
+    model = keras.models.load_model(run.release / MODEL)
     if len(model.vocabulary) != len(items):
         raise ValueError(
-            f"{_MODEL} has {len(model.vocabulary)} items and {RELEASED} {len(items)}: a day of {run.path} was cut off "
+            f"{MODEL} has {len(model.vocabulary)} items and {RELEASED} {len(items)}: a day of {run.path} was cut off "
             "and its state removed. Add a day to it first, with --continue."
         )
     return model
@@ -152,14 +155,18 @@ def _released(run: RunFolder, name: str, items: Items) -> Any:
 
 def _without(whole: Any, numbers: np.ndarray, new: RunFolder) -> tuple[Any, np.ndarray]:
     """The recommender without items, by their numbers, and its scores for an empty history."""
-    leaving = whole.item_ids[numbers - 1]
     if isinstance(whole, SpectralRecommender):
-        sums = whole.forget(leaving)
-        sums.catalogue = type(sums.catalogue)(np.arange(1, 1 + len(sums.item_ids)))
+        sums = _sums_without(whole, numbers)
         return sums, sums.scores([[]])[0]
-    tower = whole.forget(leaving, numbered=True)
-    tower.save(str(new.release / _MODEL))
-    return tower, np.asarray(tower(np.zeros([1, tower.history_length], np.int32)))[0]
+    model = whole.forget(whole.item_ids[numbers - 1], numbered=True)
+    model.save(str(new.release / MODEL))
+    return model, np.asarray(model(np.zeros([1, model.history_length], np.int32)))[0]
+
+
+def _sums_without(whole: SpectralRecommender, numbers: np.ndarray) -> SpectralRecommender:
+    sums = whole.forget(whole.item_ids[numbers - 1])
+    sums.catalogue = type(sums.catalogue)(np.arange(1, 1 + len(sums.item_ids)))
+    return sums
 
 
 def _write_report(

@@ -32,13 +32,13 @@ from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import replacing
 from tfdp_rec.job import report, seats
-from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, Budget
+from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, UPON, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
 from tfdp_rec.job.evaluation import HISTORY, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
-from tfdp_rec.job.recommenders.names import is_two_tower
-from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users, UserSubset
-from tfdp_rec.job.run_folder import CONFIG, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
+from tfdp_rec.job.recommenders.names import is_trained, is_two_tower
+from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users, UserSubset, begins_with
+from tfdp_rec.job.run_folder import CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.settings import ELSEWHERE, SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.warm_start import WarmStart
@@ -58,7 +58,7 @@ _MORE_ITEMS = "give a public list (--items), more users, or a larger --epsilon o
 def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: Train | None = None) -> RunFolder:
     """Does all of a job, or what is not done yet, and writes the run folder; `train` stands for `train_one`."""
     made = checkpoint.settings.mechanism
-    show = Progress(3 + len(made) + any(map(is_two_tower, made)) + (names.spectral.name in made), verbose)
+    show = Progress(3 + len(made) + len({begins_with(name) for name in made} - {None}), verbose)
     show.begin("reading the log, and grouping it by user")
     rows, columns = source.rows()
     log = Interactions.read(rows, **columns, folder=checkpoint.log)
@@ -69,8 +69,9 @@ def run(source: LogSource, checkpoint: RunCheckpoint, verbose: int = 1, train: T
         run.log = log.with_items(_items(run))
         _note_listed(run, log)
         sums = _sums(run) if names.spectral.name in made else None
+        run.upon = _sums(run, upon=True) if names.upon_sums.name in made else None
         run.prior = _prior(run) if any(map(is_two_tower, made)) else run.prior
-        results, others = _popularity(run, sums), dict[str, Statement]()
+        results, others = _popularity(run, sums or run.upon), dict[str, Statement]()
         for name in made:
             done = checkpoint.finished(name)
             if done is None or name == run.released:
@@ -101,7 +102,7 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
     _refuse_unfit(settings, log, public)
     released, in_order = names.released(settings.mechanism, settings.export), settings.sampling == SHUFFLED
     own = dict.fromkeys([*(name for name in settings.mechanism if names.is_paid(name, in_order)), released])
-    checkpoint.open(log, {name: users.adjacency(name) for name in own}, released)
+    checkpoint.open(log, list(own), released)
     chain = checkpoint.ledgers[released]
     delta = min(1e-6, 1.0 / len(log)) if settings.delta is None else settings.delta
     wanted = Budget(
@@ -154,21 +155,25 @@ def _refuse_no_items(budget: Budget, users: int, checkpoint: RunCheckpoint) -> N
 
 
 def _decide_noises(run: Run) -> None:
-    """Keeps the noise of two-towers that comes to the budget, with the days before and those that are left."""
-    from tfdp_rec.job.recommenders import two_towers
+    """Keeps the noise of trainings that comes to the budget, with the days before and those that are left."""
+    from tfdp_rec.job.recommenders import training, two_towers
 
     checkpoint, paid = run.checkpoint, run.ledger(run.released).paid
     earlier = paid if checkpoint.earlier else ()
     past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
-    left = max(1, run.budget.days - run.days(PRIOR))
-    spent = past + left * run.budget.before_training
-    checkpoint.keep_noises(two_towers.noises_for(run.settings, run.sampling, run.delta, spent, left))
+    left = max(1, run.budget.days - run.days(begins_with(run.released)))
+    given = run.settings, run.sampling, run.delta
+    noises = two_towers.noises_for(*given, past + left * run.budget.before_training(PRIOR), left)
+    if names.upon_sums.name in run.settings.mechanism:
+        spent = past + left * run.budget.before_training(UPON)
+        noises[names.upon_sums.name] = training.noise_for(*given, spent, left)
+    checkpoint.keep_noises(noises)
 
 
 def _releases(run: Run, name: str) -> dict[str, DpEvent]:
     """What a recommender costs beside training steps, by the files of what is released."""
-    sums = [SUMS] if name == names.spectral.name else []
-    return run.budget.releases(*([PRIOR] if is_two_tower(name) else sums))
+    file = begins_with(name)
+    return run.budget.releases(*([file] if file else []))
 
 
 def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None) -> None:
@@ -216,14 +221,16 @@ def _refuse_full(run: Run) -> None:
     made, (most, ids) = run.settings.mechanism, _candidates(run)
     in_checkpoint = _item_bytes(run) + 12 * run.log.num_rows + 8 * len(run.log)
     released = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 6 * ids + 4 * run.titles.nbytes + 2**22
+    of_sums = private_sums.file_bytes(most, run.features.num_rows)
     if names.spectral.name in made:
-        of_sums = private_sums.file_bytes(most, run.features.num_rows)
         in_checkpoint, released = in_checkpoint + of_sums, released + of_sums
-    towers = sum(map(is_two_tower, made))
-    if towers:
+    if names.upon_sums.name in made:  # which are in its checkpoints, its model and its servable, too
+        in_checkpoint, released = in_checkpoint + 3 * of_sums, released + 3 * of_sums
+    trainings = sum(map(is_trained, made))
+    if trainings:
         tables = 8 * (most + 1) * (run.settings.width + 2)
         # Two checkpoints of each, of weights and as many values of the mechanism; the model, and its servable.
-        in_checkpoint, released = in_checkpoint + 8 * most + 4 * tables * towers, released + 3 * tables
+        in_checkpoint, released = in_checkpoint + 8 * most + 4 * tables * trainings, released + 3 * tables
     needed = [(run.checkpoint.directory, in_checkpoint), (run.folder.release.path, released)]
     disks: dict[int, int] = {}
     for folder, size in [*needed, (Path(tempfile.gettempdir()), 2 * ids)]:
@@ -301,12 +308,13 @@ def _found(run: Run, payment: ReleasePayment) -> Items:
     )
 
 
-def _sums(run: Run) -> SpectralRecommender:
+def _sums(run: Run, upon: bool = False) -> SpectralRecommender:
     users = f"{len(run.users.train):,} users" if run.seats is None else "users with a seat"
-    readings = 2 if run.order is not None or run.checkpoint.earlier else 3
-    run.show.begin(f"making private sums of {users}: {readings} readings, then minutes of algebra for many items")
+    readings = 2 if upon or run.order is not None or run.checkpoint.earlier else 3
+    what = "private sums to train upon," if upon else "private sums"
+    run.show.begin(f"making {what} of {users}: {readings} readings, then minutes of algebra for many items")
     counter = functools.partial(run.show.count, "users read", readings * len(run.log))
-    made = private_sums.released(run, UserSubset(run.log, run.summed, counter))
+    made = private_sums.released(run, UserSubset(run.log, run.summed, counter), upon)
     run.show.note(f"pairs of {len(made.released.head):,} items were counted: {made.pairs_words}")
     return made
 
@@ -359,6 +367,10 @@ def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | 
     if name == names.spectral.name:
         assert sums is not None
         return private_sums.made(run, sums)
+    if name == names.upon_sums.name:
+        from tfdp_rec.job.recommenders import upon_sums
+
+        return upon_sums.made(run)
     if train is not None:
         return train(name, run)
     from tfdp_rec.job.recommenders.two_towers import train_one
@@ -383,8 +395,8 @@ def _release(run: Run, made: MadeRecommender) -> Mapping[Any, str]:
     assert items is not None
     titles = titles_of(items, run.titles)
     part.write(STATEMENT, made.statement or report.NO_GUARANTEE)
-    if is_two_tower(run.released):
-        made.model.save(str(part / "model.keras"))
+    if is_trained(run.released):
+        made.model.save(str(part / MODEL))
     with replacing(part / SERVABLE) as temporary:
         export(temporary, made.model, items, titles, min(run.settings.top_k, len(items)))
     return titles
@@ -396,14 +408,14 @@ def _conclude(
 ) -> None:  # fmt: skip
     """The report; last what a further day starts from."""
     run.show.begin("writing the report")
-    folder, log, settings = run.folder, run.log, run.settings
+    folder, log, settings, file = run.folder, run.log, run.settings, begins_with(run.released)
     assert log.items is not None
     config = {
         **dataclasses.asdict(settings), "when": datetime.datetime.now().isoformat(timespec="minutes"),
         "num_users": len(log), "train_users": len(run.users.train), "num_items": log.num_items,
-        "day": made.model.released.fits if run.released == names.spectral.name else max(1, run.days(PRIOR)),
+        "day": made.model.released.fits if run.released == names.spectral.name else max(1, run.days(file)),
         "released": run.released, "public": run.public is not None, "ordered": log.ordered, "delta": run.delta,
-        "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives,
+        "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives(run.released),
     }  # fmt: skip
     folder.private.write_json("results.json", results)
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]
@@ -413,7 +425,8 @@ def _conclude(
     folder.private.write_json(CONFIG, config)  # where it is, a run can be continued
     ledger = run.ledger(run.released)
     # Last: where it is, it is whole.
-    WarmStart(log.items, ledger.mark, None, titles).save(folder.path, made.model)
+    sums = run.upon if run.released == names.upon_sums.name else made.model
+    WarmStart(log.items, ledger.mark, None, titles).save(folder.path, sums)
     if not run.show.verbose:
         return
     if settings.titles:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import tfdp_rec
 from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
-from tfdp_rec.job.recommenders.names import is_two_tower, named, popularity, spectral
+from tfdp_rec.job.recommenders.names import is_trained, is_two_tower, named, popularity, spectral, upon_sums
 from tfdp_rec.job.run_folder import RELEASE, RunFolder
+from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
 from tfdp_rec.spending.statement import Statement, rounded_up
@@ -246,9 +247,11 @@ def _made_of(config: Mapping[str, Any]) -> str:
         f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
     )
-    if any(map(is_two_tower, config["mechanism"])):
+    trainings = list(filter(is_trained, config["mechanism"]))
+    if trainings:
+        clips = dict.fromkeys(f"{JobSettings.from_config(config).clip_of(name):g}" for name in trainings)
         steps = f"{config['steps']} steps of {config['batch_size']} users on average"
-        said += f" Two-towers: {steps}, clip {config['clip']}."
+        said += f" Trained: {steps}, clip {' and '.join(clips)}."
     return said
 
 
@@ -257,9 +260,11 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
     kind = "counts of items and of pairs of them, summed over users with noise; nothing is trained"
     if is_two_tower(report.released):
         kind = "a two-tower, trained by this mechanism"
+    elif report.released == upon_sums.name:
+        kind = "counts of items and of pairs, summed over users with noise, and tables that are trained upon them"
     elif report.released != spectral.name:
         kind = "counts of items and of pairs of them, without noise"
-    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_two_tower(report.released)]
+    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_trained(report.released)]
     return [
         page.bullets([
             f"**Recommender**: **{named(report.released).label}**: {kind}",

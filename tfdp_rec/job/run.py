@@ -21,22 +21,23 @@ from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import rows_at_a_time
-from tfdp_rec.job.budget import LABELS, Budget
+from tfdp_rec.job.budget import LABELS, PRIOR, SUMS, UPON, Budget
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.recommenders.names import IN_ORDER, is_two_tower
+from tfdp_rec.job.recommenders.names import IN_ORDER, is_trained, is_two_tower
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, features_of
 from tfdp_rec.metrics import Mean
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
-from tfdp_rec.spending.ledger import ZERO_OUT
 from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import Counted, private_counts
 
-_TRAIN, _NEGATIVES = 0.8, 4000  # of the users; where there are so many items
+_TRAIN = 0.8  # of the users
+# Where there are so many items. Upon sums each is scored at every place of a history.
+_NEGATIVES, _NEGATIVES_UPON = 4000, 1000
 _TEST_USERS = 8000  # at most
 _TYPICAL = 20  # items of a user: what noisy counts expect
 _SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
@@ -82,20 +83,27 @@ class Users:
             train = np.random.default_rng(settings.seed).permutation(train)  # an order that may be public
         return cls(train, test, _sampling_of(len(train), settings))
 
-    def adjacency(self, name: str) -> str:
-        """Adjacency of a recommender's ledger. The rules of private sums use how many users there are."""
-        return self.sampling.adjacency if self.sampling and is_two_tower(name) else ZERO_OUT
-
 
 def _sampling_of(users: int, settings: JobSettings) -> PoissonSampling | FixedOrder | None:
-    if not any(map(is_two_tower, settings.mechanism)):
+    if not any(map(is_trained, settings.mechanism)):
         return None
+    if settings.sampling != SHUFFLED and settings.batch_size > users:
+        raise ValueError(
+            f"--batch-size {settings.batch_size} is more than the {users} users that are trained on: give a smaller "
+            f"one, such as {max(1, users // 25)}."
+        )
     if settings.sampling == SHUFFLED:
         return FixedOrder(users, min(settings.batch_size, users), unit="user")
     in_order = [name for name in settings.mechanism if name in mechanisms.names(IN_ORDER)]
     if in_order:
         raise ValueError(f"--mechanism {in_order[0]} plans its noise for users in one order: add --sampling shuffled.")
     return PoissonSampling(users, settings.batch_size, unit="user")
+
+
+def begins_with(name: str) -> str | None:
+    """The file of what is released for a recommender alone, before any training; None if there is no such release."""
+    of_sums = {names.spectral.name: SUMS, names.upon_sums.name: UPON}
+    return PRIOR if is_two_tower(name) else of_sums.get(name)
 
 
 class UserSubset:
@@ -164,6 +172,7 @@ class Run:
     seats: NDArray[np.bool_] | None = None  # users whose rows count today; None if all do
     # Popularity of each item, released before two-towers are trained; empty until then.
     prior: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    upon: Any = None  # the sums that a training goes on from, released before it
 
     @property
     def settings(self) -> JobSettings:
@@ -212,10 +221,10 @@ class Run:
         assert self.users.sampling is not None
         return self.users.sampling
 
-    @property
-    def negatives(self) -> int:
-        """Number of negatives that a batch shares."""
-        return min(self.settings.negatives or _NEGATIVES, self.log.num_items)
+    def negatives(self, name: str) -> int:
+        """Number of negatives that a batch of a recommender shares."""
+        usual = _NEGATIVES_UPON if name == names.upon_sums.name else _NEGATIVES
+        return min(self.settings.negatives or usual, self.log.num_items)
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
@@ -223,9 +232,9 @@ class Run:
         examples = NewItemExamples(self.log, self.users.test[: _TEST_USERS])
         return Evaluation(examples, self.settings.seed, min(500, rows_at_a_time([1, self.log.num_items], _SCORES)))
 
-    def days(self, file: str) -> int:
+    def days(self, file: str | None) -> int:
         """Number of days so far that have paid for the release in a file."""
-        return sum(paid.label == LABELS[file] for paid in self.ledger(self.released).paid)
+        return 0 if file is None else sum(paid.label == LABELS[file] for paid in self.ledger(self.released).paid)
 
     def days_field(self, day: int) -> dict[str, str]:
         """The entry of a statement that is about days; empty for a single one."""

@@ -21,13 +21,13 @@ from tfdp_rec.files import Path, only_for_owner, sync_entry, writing
 
 RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
 FORGETTING, READY = "forgetting", "ready"  # new files of a run that forgets items; all of them are there
-CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED = (
-    "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz"
+CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL = (
+    "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras"
 )  # fmt: skip
 SEATS, SEATS_NEXT = "seats.parquet", "seats.parquet.next"
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
 # What older versions wrote into RUN itself, and where it belongs.
-_RELEASED = (SERVABLE, STATEMENT, LEDGER, RELEASED, "model.keras", "recommender.npz", "titles.json", "servable.txt")
+_RELEASED = (SERVABLE, STATEMENT, LEDGER, RELEASED, MODEL, "recommender.npz", "titles.json", "servable.txt")
 _NOT_RELEASED = (
     "report.html", "report.md", "recall_at_k.png", "loss.png", "recall.png", "epsilon.png", "results.json",
     "step_times.json", "metrics.jsonl", "tensorboard", CONFIG,

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdp_rec.files import Path
-from tfdp_rec.job.recommenders.names import NAMES, USUAL
+from tfdp_rec.job.recommenders.names import NAMES, USUAL, upon_sums
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 
 POISSON, SHUFFLED = "poisson", "shuffled"
 ELSEWHERE = "in other folders (--out, --checkpoint)"  # for messages
+CLIP, CLIP_UPON = 1.0, 0.05
 _LOG, _GENERATED, _PRIVACY = "a log of your own (docs/logs.md)", "generated timelines", "privacy"
 _TRAINING, _DAYS, _CLUSTER = "recommenders", "day after day", "parameter servers"
 
@@ -29,8 +30,9 @@ class JobSettings:
         f"{', '.join(USUAL)}", choices=NAMES, metavar="NAME",
     )  # fmt: skip
     export: str | None = option(
-        None, "the recommender to release; default: the first made of spectral, lazydpftrl, lazydpsgd", metavar="NAME"
-    )
+        None, "the recommender to release; default: the first made of spectral, upon-sums, lazydpftrl, lazydpsgd",
+        metavar="NAME",
+    )  # fmt: skip
     top_k: int = option(10, "items in an answer unless the question says", POSITIVE)
     seed: int = option(0, "seed of generated data, of the split and of first weights; never of noise")
 
@@ -56,15 +58,16 @@ class JobSettings:
     epsilon: float = option(8.0, "budget of all that is released; never exceeded", POSITIVE, group=_PRIVACY)
     delta: float | None = option(None, "default: 1e-6, or 1/users if that is less", BETWEEN_0_AND_1, group=_PRIVACY)
     noise_multiplier: float | None = option(
-        None, "noise of two-towers; the budget may then end training early", POSITIVE, group=_PRIVACY
+        None, "noise of trainings; the budget may then end training early", POSITIVE, group=_PRIVACY
     )
     sampling: str = option(
-        POISSON, "how users come into the batches of two-towers: drawn anew for each batch, or in one public order",
+        POISSON, "how users come into the batches of trainings: drawn anew for each batch, or in one public order",
         choices=(POISSON, SHUFFLED), group=_PRIVACY,
     )  # fmt: skip
-    clip: float = option(
-        1.0, "bound on an example's gradient norm", POSITIVE, group=_PRIVACY, of="optimizer.l2_norm_clip"
-    )
+    clip: float | None = option(
+        None, f"bound on an example's gradient norm; default: {CLIP:g}, and {CLIP_UPON:g} of upon-sums, where it is a "
+        "mean over places", POSITIVE, group=_PRIVACY,
+    )  # fmt: skip
 
     steps: int = option(600, "training steps", POSITIVE, group=_TRAINING)
     batch_size: int = option(
@@ -75,20 +78,21 @@ class JobSettings:
         32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING, of="TwoTower.hidden"
     )
     learning_rate: float | None = option(
-        None, "of private two-towers; default: 25 at clip 1, less where noise would drown a row", POSITIVE,
-        group=_TRAINING,
+        None, "of private trainings; default: 25 / clip, 100 / clip upon sums, less where noise would drown a row",
+        POSITIVE, group=_TRAINING,
     )  # fmt: skip
     order: str = option(
         "auto", "of spectral: whether pairs count that are near each other in time, or any two items of a user; auto "
         "asks the users, privately, if there are times", choices=("auto", "yes", "no"), group=_TRAINING,
     )  # fmt: skip
     recency: float | None = option(
-        None, "of spectral: an item followed by j others weighs (1 + j)^-recency; default: 1 if order counts, else 0",
+        None, "of sums: an item followed by j others weighs (1 + j)^-recency; default: 1 if order counts, else 0",
         NOT_NEGATIVE, group=_TRAINING,
     )  # fmt: skip
     negatives: int | None = option(
-        None, "uniform negatives shared by a batch; default: 4,000, or all items", POSITIVE, group=_TRAINING
-    )
+        None, "uniform negatives shared by a batch; default: 4,000, upon sums 1,000, or all items", POSITIVE,
+        group=_TRAINING,
+    )  # fmt: skip
 
     days: int = option(
         1, "days that --epsilon is for: this one, and others that are added by --continue", POSITIVE, group=_DAYS
@@ -109,6 +113,16 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         refuse_wrong(self)
+
+    def clip_of(self, name: str) -> float:
+        """Bound on the norm of an example's gradient, for a recommender.
+
+        Example:
+            >>> JobSettings().clip_of("lazydpsgd"), JobSettings().clip_of("upon-sums")
+            (1.0, 0.05)
+        """
+        usual = CLIP_UPON if name == upon_sums.name else CLIP
+        return usual if self.clip is None else self.clip
 
     @property
     def servers(self) -> str:

@@ -8,7 +8,7 @@ count twice. Ranked by s, the sums answer. As logits of a softmax they are
 
 which order items as s does, but for those below their own popularity. None of it is trained, and the sums are released:
 computing with them costs no ε beyond theirs. Histories are item numbers, the oldest first, then zeros; an item that
-stands twice in one counts twice here.
+stands in one more than once counts where it stands last, as in the recommender.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import PADDING
 
@@ -51,11 +52,29 @@ class ReleasedSums(keras.layers.Layer):
         self.prior.assign(np.pad(recommender.prior, (1, 0)))
         self.popularity.assign(np.pad(recommender.popularity, (1, 0)))
 
+    def stay(self, places: NDArray[np.int64]) -> int:
+        """Number of items of the head among the items at these places; −1 is none."""
+        return int(np.count_nonzero(self.places.numpy()[1 + places]))
+
+    def take_from(self, other: ReleasedSums, places: NDArray[np.int64]) -> None:
+        """Takes the numbers of the items at these places of another; −1 is an item without sums."""
+        held = other.places.numpy()[1 + places]
+        rows = np.append(0, np.sort(held[held > 0]))
+        new_place = np.zeros(other.head + 1, np.int32)
+        new_place[rows] = np.arange(len(rows))
+        self.places.assign(np.append(0, new_place[held]))
+        self.between.assign(other.between.numpy()[np.ix_(rows, rows)])
+        self.overlap.assign(other.overlap.numpy()[rows])
+        for mine, theirs in ((self.prior, other.prior), (self.popularity, other.popularity)):
+            values = theirs.numpy()
+            mine.assign(np.append(0, np.where(places >= 0, values[1 + places], values[1:].min())))
+
     def call(self, context: tf.Tensor, label: tf.Tensor, negatives: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         held, wanted, others = (self._place(ids) for ids in (context, label, negatives))
         weights = tf.constant(self._weights(context.shape[1])[1:], self.between.dtype)
+        weights *= 1.0 - tf.transpose(_again(context), [0, 2, 1])  # [batch, t, s]
         between = tf.convert_to_tensor(self.between)
-        counted = tf.einsum("ts,bsn->btn", weights, tf.gather(tf.gather(between, others, axis=1), held))
+        counted = tf.einsum("bts,bsn->btn", weights, tf.gather(tf.gather(between, others, axis=1), held))
         pairs = held[:, None, :] * (self.head + 1) + wanted[:, :, None]
         own = tf.reduce_sum(tf.gather(tf.reshape(between, [-1]), pairs) * weights, axis=2)
         known = tf.cast(tf.cumsum(tf.cast(held > 0, tf.int32), axis=1) > 0, self.between.dtype)
@@ -69,6 +88,7 @@ class ReleasedSums(keras.layers.Layer):
         held = self._place(context)
         lengths = tf.reduce_sum(tf.cast(tf.not_equal(context, PADDING), tf.int32), axis=1)
         weights = tf.gather(tf.constant(self._weights(context.shape[1]), self.between.dtype), lengths)
+        weights *= 1.0 - _again(context)[:, :, -1]
         counted = tf.einsum("bs,bsn->bn", weights, tf.gather(tf.convert_to_tensor(self.between), held))
         known = tf.cast(tf.reduce_any(held > 0, axis=1), self.between.dtype)
         counted -= known[:, None] * tf.convert_to_tensor(self.overlap)
@@ -86,3 +106,11 @@ class ReleasedSums(keras.layers.Layer):
     def _logits(self, counted: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
         prior, popularity = (tf.gather(tf.convert_to_tensor(each), items) for each in (self.prior, self.popularity))
         return _POWER * tf.math.log(tf.maximum(counted + prior, tf.maximum(popularity, _LEAST)))
+
+
+def _again(context: tf.Tensor) -> tf.Tensor:
+    """Whether the item at place s of a history stands again behind s, up to place t: 0 or 1, `[batch, s, t]`."""
+    columns = np.arange(context.shape[1])
+    behind = tf.constant(columns[:, None] < columns)
+    same = tf.cast(tf.equal(context[:, :, None], context[:, None, :]) & behind, tf.int32)
+    return tf.cast(tf.cumsum(same, axis=2) > 0, tf.float32)

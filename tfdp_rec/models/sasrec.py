@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from dp_accounting import DpEvent
+from numpy.typing import NDArray
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
@@ -34,6 +35,7 @@ from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.kg_entity import EncoderBlock
+from tfdp_rec.models.own_catalogue import OwnCatalogue
 from tfdp_rec.models.released_sums import ReleasedSums
 from tfdp_rec.models.two_tower import checked_prior
 from tfdp_rec.serving import own_ids
@@ -53,7 +55,7 @@ class RecentItems(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class SASRec(SavedByArguments, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
+class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
     """Causal transformer over a history, lookup label tower, sampled softmax with shared uniform negatives.
 
     A batch is a dict: `context` `[batch, n]` (item numbers, the oldest first, then zeros), `label` `[batch, n]`, the
@@ -182,6 +184,24 @@ class SASRec(SavedByArguments, own_ids.ServedByIds, PrivateTraining, tfrs.Model)
         last *= tf.cast(lengths > 0, last.dtype)[:, None]
         begin = self._log_prior[1:] if self.sums is None else self.sums.everything(context)
         return tf.matmul(last, self.scores.embeddings[1:], transpose_b=True) + tf.cast(begin, last.dtype)
+
+    # Items that join and leave.
+
+    def item_tables(self) -> list[Any]:
+        """As `OwnCatalogue.item_tables`."""
+        return [self.items, self.scores]
+
+    def _other_arguments(self, places: NDArray[np.int64]) -> dict[str, Any]:
+        return {} if self.sums is None else {"sums": {"head": self.sums.stay(places), "recency": self.sums.recency}}
+
+    def frozen_of_items(self) -> list[keras.Variable]:
+        """As `OwnCatalogue.frozen_of_items`: the released sums."""
+        return [] if self.sums is None else list(self.sums.weights)
+
+    def take_frozen_of_items(self, before: SASRec, places: NDArray[np.int64]) -> None:
+        """As `OwnCatalogue.take_frozen_of_items`."""
+        if self.sums is not None and before.sums is not None:
+            self.sums.take_from(before.sums, places)
 
     # Serving.
 

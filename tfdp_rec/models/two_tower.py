@@ -25,9 +25,9 @@ import tensorflow_recommenders as tfrs
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import log_expected, repeats_last
 from tfdp_rec.datasets.log import PADDING, Catalogue
-from tfdp_rec.keras_internals import layers_within
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
+from tfdp_rec.models.own_catalogue import OwnCatalogue
 from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
@@ -43,7 +43,7 @@ class BagOfWords(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
-class TwoTower(SavedByArguments, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
+class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
     """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
 
     A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none) and `negatives`
@@ -117,77 +117,9 @@ class TwoTower(SavedByArguments, own_ids.ServedByIds, PrivateTraining, tfrs.Mode
         """The label table without padding, the log prior as one more column."""
         return tf.concat([self.scores.embeddings[1:], self._log_prior[1:, None]], axis=1)
 
-    # Items that join and leave.
-
-    def grow(self, new_ids: Sequence[int], prior: Sequence[float] | None = None) -> TwoTower:
-        """A model of further items, which goes on where this one stopped: see `PrivateTraining.grow_into`.
-
-        Args:
-            new_ids: Raw ids of the items that join, from a public list or found privately.
-            prior: Popularity of all items, the new ones last, up to scale; None for the present one, with the least
-                popularity for each new item.
-
-        Returns:
-            The model of more items.
-
-        Raises:
-            ValueError: An id is known already or repeated, or the prior does not fit.
-
-        Example:
-            >>> import tfdp_rec
-            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296], width=4, hidden=0)
-            >>> model.grow([593]).vocabulary.tolist()
-            [318, 296, 593]
-        """
-        joining = np.atleast_1d(new_ids)
-        known = np.intersect1d(self.vocabulary, joining).tolist()
-        if known:
-            raise ValueError(f"In the catalogue already: {known[:5]}.")
-        ids = [*self.vocabulary.tolist(), *joining.tolist()]
-        usual = np.append(self.prior, np.full(len(ids) - len(self.prior), self.prior.min()))
-        return self.grow_into(self._of(ids, usual if prior is None else prior))
-
-    def forget(self, ids: Sequence[int], numbered: bool = False) -> TwoTower:
-        """A model without some items, which goes on where this one stopped; their rows are in no file of it.
-
-        Args:
-            ids: Raw ids of the items that leave.
-            numbered: Whether the items that stay have the numbers 1, 2, ... as ids, instead of their own.
-
-        Returns:
-            The model of fewer items.
-
-        Raises:
-            ValueError: An id is unknown, or no item would stay.
-
-        Example:
-            >>> import tfdp_rec
-            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593], width=4, hidden=0)
-            >>> model.forget([318]).vocabulary.tolist()
-            [296, 593]
-        """
-        leaving = np.isin(self.vocabulary, ids)
-        if leaving.sum() != len(np.unique(ids)):
-            raise ValueError(f"Not in the catalogue: {np.setdiff1d(ids, self.vocabulary).tolist()[:5]}.")
-        stay = np.flatnonzero(~leaving)
-        rows = [PADDING, *(stay + 1).tolist()]
-        tables = (self.context_table.embeddings.path, self.scores.embeddings.path)
-        ids_that_stay = np.arange(1, 1 + len(stay)) if numbered else self.vocabulary[stay]
-        smaller = self._of(ids_that_stay, self.prior[stay])
-        return self.grow_into(smaller, kept=dict.fromkeys(tables, rows))
-
-    def _of(self, vocabulary: Any, prior: Any) -> TwoTower:
-        """The same model, untrained, of other items."""
-        changed = {"vocabulary": np.asarray(vocabulary).tolist(), "prior": np.asarray(prior).tolist()}
-        usual = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(self.context_table.dtype_policy)
-        try:
-            made = type(self).from_config({**self.get_config(), **changed})
-        finally:
-            keras.config.set_dtype_policy(usual)
-        for mine, other in zip(layers_within(self), layers_within(made)):
-            other.trainable = mine.trainable
-        return made
+    def item_tables(self) -> list[Any]:
+        """As `OwnCatalogue.item_tables`."""
+        return [self.context_table, self.scores]
 
     # Losses.
 

@@ -39,9 +39,9 @@ class _Pair(NamedTuple):
     rows: np.ndarray | None  # rows of `before` that stay; None if the whole variable does
 
 
-def take_over(before: Any, after: Any, kept: Kept) -> None:
+def take_over(before: Any, after: Any, kept: Kept, replaced: frozenset[str] = frozenset()) -> None:
     """Gives `after` what `before` has; arguments as for `PrivateTraining.grow_into`."""
-    pairs = list(_pairs(before, after, kept))
+    pairs = list(_pairs(before, after, kept, replaced))
     _refuse_unfit(before, pairs, carries=before.is_private and after.optimizer is None)
     for debts in (debts_of(variable) for pair in pairs for variable in pair[:2]):
         if debts:  # of other models on these tables, too
@@ -87,7 +87,7 @@ def _all_stay(pair: _Pair) -> bool:
     return np.array_equal(pair.rows, np.arange(pair.before.shape[0]))  # type: ignore[arg-type]
 
 
-def _pairs(before: Any, after: Any, kept: Kept) -> Iterator[_Pair]:
+def _pairs(before: Any, after: Any, kept: Kept, replaced: frozenset[str]) -> Iterator[_Pair]:
     if type(before) is not type(after) or before is after:
         raise ValueError(
             f"grow_into takes another {type(before).__name__}, got {'this one' if before is after else after!r}."
@@ -100,12 +100,17 @@ def _pairs(before: Any, after: Any, kept: Kept) -> Iterator[_Pair]:
     unknown = set(kept) - {variable.path for variable in before.weights if before.may_change_rows(variable)}
     if unknown:
         raise ValueError(f"kept names {', '.join(sorted(unknown))}, which is no table of this model.")
+    trained = replaced - {variable.path for variable in before.weights if not variable.trainable}
+    if trained:
+        raise ValueError(f"replaced names {', '.join(sorted(trained))}, which is no frozen weight of this model.")
     paths = [[variable.path for variable in model.weights] for model in (before, after)]
     for mine, other in zip(before.weights, after.weights):
         if set(paths[0]) == set(paths[1]) and mine.path != other.path:
             raise ValueError(f"'{other.path}' stands in the place of '{mine.path}': make both models by the same code.")
         if mine.trainable != other.trainable:
             raise ValueError(f"'{mine.path}' is trained in one of the models alone: freeze the same layers in both.")
+        if mine.path in replaced:
+            continue
         if mine is other and mine.path in kept:
             raise ValueError(f"Both models have the same table '{mine.path}', whose rows stay as they are.")
         yield _Pair(mine, other, _rows_that_stay(before, mine, other, kept.get(mine.path)))

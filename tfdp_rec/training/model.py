@@ -244,7 +244,7 @@ class PrivateTraining(ReleaseMethods):
         by_row = (layer for layer in layers_within(self) if may_be_table(layer))  # type: ignore[arg-type]
         return any(variable is own for layer in by_row for own in layer.variables)
 
-    def grow_into(self, model: Any, kept: Kept | None = None) -> Any:
+    def grow_into(self, model: Any, kept: Kept | None = None, replaced: Iterable[str] = ()) -> Any:
         """Has another model go on with this one's weights, privacy history and optimizer.
 
         A table keeps its number of rows for life. To give it more, or fewer, make a second model of the same layers
@@ -255,6 +255,8 @@ class PrivateTraining(ReleaseMethods):
             model: Second model, built. If it is not compiled, it is compiled as this one is and has the state of this
                 one's private optimizer; a compiled one keeps its own optimizer.
             kept: Rows that stay, in their new order, by path of a table of this model; by default all rows.
+            replaced: Paths of frozen weights of this model in whose place the second one has its own, of any shape.
+                What these were computed from is not in the history that goes along: name it by `add_uses`.
 
         Returns:
             The second model.
@@ -273,7 +275,7 @@ class PrivateTraining(ReleaseMethods):
             >>> tuple(larger.weights[0].shape)
             (12, 1)
         """
-        take_over(self, model, kept or {})
+        take_over(self, model, kept or {}, frozenset(replaced))
         return model
 
     # The loss.

@@ -18,16 +18,8 @@ from tfdp_rec.distribute.connection import ServerLost, connect
 from tfdp_rec.files import remove
 from tfdp_rec.job.checkpoint import TIMELINES
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.recommenders.two_towers import (
-    EVALUATIONS,
-    accounting,
-    examples_of,
-    new_model,
-    optimizer_for,
-    steps_left,
-    untrained_model,
-    with_costs,
-)  # fmt: skip
+from tfdp_rec.job.recommenders.training import EVALUATIONS, accounting, steps_left, with_costs
+from tfdp_rec.job.recommenders.two_towers import examples_of, new_model, optimizer_for, untrained_model
 from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import JobSettings

@@ -14,7 +14,7 @@ from tfdp_rec.mechanisms import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
-class Untrained:
+class Other:
     """A recommender that is no two-tower, with the attributes of a `Mechanism` that a report reads."""
 
     name: str
@@ -23,23 +23,26 @@ class Untrained:
     claims_epsilon: bool
 
 
-popularity = Untrained("popularity", "popularity (exact counts)", "#999999", claims_epsilon=False)
-dp_popularity = Untrained("dp-popularity", "DP popularity", "#bcbd22", claims_epsilon=True)
-"""These two are always tested; the second is the prior of two-towers, or the counts of the private sums."""
+popularity = Other("popularity", "popularity (exact counts)", "#999999", claims_epsilon=False)
+dp_popularity = Other("dp-popularity", "DP popularity", "#bcbd22", claims_epsilon=True)
+"""These two are always tested; the second is the prior of two-towers, or the counts of private sums."""
 
-spectral = Untrained("spectral", "SpectralRecommender", "#6a3d9a", claims_epsilon=True)
-exact = Untrained("spectral-exact", "spectral, no noise (no privacy)", "#cab2d6", claims_epsilon=False)
+spectral = Other("spectral", "SpectralRecommender", "#6a3d9a", claims_epsilon=True)
+exact = Other("spectral-exact", "spectral, no noise (no privacy)", "#cab2d6", claims_epsilon=False)
 """The same arithmetic without its noise: what that costs."""
+
+upon_sums = Other("upon-sums", "LazyDPSGD upon sums", "#b15928", claims_epsilon=True)
+"""A model of the latest items, which begins with the answers of private sums and is trained to better them."""
 
 adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_epsilon=False, says="Adam (no privacy)")
 """The two-tower trained as well as we can: what the private ones are compared with."""
 
 PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
 IN_ORDER = (mechanisms.lazy_dp_ftrl, mechanisms.dp_ftrl)  # their noise is planned for data in one order
-PREFERRED: tuple[Untrained | Mechanism, ...] = (
-    spectral, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
+PREFERRED: tuple[Other | Mechanism, ...] = (
+    spectral, upon_sums, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
 )  # fmt: skip
-_MADE: tuple[Untrained | Mechanism, ...] = (spectral, exact, *PEERS, *mechanisms.COMMON, *IN_ORDER)
+_MADE: tuple[Other | Mechanism, ...] = (spectral, exact, upon_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER)
 NAMES = tuple(each.name for each in _MADE)
 """What can be asked for."""
 USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_sgd))
@@ -47,7 +50,7 @@ USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_s
 Adam, and each of them takes minutes."""
 
 
-def named(name: str) -> Untrained | Mechanism:
+def named(name: str) -> Other | Mechanism:
     """The recommender of that name.
 
     Example:
@@ -65,9 +68,14 @@ def is_two_tower(name: str) -> bool:
     return isinstance(named(name), Mechanism)
 
 
+def is_trained(name: str) -> bool:
+    """Whether steps are made for it: a two-tower, or what is trained upon sums."""
+    return is_two_tower(name) or name == upon_sums.name
+
+
 def is_paid(name: str, in_order: bool) -> bool:
     """Whether a ledger pays for it: not without an ε, nor for independent noise in one order, priced by epochs."""
-    payable = not in_order or not is_two_tower(name) or name in mechanisms.names(IN_ORDER)
+    payable = not in_order or not is_trained(name) or name in mechanisms.names(IN_ORDER)
     return named(name).claims_epsilon and payable
 
 

@@ -1,15 +1,16 @@
-"""Private sums: `SpectralRecommender` on the training users' histories. It is made once, and paid for before the log is
-looked at for it; its noise is what the budget leaves over when items are found.
+"""Private sums: `SpectralRecommender` on the training users' histories. They are made once, and paid for before the log
+is looked at for them; their noise is what the budget leaves over when items are found. A training upon sums has sums of
+its own, in order and without features, and leaves a part of the budget to its steps.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tfdp_rec.job.budget import LABELS, SUMS
+from tfdp_rec.job.budget import LABELS, SUMS, UPON
 from tfdp_rec.job.checkpoint import ReleasePayment
 from tfdp_rec.job.evaluation import Scores
-from tfdp_rec.job.recommenders.names import spectral
+from tfdp_rec.job.recommenders.names import spectral, upon_sums
 from tfdp_rec.job.run import MadeRecommender, Run, UserSubset
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
@@ -24,23 +25,25 @@ def file_bytes(items: int, features: int) -> int:
     return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 8 * features + 2**20
 
 
-def released(run: Run, users: UserSubset) -> SpectralRecommender:
-    """The private recommender of the training users, made now or taken from its file."""
+def released(run: Run, users: UserSubset, upon: bool = False) -> SpectralRecommender:
+    """The private sums of the training users, made now or taken from their file; `upon` for a training upon them."""
+    file_name, payer = (UPON, upon_sums.name) if upon else (SUMS, spectral.name)
+    noise, features = (run.budget.sums_upon, None) if upon else (run.budget.sums, run.item_features)
     earlier = run.checkpoint.earlier
     before = earlier.release.faded(run.settings.keep) if earlier and earlier.release else None
     unfitted = SpectralRecommender(
-        run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums, ordered=run.order,
-        recency=run.settings.recency, before=before, features=run.item_features,
+        run.log.catalogue.ids, None, run.delta, noise_multiplier=noise, ordered=True if upon else run.order,
+        recency=run.settings.recency, before=before, features=features,
         users_private=run.seats is not None,
     )  # fmt: skip
 
     def make(payment: ReleasePayment, file: Any) -> None:
-        payment.spend(unfitted.event, LABELS[SUMS])
+        payment.spend(unfitted.event, LABELS[file_name])
         # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
         unfitted.fit(users, verbose=0).write(file)
 
     most = file_bytes(run.log.num_items, run.features.num_rows)
-    return run.checkpoint.release(SUMS, [spectral.name], most, make, SpectralRecommender.load)
+    return run.checkpoint.release(file_name, [payer], most, make, SpectralRecommender.load)
 
 
 def without_noise(run: Run, private: SpectralRecommender | None) -> MadeRecommender:

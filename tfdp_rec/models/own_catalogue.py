@@ -1,0 +1,113 @@
+"""A catalogue that items join and leave, for models with a row of each item in their tables.
+
+The model that has other items is a second one (`PrivateTraining.grow_into`), which goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from tfdp_rec.datasets.log import PADDING
+from tfdp_rec.keras_internals import layers_within
+
+Model = TypeVar("Model", bound="OwnCatalogue")
+
+
+class OwnCatalogue:
+    """Mix-in, ahead of `PrivateTraining`: `grow` and `forget` of models made by `vocabulary` and `prior`."""
+
+    vocabulary: NDArray[np.int64]
+    prior: NDArray[np.float64]
+
+    def item_tables(self) -> list[Any]:
+        """Layers with a table that has a row for padding and then one for each item."""
+        raise NotImplementedError
+
+    def grow(self: Model, new_ids: Sequence[int], prior: Sequence[float] | None = None) -> Model:
+        """A model of further items, which goes on where this one stopped: see `PrivateTraining.grow_into`.
+
+        Args:
+            new_ids: Raw ids of the items that join, from a public list or found privately.
+            prior: Popularity of all items, the new ones last, up to scale; None for the present one, with the least
+                popularity for each new item.
+
+        Returns:
+            The model of more items.
+
+        Raises:
+            ValueError: An id is known already or repeated, or the prior does not fit.
+
+        Example:
+            >>> import tfdp_rec
+            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296], width=4, hidden=0)
+            >>> model.grow([593]).vocabulary.tolist()
+            [318, 296, 593]
+        """
+        joining = np.atleast_1d(new_ids)
+        known = np.intersect1d(self.vocabulary, joining).tolist()
+        if known:
+            raise ValueError(f"In the catalogue already: {known[:5]}.")
+        ids = [*self.vocabulary.tolist(), *joining.tolist()]
+        usual = np.append(self.prior, np.full(len(joining), self.prior.min()))
+        places = np.append(np.arange(len(self.vocabulary)), np.full(len(joining), -1))
+        return self._going_on(ids, usual if prior is None else prior, places)
+
+    def forget(self: Model, ids: Sequence[int], numbered: bool = False) -> Model:
+        """A model without some items, which goes on where this one stopped; their rows are in no file of it.
+
+        Args:
+            ids: Raw ids of the items that leave.
+            numbered: Whether the items that stay have the numbers 1, 2, ... as ids, instead of their own.
+
+        Returns:
+            The model of fewer items.
+
+        Raises:
+            ValueError: An id is unknown, or no item would stay.
+
+        Example:
+            >>> import tfdp_rec
+            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593], width=4, hidden=0)
+            >>> model.forget([318]).vocabulary.tolist()
+            [296, 593]
+        """
+        leaving = np.isin(self.vocabulary, ids)
+        if leaving.sum() != len(np.unique(ids)):
+            raise ValueError(f"Not in the catalogue: {np.setdiff1d(ids, self.vocabulary).tolist()[:5]}.")
+        stay = np.flatnonzero(~leaving)
+        ids_that_stay = np.arange(1, 1 + len(stay)) if numbered else self.vocabulary[stay]
+        return self._going_on(ids_that_stay, self.prior[stay], stay)
+
+    def _going_on(self: Model, ids: Any, prior: Any, places: NDArray[np.int64]) -> Model:
+        """A model of these items that goes on from this one, which has them at these places; −1 for new ones."""
+        changed = {"vocabulary": np.asarray(ids).tolist(), "prior": np.asarray(prior).tolist()}
+        usual = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.item_tables()[0].dtype_policy)
+        try:
+            config = {**self.get_config(), **changed, **self._other_arguments(places)}  # type: ignore[attr-defined]
+            made = type(self).from_config(config)  # type: ignore[attr-defined]
+        finally:
+            keras.config.set_dtype_policy(usual)
+        for mine, other in zip(layers_within(self), layers_within(made)):  # type: ignore[arg-type]
+            other.trainable = mine.trainable
+        rows = [PADDING, *(places[places >= 0] + 1).tolist()]
+        tables = dict.fromkeys((table.embeddings.path for table in self.item_tables()), rows)
+        made.take_frozen_of_items(self, places)
+        replaced = [variable.path for variable in self.frozen_of_items()]
+        return self.grow_into(made, kept=tables, replaced=replaced)  # type: ignore[attr-defined]
+
+    def _other_arguments(self, places: NDArray[np.int64]) -> dict[str, Any]:
+        """Further arguments of the constructor that depend on the items."""
+        return {}
+
+    def frozen_of_items(self) -> list[keras.Variable]:
+        """Weights beside the tables that depend on the items, and are not trained."""
+        return []
+
+    def take_frozen_of_items(self: Model, before: Model, places: NDArray[np.int64]) -> None:
+        """Takes the values of these from a model that has the items at these places; −1 for new ones."""
