@@ -1,9 +1,10 @@
 """`python -m experiments.logs growth`: a trained model that takes in new items every day, against one made anew.
 
 The days are those of `days`. Each is added by `tfdp-rec train --continue`, as a user would, to a two-tower under
-LazyDPSGD: all days together have one ε and one ledger. On some days it is compared, on the day after, with
+LazyDPSGD, or to a model upon sums: all days together have one ε and one ledger. On some days it is compared, on the day
+after, with
 
-    made anew     a two-tower of all rows so far, with all of ε for this one training
+    made anew     a model of all rows so far, with all of ε for this one training
     first day     the model that the first day left, frozen
     popularity    exact counts of the day: no privacy
 
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `growth`."""
     parser.add_argument("--days", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--every", type=int, default=10, help="days between two tests; default: %(default)s")
+    parser.add_argument(
+        "--mechanism", choices=("lazydpsgd", "upon-sums"), default="lazydpsgd", help="default: %(default)s"
+    )
     parser.add_argument("--users", type=int, default=100_000, help="default: %(default)s")
     parser.add_argument("--drift", type=float, default=0.03, help="of tastes, a day; default: %(default)s")
     parser.add_argument("--life", type=float, default=12.0, help="of items, in days; default: %(default)s")
@@ -81,7 +85,7 @@ class _Growth:
         if continues:
             given += ["--continue", str(out)]
         else:
-            given += ["--user", "user", "--item", "item", "--time", "time", "--mechanism", "lazydpsgd"]
+            given += ["--user", "user", "--item", "item", "--time", "time", "--mechanism", args.mechanism]
             given += ["--out", str(out), "--epsilon", str(args.epsilon), "--days", str(days), "--steps", str(steps)]
             given += ["--delta", "1e-6", "--batch-size", str(args.batch_size)]
         began = time.process_time()
@@ -175,9 +179,9 @@ def _released(folder: Path) -> tuple[Any, Any, float]:
     import numpy as np
 
     from tfdp_rec.job.warm_start import WarmStart
-    from tfdp_rec.models import TwoTower
+    from tfdp_rec.models import SASRec, TwoTower
     from tfdp_rec.spending.ledger import read
 
-    model: TwoTower = keras.models.load_model(folder / "release" / "model.keras", compile=False)
+    model: SASRec | TwoTower = keras.models.load_model(folder / "release" / "model.keras", compile=False)
     epsilon = read(folder / "release" / "ledger.jsonl").epsilon(1e-6)
     return WarmStart.load(folder).items, lambda told: np.asarray(model(told)), epsilon

@@ -126,6 +126,13 @@ def test_what_is_no_label_is_refused(labels, settings, says):
         private_labels(np.array(labels) if isinstance(labels, list) else labels, **settings)
 
 
+@pytest.mark.parametrize("epsilon, num_classes", [(0.3, 2), (2.0, 2), (1.0, 7)])
+def test_an_empty_row_is_told_from_a_label_by_no_more_than_epsilon(epsilon, num_classes):
+    """An empty row's class is uniform: what docs/your-model.md adds to the cost of steps, by basic composition."""
+    own, other = response(epsilon, num_classes)
+    assert max(own * num_classes, 1 / (num_classes * other)) <= math.exp(epsilon)
+
+
 def test_a_ledger_of_users_or_of_another_relation_is_refused(tmp_path):
     for number, (unit, adjacency) in enumerate((("user", REPLACE), ("label", ZERO_OUT))):
         with Ledger(tmp_path / f"{number}.jsonl", unit, Snapshot(5, unit), adjacency) as ledger:
