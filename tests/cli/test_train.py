@@ -50,7 +50,7 @@ def test_a_run_folder_holds_everything(run):
     config = json.loads((run / "private" / "config.json").read_text())
     assert tested == 600 - config["train_users"] and 80 < tested < 160 and config["released"] == "spectral"
     assert results["lazydpsgd"]["steps"] == 8
-    assert config["negatives"] == 150  # all movies: there are no 4,000
+    assert config["shared_negatives"] == 150  # all movies: there are no 4,000
     lines = [json.loads(line) for line in (run / "private" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["recommender"] == "lazydpsgd"] == [2, 4, 6, 8]
 

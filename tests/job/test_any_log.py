@@ -172,6 +172,7 @@ def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_p
     assert results["upon-sums"]["epsilon"] == pytest.approx(spent) and results["upon-sums"]["steps"] == 6
     said = (upon / "release" / "statement.txt").read_text()
     assert "private sums to train upon" in said and said in (upon / "release" / "card.md").read_text()
+    assert "Trained: 6 steps of 80 users on average, clip 0.05." in (upon / "release" / "card.md").read_text()
     names = {path.name for path in (upon / "release").iterdir()}
     assert names == {"servable", "model.keras", "released.npz", "ledger.jsonl", "statement.txt", "card.md"}
     # The file of the model tells the same cost without the ledger.
@@ -186,6 +187,31 @@ def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_p
     one, other = WarmStart.load(upon).items.of([1, 2])
     found = answer(capsys, upon, "--history", one, other, "--top-k", "4")
     assert len(found) == 4 and not {one, other} & {item for item, _ in found}
+
+
+def test_a_kill_in_a_training_costs_no_more_than_the_steps_that_were_planned(tmp_path, monkeypatch):
+    """A block of payments is of a hundred steps at most; of a shorter training, of all of it."""
+    pa.parquet.write_table(table(users=400, rows=6_000), tmp_path / "log.parquet")
+    options = ["--mechanism", "lazydpsgd", "--items-epsilon", "4", "--noise-multiplier", "5", "--out", tmp_path / "run"]
+    whole, ended = training.TrainingCheckpoint.on_train_batch_end, []
+
+    def killed(self, batch, logs=None):
+        whole(self, batch, logs)
+        if int(self.model.optimizer.iterations) == 4 and not ended:
+            ended.append(True)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingCheckpoint, "on_train_batch_end", killed)
+        patch.setattr(training.TrainingCheckpoint, "save", lambda self: None)
+        patch.setattr(Accountant, "give_back_unused", lambda self: None)
+        assert train("--data", tmp_path / "log.parquet", *COLUMNS, *SMALL, *options) == 130
+    assert read(tmp_path / "run" / "release" / "ledger.jsonl").steps == 6
+    assert train("--out", tmp_path / "run", "--resume", "--quiet") == 0
+    ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
+    results = json.loads((tmp_path / "run" / "private" / "results.json").read_text())
+    made = {each["recommender"]: each["steps"] for each in results}["lazydpsgd"]
+    assert ledger.epsilon(1e-6) <= 8.0 and ledger.steps == 12 and made == 6
 
 
 def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path, monkeypatch):
@@ -203,6 +229,8 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
     for table_before in before.item_tables():
         rows = table_before.embeddings.numpy()
         assert np.array_equal(began[0][table_before.name][: len(rows)], rows)
+    config, items = json.loads((run / "private" / "config.json").read_text()), len(WarmStart.load(run).items)
+    assert config["negatives"] is None and config["shared_negatives"] == items > len(before.vocabulary)
     release, ledger = WarmStart.load(run).release, read(run / "release" / "ledger.jsonl")
     assert release.fits == 2 and ledger.steps == 12
     assert [paid.label for paid in ledger.paid] == [*UPON_LABELS, "training", "training", *UPON_LABELS, "training"]

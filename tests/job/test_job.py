@@ -333,6 +333,7 @@ GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" 
         (["--mechanism", "lazydpsgd"], "is more than the 2"),
         (["--mechanism", "adam", "--days", "2"], "--days and --continue go with private sums, and with trainings of"),
         (["--mechanism", "upon-sums", "--time", ""], "--mechanism upon-sums predicts what comes next, in one"),
+        (["--mechanism", "upon-sums", "--batch-size", "20", "--noise-multiplier", "0.01"], "for one step of upon-sums"),
         (["--mechanism", "upon-sums", "--order", "no"], "it does not go with --order no."),
         (["--mechanism", "upon-sums", "--sampling", "shuffled"], "it does not go with --sampling shuffled."),
         (["--mechanism", "upon-sums", "--local", "1", "1"], "it does not go with --local."),
@@ -414,6 +415,13 @@ def test_shares_come_to_the_budget_and_never_above_it(epsilon, delta):
         assert before_steps == pytest.approx(of_items + 0.8 * (epsilon - of_items), rel=2e-3)
     tenth = GaussianDpEvent(budget.sums * 0.999)
     assert epsilon_of(ComposedDpEvent([budget.releases()[ITEMS], tenth]), delta) > epsilon * 0.9999
+
+
+def test_a_budget_below_what_can_be_priced_is_refused_by_its_own_number():
+    for share in ("sums", "sums_upon"):
+        with pytest.raises(ValueError, match="epsilon .*e-0[56] is too small"):
+            getattr(Budget(1e-5, 1e-6, public=True), share)
+        assert 1e4 < getattr(Budget(1e-4, 1e-6, public=True), share) < 1e6
 
 
 @pytest.mark.parametrize("public", [True, False])

@@ -77,6 +77,17 @@ def test_scores_are_those_after_the_last_item_whatever_pads():
         np.testing.assert_allclose(found[row], table @ query + prior, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("blocks", [0, 1])
+@pytest.mark.parametrize("with_sums", [False, True])
+def test_padding_within_a_history_counts_for_nothing(with_sums, blocks, sums):
+    arguments = {"width": 8, "history_length": 3, "num_heads": 2, "num_blocks": blocks}
+    model = stirred(SASRec.upon(sums, **arguments) if with_sums else make_model(**arguments))
+    expected = model(np.array([[4, 7, 9]])).numpy()
+    for history in ([4, 0, 7, 9], [0, 0, 4, 7, 0, 9, 0], [11, 4, 7, 0, 9]):
+        np.testing.assert_allclose(model(np.array([history])), expected, rtol=1e-6)
+    np.testing.assert_allclose(model(np.array([[0, 5]])), model(np.array([[5, 0, 0]])), rtol=1e-6)
+
+
 def losses_by_hand(model, batch, begin):
     """The mean over an example's places, of a softmax over the label and what each negative stands for."""
     queries, table = model.encode(tf.constant(batch["context"])).numpy(), model.scores.embeddings.numpy()
@@ -109,22 +120,22 @@ def test_a_user_is_clipped_as_one(blocks, with_sums, sums):
 
 
 def test_upon_sums_answers_begin_as_theirs(sums):
-    """Ranks of the items that have more than their popularity, which the logits of others do not tell apart."""
+    """Scores above a share of an item's popularity, which is the least that a logit can tell."""
     model = SASRec.upon(sums, width=8, history_length=12, num_heads=2)
     histories = [history for history in HISTORIES if history] + [[31], [], [3, 31, 3, 7, 31], [5] * 12]
     context = np.array([[*history, *[0] * (12 - len(history))] for history in histories])
     found, expected = model(context).numpy(), sums.scores(histories)
-    least = np.maximum(sums.prior / 0.5, 1e-7)
-    np.testing.assert_allclose(found, 1.3 * np.log(np.maximum(expected, least)), rtol=1e-3, atol=1e-3)
+    least = np.maximum(0.1 * sums.popularity, 1e-7)
+    np.testing.assert_allclose(found, np.log(np.maximum(expected, least)), rtol=1e-3, atol=1e-3)
 
 
 def test_upon_sums_every_place_counts_what_came_before(sums):
     model, batch = stirred(SASRec.upon(sums, width=8, history_length=PLACES, num_heads=2)), make_batch()
-    least = np.maximum(sums.prior / 0.5, 1e-7)
+    least = np.maximum(0.1 * sums.popularity, 1e-7)
 
     def begin(row, place, item):
         score = sums.scores([batch["context"][row, : place + 1]])[0, item - 1]
-        return 1.3 * np.log(max(score, least[item - 1]))
+        return np.log(max(score, least[item - 1]))
 
     batch["context"][0] = [7, 9, 7, 30, 9, 7]  # the sums count a repeated item once, where it stands last
     found = model.per_example_loss({name: tf.constant(values) for name, values in batch.items()})
@@ -167,6 +178,8 @@ def test_items_join_and_leave_and_the_others_score_as_before(with_sums, sums):
             gone = between[place] if place else np.zeros(31)
             others = smaller.sums.between.numpy()
             assert not place or not any(np.isin(row[row != 0], gone).all() for row in others[1:])
+        with pytest.raises(ValueError, match="takes no prior"):
+            model.grow([100], prior=np.ones(ITEMS + 1))
     assert smaller.privacy_history.snapshot().steps == 1
     again = smaller.forget([3], numbered=True)
     assert again.vocabulary.tolist() == list(range(1, ITEMS - 2))

@@ -183,4 +183,6 @@ def _noise_of_sums(budget: Budget) -> float:
         over = epsilon_of(budget.all_days(sums), budget.delta) - budget.epsilon
         if over <= 0:
             return sums
-        aimed -= max(over, _GRID)
+        aimed -= max(over, _GRID * min(1.0, budget.epsilon))
+        if aimed <= 0:
+            raise ValueError(f"epsilon {budget.epsilon:g} is too small to find the noise of private sums for it.")

@@ -43,6 +43,7 @@ from tfdp_rec.job.settings import ELSEWHERE, SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
 from tfdp_rec.spectral import SpectralRecommender
@@ -163,11 +164,26 @@ def _decide_noises(run: Run) -> None:
     past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
     left = max(1, run.budget.days - run.days(begins_with(run.released)))
     given = run.settings, run.sampling, run.delta
-    noises = two_towers.noises_for(*given, past + left * run.budget.before_training(PRIOR), left)
+    spent = {file: past + left * run.budget.before_training(file) for file in (PRIOR, UPON)}
+    noises = two_towers.noises_for(*given, spent[PRIOR], left)
     if names.upon_sums.name in run.settings.mechanism:
-        spent = past + left * run.budget.before_training(UPON)
-        noises[names.upon_sums.name] = training.noise_for(*given, spent, left)
+        noises[names.upon_sums.name] = training.noise_for(*given, spent[UPON], left)
+    _refuse_no_step(run, noises, spent)
     checkpoint.keep_noises(noises)
+
+
+def _refuse_no_step(run: Run, noises: Mapping[str, float], spent: Mapping[str | None, list[Any]]) -> None:
+    """Raises if the noise that was asked for leaves no room for a single step beside what is released before."""
+    if run.settings.noise_multiplier is None or not isinstance(run.sampling, PoissonSampling):
+        return
+    for name in filter(lambda name: names.named(name).claims_epsilon, noises):
+        step = run.sampling.compose(GaussianDpEvent(noises[name]), 1)
+        cost = epsilon_of(ComposedDpEvent([*(event for event, _ in spent[begins_with(name)]), step]), run.delta)
+        if cost > run.budget.epsilon:
+            raise ValueError(
+                f"--noise-multiplier {noises[name]:g} is too small for one step of {name}: epsilon would be "
+                f"{rounded_up(cost):g} of {run.budget.epsilon:g}. Nothing was paid: give more, or leave it out."
+            )
 
 
 def _releases(run: Run, name: str) -> dict[str, DpEvent]:
@@ -415,7 +431,7 @@ def _conclude(
         "num_users": len(log), "train_users": len(run.users.train), "num_items": log.num_items,
         "day": made.model.released.fits if run.released == names.spectral.name else max(1, run.days(file)),
         "released": run.released, "public": run.public is not None, "ordered": log.ordered, "delta": run.delta,
-        "noise_multipliers": run.checkpoint.noises, "negatives": run.negatives(run.released),
+        "noise_multipliers": run.checkpoint.noises, "shared_negatives": run.negatives(run.released),
     }  # fmt: skip
     folder.private.write_json("results.json", results)
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]

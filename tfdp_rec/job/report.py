@@ -240,18 +240,17 @@ def _drawn(draw: Callable[[Any], None]) -> bytes:
 # The card.
 
 
-def _made_of(config: Mapping[str, Any]) -> str:
+def _made_of(report: RunReport) -> str:
+    config = report.config
     items = "from a public list" if config["public"] else "found privately"
     trained = "may be trained on, those with a seat on the day," if config["days_per_user"] else "are trained on"
     said = (
         f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
     )
-    trainings = list(filter(is_trained, config["mechanism"]))
-    if trainings:
-        clips = dict.fromkeys(f"{JobSettings.from_config(config).clip_of(name):g}" for name in trainings)
-        steps = f"{config['steps']} steps of {config['batch_size']} users on average"
-        said += f" Trained: {steps}, clip {' and '.join(clips)}."
+    if is_trained(report.released):
+        made, clip = report.by_name[report.released]["steps"], JobSettings.from_config(config).clip_of(report.released)
+        said += f" Trained: {made} steps of {config['batch_size']} users on average, clip {clip:g}."
     return said
 
 
@@ -270,7 +269,7 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
             f"**Recommender**: **{named(report.released).label}**: {kind}",
             f"**Made from**: {report.source.words(private)}", f"**Made by**: tfdp_rec {tfdp_rec.__version__}",
         ]),
-        _made_of(report.config),
+        _made_of(report),
         page.section("What is promised", page.verbatim(report.said or NO_GUARANTEE)),
         page.section("Files to be handed on", page.table(("file", "what it is"), files)),
         _questions(report, folder),

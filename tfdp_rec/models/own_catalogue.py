@@ -48,6 +48,8 @@ class OwnCatalogue:
             >>> model.grow([593]).vocabulary.tolist()
             [318, 296, 593]
         """
+        if prior is not None and self.frozen_of_items():
+            raise ValueError("A model upon sums takes no prior: new items have the least popularity of the others.")
         joining = np.atleast_1d(new_ids)
         known = np.intersect1d(self.vocabulary, joining).tolist()
         if known:

@@ -177,7 +177,7 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
 
     def call(self, context: tf.Tensor) -> tf.Tensor:
         """Scores of the whole catalogue after each history, `[batch, items]`; an empty one's are the log prior."""
-        context = tf.convert_to_tensor(context)
+        context = latest(tf.convert_to_tensor(context), self.history_length)
         lengths = tf.reduce_sum(tf.cast(tf.not_equal(context, PADDING), tf.int32), axis=1)
         queries = self.encode(context)
         last = tf.gather(queries, tf.maximum(lengths - 1, 0), batch_dims=1)
@@ -234,12 +234,17 @@ class SASRecAnswers(own_ids.WholeCatalogue):
         twin.set_weights(model.get_weights())
         # The SavedModel has the copy's variables and its arithmetic, but not the Keras model.
         self.held = [resource(weight) for weight in twin.weights]
-        self._length, self._call = model.history_length, lambda context: twin.call(context)
+        self._call = lambda context: twin.call(context)
 
     def scores(self, history: tf.Tensor) -> tf.Tensor:
         """As `WholeCatalogue.scores`."""
-        known = tf.cast(history >= 0, tf.int32)
-        order = tf.argsort(1 - known, axis=1, stable=True)  # what counts first, in its order
-        items = tf.pad(tf.gather(tf.maximum(history + 1, 0), order, batch_dims=1), [[0, 0], [0, self._length]])
-        begin = tf.maximum(tf.reduce_sum(known, axis=1) - self._length, 0)
-        return self._call(tf.gather(items, begin[:, None] + tf.range(self._length), batch_dims=1))
+        return self._call(tf.maximum(history + 1, 0))
+
+
+def latest(context: tf.Tensor, places: int) -> tf.Tensor:
+    """The last items of histories with padding in any place: `[batch, places]`, the oldest first, then zeros."""
+    known = tf.cast(tf.not_equal(context, PADDING), tf.int32)
+    order = tf.argsort(1 - known, axis=1, stable=True)  # items first, in their order
+    items = tf.pad(tf.gather(context, order, batch_dims=1), [[0, 0], [0, places]])
+    begin = tf.maximum(tf.reduce_sum(known, axis=1) - places, 0)
+    return tf.gather(items, begin[:, None] + tf.range(places), batch_dims=1)

@@ -175,6 +175,8 @@ def trained(
         batches = batches_from(curve.step)
         callbacks.append(checkpoint)
     left, a_report = steps_left(settings, curve.step, within), -(-settings.steps // EVALUATIONS)
+    for budget in within:  # so that a block pays for no more than these, which a crash would lose
+        budget.steps = budget.accountant.steps + left
     curve.last, board = curve.step + left, run.folder.private / "tensorboard"
     callbacks.append(keras.callbacks.TensorBoard(str(board / name), write_graph=False))
     try:
@@ -189,4 +191,6 @@ def trained(
         if accountant is not None:
             accountant.give_back_unused()
         only_for_owner(board)
+    if curve.step < settings.steps:
+        run.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
     return with_costs(MadeRecommender(model, model, steps=curve.step), name, accountant, run)
