@@ -172,7 +172,7 @@ def _decide_noises(run: Run) -> None:
     checkpoint.keep_noises(noises)
 
 
-def _refuse_no_step(run: Run, noises: Mapping[str, float], spent: Mapping[str | None, list[Any]]) -> None:
+def _refuse_no_step(run: Run, noises: Mapping[str, float], spent: Mapping[Any, list[Any]]) -> None:
     """Raises if the noise that was asked for leaves no room for a single step beside what is released before."""
     if run.settings.noise_multiplier is None or not isinstance(run.sampling, PoissonSampling):
         return
