@@ -192,6 +192,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         return sampling.name if sampling.get_state() == priced.get_state() else priced.name
 
     def _spent(self) -> str:
+        if self.steps is not None and self.accountant.steps >= self.steps:
+            return f"All {self.steps:,} steps are made, for epsilon {self.accountant.epsilon():.4g}"
         return (
             f"The privacy budget is spent: epsilon is {self.accountant.epsilon():.4g} of {self.target_epsilon:g} after "
             f"{self.accountant.steps:,} steps, and {int(self.model.steps_per_execution)} more would not fit"

@@ -165,7 +165,7 @@ def trained(
     ledger = run.ledger(name) if names.named(name).claims_epsilon else None
     accountant, within = accounting(name, model.optimizer, run, ledger)
     curve, batches = _Curve(run, name, accountant), batches_from(0)
-    callbacks: list[keras.callbacks.Callback] = [*within, curve]
+    callbacks: list[keras.callbacks.Callback] = [curve, *within]  # so that a budget does not call the last step its end
     # A training that no ledger pays for, and that was cut off, begins anew: nothing of it is released.
     if accountant is not None and (ledger is not None or not within):
         model.prepare(batches.element_spec)
