@@ -149,7 +149,7 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
         (["--delta", "0.5"], "delta"),
         (["--data", "no-such-folder"], "there is no folder no-such-folder; for files of your own say --user"),
         (["--data", ".", "."], "--data takes one MovieLens folder"),
-        (["--batch-size", "5000"], "fewer units than a batch"),
+        (["--batch-size", "5000"], "is more than the 486 users that are trained on"),
         (["--mechanism", "magic"], "invalid choice"),
         (["--mechanism", "eana", "--export", "spectral"], "--export spectral is not among those that are made (eana)"),
         (["--steps", "-3"], "--steps must be positive"),

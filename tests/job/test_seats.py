@@ -290,9 +290,9 @@ def stream(tmp_path_factory):
         pa.parquet.write_table(table(users=2500, rows=30_000, seed=number), root / f"{number}.parquet")
     seen, made, find, asked = [], pipeline.private_sums.released, pipeline.private_items, []
 
-    def released(run, users):
+    def released(run, users, upon):
         inside = [run.log.unit_ids[int(user)].as_py() for user in np.flatnonzero(users._inside)]
-        found = made(run, users)
+        found = made(run, users, upon)
         seen.append((set(inside), asked[-1] - run.seats.sum(), found))
         return found
 
