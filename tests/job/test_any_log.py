@@ -225,6 +225,11 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
         return model
 
     monkeypatch.setattr(upon_sums, "new_model", remembered)
+    kept = (run / "release" / "model.keras").rename(tmp_path / "kept.keras")
+    paid = len(read(run / "release" / "ledger.jsonl").paid)
+    assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
+    assert len(read(run / "release" / "ledger.jsonl").paid) == paid, "without the model to go on from, nothing is paid"
+    kept.rename(run / "release" / "model.keras")
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 0
     for table_before in before.item_tables():
         rows = table_before.embeddings.numpy()

@@ -36,6 +36,7 @@ def make_batch():
     context, label = RNG.integers(1, ITEMS + 1, [2, 5, PLACES])
     for row, length in enumerate([PLACES, 3, 0, 1, PLACES]):
         context[row, length:] = label[row, length:] = 0
+    label[0, 2] = label[1, 0] = 0  # a place within a history whose label was left out
     label[4] = context[4, 0]  # one label at every place
     return {"context": context, "label": label, "negatives": np.array([3, 1, 4, 1, 5, 9, 2, 6])}
 

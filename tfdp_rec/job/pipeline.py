@@ -125,6 +125,10 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
         budget.refuse_beyond(ledger, checkpoint.left_to_pay(name, _releases(run, name)))
     if checkpoint.earlier:
         _refuse_other_kind(kind, checkpoint.earlier.items)
+        if is_trained(released):
+            from tfdp_rec.job.recommenders import training
+
+            training.released_model(run)
     _refuse_full(run)
     if checkpoint.seen:
         print(

@@ -43,7 +43,7 @@ class ReleasedSums(keras.layers.Layer):
         self.built = True
 
     def take(self, recommender: Any) -> None:
-        """Takes the numbers of a fitted `SpectralRecommender` of the same items: for `SASRec.upon`, noting its cost."""
+        """Takes the numbers of a fitted `SpectralRecommender` of the same items; `SASRec.upon` adds what they cost."""
         head = np.asarray(recommender.released.head)
         places = np.zeros(self.items + 1, np.int32)
         places[head + 1] = 1 + np.arange(len(head))

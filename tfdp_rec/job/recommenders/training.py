@@ -94,17 +94,25 @@ def optimizer_arguments(settings: JobSettings, name: str) -> dict[str, Any]:
     return {**arguments(settings, "optimizer"), "l2_norm_clip": settings.clip_of(name)}
 
 
+def released_model(run: Run) -> Any:
+    """The model that the days before have released. A day asks for it before it pays for anything."""
+    assert run.checkpoint.earlier is not None
+    path = run.folder.release / MODEL
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
+    before = keras.models.load_model(path, compile=False)
+    if before.item_tables()[0].embeddings.shape[0] < 1 + len(run.checkpoint.earlier.items):
+        raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
+    return before
+
+
 def go_on(run: Run, model: Any) -> Any:
     """The model; on a further day it goes on from the released one, of whose tables the rows of known items stay."""
     if run.checkpoint.earlier is None:
         return model
-    before = keras.models.load_model(run.folder.release / MODEL, compile=False)
-    rows = 1 + len(run.checkpoint.earlier.items)
-    tables = [table.embeddings for table in before.item_tables()]
-    if tables[0].shape[0] < rows:
-        raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
+    before, rows = released_model(run), 1 + len(run.checkpoint.earlier.items)
     # A day that was cut off after its model was written may have had rows of other items at the end.
-    kept = dict.fromkeys((table.path for table in tables), range(rows))
+    kept = dict.fromkeys((table.embeddings.path for table in before.item_tables()), range(rows))
     return before.grow_into(model, kept=kept, replaced=[each.path for each in before.frozen_of_items()])
 
 
