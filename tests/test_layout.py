@@ -16,8 +16,8 @@ PACKAGE = ROOT / "tfdp_rec"
 # The floors, from the ground up: a part imports from lower floors alone, and from its own where it is named.
 FLOORS = (
     {
-        "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "quiet",
-        "interruption", "refused", "registration", "settings",
+        "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "negative_shares",
+        "quiet", "interruption", "refused", "registration", "settings",
     },
     {"noise", "withheld_rows"},
     {"independence"},

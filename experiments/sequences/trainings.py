@@ -136,11 +136,12 @@ class Trainings:
         blocks = self.sizes.blocks if cell.method == SASREC else 0
         if not cell.epsilon:
             prior = np.bincount(log.numbers, minlength=self.items + 1)[1:] + 1.0
-            return self._by_adam(self._model(blocks, prior=prior), protocol, log)
+            return self._by_adam(self._model(blocks, prior=prior), prior, log)
         noise = COUNTS_NOISE * noise_of_one_release(cell.epsilon, DELTA)
         counted = private_counts(log, Catalogue(np.arange(1, self.items + 1)), noise_multiplier=noise)
         model = self._model(blocks, prior=np.maximum(counted.values, noise))
-        return self._privately(model, protocol, log, cell, [(counted.event, "counts")], self.sizes.alone_length)
+        examples = self._examples(log, counted.values)
+        return self._privately(model, examples, cell, [(counted.event, "counts")], self.sizes.alone_length)
 
     def _upon(self, protocol: Protocol, cell: Cell) -> tuple[Scores, dict[str, Any]]:
         """From released sums, with what they leave of ε."""
@@ -148,8 +149,8 @@ class Trainings:
         sums = self._counted(protocol, self.sizes.sums_share * cell.epsilon)
         begun = float(protocol.measured(sums.scores).mean())
         blocks = self.sizes.blocks if cell.method == SASREC_UPON else 0
-        model, log = self._model(blocks, sums), self._log(protocol)
-        scores, more = self._privately(model, protocol, log, cell, sums.uses, self.sizes.upon_length)
+        model, examples = self._model(blocks, sums), self._examples(self._log(protocol), sums.popularity)
+        scores, more = self._privately(model, examples, cell, sums.uses, self.sizes.upon_length)
         return scores, {**more, "HR@10 of its sums": begun}
 
     def _model(self, blocks: int, sums: Any = None, **arguments: Any) -> SASRec:
@@ -165,20 +166,20 @@ class Trainings:
             titles,
         )  # fmt: skip
 
-    def _by_adam(self, model: SASRec, protocol: Protocol, log: Timelines) -> tuple[Scores, dict[str, Any]]:
+    def _by_adam(self, model: SASRec, counts: Any, log: Timelines) -> tuple[Scores, dict[str, Any]]:
         batch = min(ADAM_BATCH, len(log))
         steps = min(self.sizes.adam_epochs * math.ceil(len(log) / batch), self.sizes.adam_steps)
         rate = keras.optimizers.schedules.CosineDecay(self.sizes.adam_rate, steps)
-        sampling, examples = self._drawn(log, batch)
+        sampling, examples = PoissonSampling(len(log), batch, unit="user"), self._examples(log, counts)
         batches = sampling.batches(examples.fetch, shared=examples.shared)
         train(model, keras.optimizers.Adam(rate), batches, steps, sampling, DELTA)
         return self._scores(model), {"steps": steps}
 
     def _privately(
-        self, model: SASRec, protocol: Protocol, log: Timelines, cell: Cell, spent: list[Any], length: float
+        self, model: SASRec, examples: NextItemExamples, cell: Cell, spent: list[Any], length: float
     ) -> tuple[Scores, dict[str, Any]]:
-        sizes, batch = self.sizes, self.sizes.batch(len(log))
-        sampling, examples = self._drawn(log, batch)
+        sizes, batch = self.sizes, self.sizes.batch(len(examples))
+        sampling = PoissonSampling(len(examples), batch, unit="user")
         plan = tfdp_rec.PrivatePlan(
             sampling=sampling, delta=DELTA, steps=sizes.steps, epsilon=cell.epsilon, spent=spent,
             l2_norm_clip=sizes.clip,
@@ -195,11 +196,11 @@ class Trainings:
             "noise": plan.noise_multiplier, "rate": rate, "batch": batch, "epsilon spent": spent_at_last,
         }  # fmt: skip
 
-    def _drawn(self, log: Timelines, batch: int) -> tuple[PoissonSampling, NextItemExamples]:
-        examples = NextItemExamples(
-            log, history=self.sizes.history, negatives=min(self.sizes.negatives, self.items), every_place=True
-        )
-        return PoissonSampling(len(log), batch, unit="user"), examples
+    def _examples(self, log: Timelines, counts: Any) -> NextItemExamples:
+        return NextItemExamples(
+            log, history=self.sizes.history, negatives=min(self.sizes.negatives, self.items), every_place=True,
+            released_counts=counts,
+        )  # fmt: skip
 
     def _scores(self, model: SASRec) -> Scores:
         places = self.sizes.history

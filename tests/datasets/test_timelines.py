@@ -211,6 +211,20 @@ def test_negatives_are_distinct_fresh_and_the_whole_catalogue(small):
     assert sorted(everything) == list(range(1, 2001))
 
 
+def test_negatives_by_released_counts_have_their_chances_beside_them(small):
+    counts = np.zeros(small.num_items)
+    counts[6] = counts[90] = 50.0
+    examples = NextItemExamples(small, negatives=100, seed=0, released_counts=counts)
+    for _ in range(20):
+        drawn = examples.shared()
+        assert len(set(drawn["negatives"].tolist())) == 100 and {7, 91} <= set(drawn["negatives"].tolist())
+        popular = np.isin(drawn["negatives"], [7, 91])
+        np.testing.assert_allclose(drawn["expected"], np.where(popular, 1.0, 98 / (small.num_items - 2)), rtol=1e-6)
+    assert NextItemExamples(small, negatives=0, released_counts=counts).shared() == {}
+    with pytest.raises(ValueError, match="released_counts must be"):
+        NextItemExamples(small, negatives=100, released_counts=counts[1:])
+
+
 def test_without_a_seed_examples_do_not_repeat(small):
     first, second = (NextItemExamples(small).fetch(np.arange(200))["label"].tolist() for _ in range(2))
     assert first != second

@@ -215,7 +215,7 @@ def test_a_kill_in_a_training_costs_no_more_than_the_steps_that_were_planned(tmp
 
 
 def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path, monkeypatch):
-    run, began, new_model = shutil.copytree(upon, tmp_path / "run"), [], upon_sums.new_model
+    run, began, counts, new_model = shutil.copytree(upon, tmp_path / "run"), [], [], upon_sums.new_model
     pa.parquet.write_table(table(users=850, rows=12_000, seed=5), tmp_path / "next.parquet")
     before = keras.models.load_model(run / "release" / "model.keras", compile=False)
 
@@ -224,7 +224,12 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
         began.append({table.name: table.embeddings.numpy() for table in model.item_tables()})
         return model
 
+    def examples(*args, **named):
+        counts.append(named["released_counts"])
+        return NextItemExamples(*args, **named)
+
     monkeypatch.setattr(upon_sums, "new_model", remembered)
+    monkeypatch.setattr(upon_sums, "NextItemExamples", examples)
     kept = (run / "release" / "model.keras").rename(tmp_path / "kept.keras")
     paid = len(read(run / "release" / "ledger.jsonl").paid)
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
@@ -238,6 +243,7 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
     assert config["negatives"] is None and config["shared_negatives"] == items > len(before.vocabulary)
     release, ledger = WarmStart.load(run).release, read(run / "release" / "ledger.jsonl")
     assert release.fits == 2 and ledger.steps == 12
+    assert np.array_equal(counts[0], SpectralRecommender.load(run / "release" / "released.npz").popularity)
     assert [paid.label for paid in ledger.paid] == [*UPON_LABELS, "training", "training", *UPON_LABELS, "training"]
     assert 7.9 < ledger.epsilon(1e-6) <= 8.0
     model = keras.models.load_model(run / "release" / "model.keras")

@@ -92,21 +92,29 @@ def test_padding_within_a_history_counts_for_nothing(with_sums, blocks, sums):
 def losses_by_hand(model, batch, begin):
     """The mean over an example's places, of a softmax over the label and what each negative stands for."""
     queries, table = model.encode(tf.constant(batch["context"])).numpy(), model.scores.embeddings.numpy()
-    found = []
+    chances, found = dict(zip(batch["negatives"], batch.get("expected", []))), []
     for row, label in enumerate(batch["label"]):
         places = []
         for place in np.flatnonzero(label):
             others = [n for n in batch["negatives"] if n != label[place]]
             logit = lambda i: queries[row, place] @ table[i] + begin(row, place, i)  # noqa: B023, E731
-            logits = [logit(label[place]), *(logit(n) + np.log(ITEMS / len(batch["negatives"])) for n in others)]
+            stands_for = [1 / chances.get(n, len(batch["negatives"]) / ITEMS) for n in others]
+            logits = [logit(label[place]), *(logit(n) + np.log(each) for n, each in zip(others, stands_for))]
             places.append(np.log(np.exp(logits).sum()) - logits[0])
         found.append(np.mean(places) if places else 0.0)
     return found
 
 
-def test_the_loss_is_the_mean_of_the_places():
+def by_chances(batch):
+    """The batch with negatives of other chances, the repeated one's the same."""
+    chances = np.linspace(0.1, 1.0, 10, dtype="float32")
+    return {**batch, "expected": chances[batch["negatives"]]}
+
+
+@pytest.mark.parametrize("drawn", [dict, by_chances])
+def test_the_loss_is_the_mean_of_the_places(drawn):
     prior = np.arange(1, ITEMS + 1) / np.sum(np.arange(1, ITEMS + 1))
-    model, batch = stirred(make_model(prior=prior)), make_batch()
+    model, batch = stirred(make_model(prior=prior)), drawn(make_batch())
     found = model.per_example_loss({name: tf.constant(values) for name, values in batch.items()})
     expected = losses_by_hand(model, batch, lambda row, place, i: np.log(prior[i - 1]))
     np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -117,7 +125,8 @@ def test_the_loss_is_the_mean_of_the_places():
 def test_a_user_is_clipped_as_one(blocks, with_sums, sums):
     arguments = {"width": 8, "history_length": PLACES, "num_heads": 2, "num_blocks": blocks}
     model = stirred(SASRec.upon(sums, **arguments) if with_sums else make_model(**arguments))
-    assert_matches_oracle(model, make_batch(), clip=0.3, rtol=1e-3)
+    for drawn in (dict, by_chances):
+        assert_matches_oracle(model, drawn(make_batch()), clip=0.3, rtol=1e-3)
 
 
 def test_upon_sums_answers_begin_as_theirs(sums):

@@ -11,14 +11,14 @@ the batch would not be bounded by the clip. The seed is replaced before every pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-_UNIFORM = 0.5  # share of uniform draws where counts are given: every candidate is drawn, no correction is large
+from tfdp_rec.negative_shares import checked_counts, shares
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -46,8 +46,8 @@ class Negatives(keras.layers.Layer):
         if not 1 <= number or not 1 <= catalogue:
             raise ValueError(f"Negatives need number and catalogue of at least 1, got {number} and {catalogue}.")
         self.number, self.catalogue = int(number), int(catalogue)
-        self.released_counts = None if released_counts is None else _checked(released_counts, self.catalogue)
-        self._shares = None if self.released_counts is None else _shares(np.array(self.released_counts))
+        self.released_counts = None if released_counts is None else checked_counts(released_counts, self.catalogue)
+        self._shares = None if self.released_counts is None else shares(self.released_counts)
         self.seed_generator = keras.random.SeedGenerator()
         self.built = True
 
@@ -89,15 +89,25 @@ def log_expected(number: Any, catalogue: int) -> tf.Tensor:
     return tf.math.log(tf.cast(number, tf.float32)) - np.log(catalogue)
 
 
-def repeats_last(negatives: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The negatives `[S]`, repeats after the distinct ids, and offsets by which a repeated id counts in one column."""
+def of_batch(data: Mapping[str, Any], catalogue: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """A batch's negatives `[S]`, repeats last, and their offsets; without `expected` all are equally likely."""
+    negatives = tf.cast(data["negatives"], tf.int64)
+    if "expected" in data:
+        return repeats_last(negatives, tf.math.log(data["expected"]))
+    return repeats_last(negatives, tf.fill(tf.shape(negatives), log_expected(tf.size(negatives), catalogue)))
+
+
+def repeats_last(negatives: tf.Tensor, corrections: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """The negatives `[S]`, repeats last, and offsets, less corrections `[S]`: a repeated id counts in one column."""
     # The softmax is the same, and its gradient is zero in the other columns: none need to be added up by id, and side
     # by side they are quick to look at.
     ids, number, times = tf.unique_with_counts(negatives)
     place = tf.range(tf.size(negatives))
-    first = tf.gather(tf.math.unsorted_segment_min(place, number, tf.size(times)), number)
-    repeats = tf.boolean_mask(negatives, tf.not_equal(first, place))
+    first = tf.math.unsorted_segment_min(place, number, tf.size(times))
+    repeats = tf.boolean_mask(negatives, tf.not_equal(tf.gather(first, number), place))
     counts = tf.math.log(tf.cast(times, tf.float32))
+    if corrections is not None:
+        counts -= tf.gather(corrections, first)
     offsets = tf.concat([counts, tf.fill(tf.shape(repeats), _FAR_BELOW)], axis=0)
     ordered = tf.concat([ids, repeats], axis=0)
     return tf.ensure_shape(ordered, negatives.shape), tf.ensure_shape(offsets, negatives.shape)
@@ -188,20 +198,3 @@ def cross_entropy_beside(own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor 
         return (tf.math.log(total) + most - own)[:, 0], gradient
 
     return loss(own, others)
-
-
-def _checked(counts: Sequence[float], catalogue: int) -> list[float]:
-    values = np.asarray(counts, np.float64)
-    if values.shape != (catalogue,) or not np.isfinite(values).all():
-        raise ValueError(
-            f"released_counts must be {catalogue} numbers, one a candidate (of privacy.private_counts, its values); "
-            f"got shape {values.shape}."
-        )
-    return values.tolist()
-
-
-def _shares(counts: np.ndarray) -> np.ndarray:
-    """Q; a count that noise made negative counts as zero."""
-    seen = np.maximum(counts, 0.0)
-    uniform = np.full(len(counts), 1.0 / len(counts))
-    return _UNIFORM * uniform + (1 - _UNIFORM) * (seen / seen.sum() if seen.sum() else uniform)

@@ -9,12 +9,13 @@ A user's one gradient may be made of many labels, which the same clip bounds: wi
 of a user's items at a random place, and each item of it but the first is a label. It is what a model that reads its
 history causally takes (`models.SASRec`). A user with fewer than two items has no label then.
 
-Negatives are uniform from the public catalogue, without repetition, the same for the whole batch: they depend on no
-user, as private training needs.
+Negatives are of the public catalogue, without repetition, the same for the whole batch: they depend on no user, as
+private training needs. All are equally likely, or half by released counts (`negative_shares.py`).
 
     context  [b, history]   oldest first, then zeros
     label    [b]            0 for users without items; [b, history] with every_place, what follows each of the context
     negatives [S]           shared by the batch
+    expected  [S]           with released counts: the chance of each of them to be a negative
 
 Reference:
     Ning et al., "EANA: Reducing Privacy Risk on Large-scale Recommendation Models", RecSys 2022, §4.1.
@@ -22,14 +23,18 @@ Reference:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.datasets.log import PADDING, values_at
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.timelines import Timelines
+from tfdp_rec.negative_shares import checked_counts, different, inclusion
 
-Features = dict[str, NDArray[np.int32]]
+Features = dict[str, NDArray[Any]]
 
 
 class NextItemExamples:
@@ -40,6 +45,8 @@ class NextItemExamples:
         users: Positions of the users; index i of `fetch` is users[i]. All, if left out.
         history: Number of items of context.
         negatives: Number of negatives; 0 leaves them out.
+        released_counts: Popularity of each item, `[items]`, public or released by a mechanism that the accountant
+            counts: popular items are then negatives more often, which steadies their rows. Raw counts are not private.
         seed: Seed, for tests only. Left out, labels and negatives come from the operating system's entropy.
         every_place: Whether each place of a window of the user's items has a label, the item that follows.
         repeats: Whether an item may be a label at a place where the window has had it before. A recommender that
@@ -68,6 +75,7 @@ class NextItemExamples:
         seed: int | None = None,
         every_place: bool = False,
         repeats: bool = True,
+        released_counts: Sequence[float] | None = None,
     ):
         self.items, self.num_items = log.numbers, log.num_items
         self.users = np.arange(log.num_users) if users is None else np.asarray(users, np.int64)
@@ -75,6 +83,9 @@ class NextItemExamples:
         self._rng = np.random.default_rng(seed)
         self.ordered, self.every_place, self.repeats = log.ordered, every_place, repeats
         self._check(log.num_users)
+        self.chances = None
+        if released_counts is not None and negatives:
+            self.chances = inclusion(checked_counts(released_counts, self.num_items), negatives)
         self.starts = log.offsets[self.users]
         self.lengths = log.offsets[self.users + 1] - self.starts
 
@@ -103,7 +114,13 @@ class NextItemExamples:
 
     def shared(self) -> Features:
         """Fresh negatives, if there are any, for `batches(examples.fetch, shared=examples.shared)`."""
-        return {"negatives": self._draw_negatives()} if self.negatives else {}
+        if not self.negatives:
+            return {}
+        if self.chances is None:
+            drawn = self._rng.choice(self.num_items, self.negatives, replace=False, shuffle=False)
+            return {"negatives": (drawn + 1).astype(np.int32)}
+        drawn = different(self.chances, self._rng)
+        return {"negatives": (drawn + 1).astype(np.int32), "expected": self.chances[drawn].astype(np.float32)}
 
     def fixed(self, seed: int = 0) -> Features:
         """One example of every user who has items, the same at every call: for testing. Without negatives.
@@ -160,7 +177,3 @@ class NextItemExamples:
             place = np.where((drawn == place[:, None]).any(axis=1), last, place)
             drawn[:, column] = np.where(last < others, place, -1)
         return np.where(drawn >= positions[:, None], drawn + 1, drawn)  # the label's place is skipped
-
-    def _draw_negatives(self) -> NDArray[np.int32]:
-        drawn = self._rng.choice(self.num_items, self.negatives, replace=False, shuffle=False)
-        return (drawn + 1).astype(np.int32)

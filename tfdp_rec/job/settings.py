@@ -90,7 +90,7 @@ class JobSettings:
         NOT_NEGATIVE, group=_TRAINING,
     )  # fmt: skip
     negatives: int | None = option(
-        None, "uniform negatives shared by a batch; default: 4,000, upon sums 1,000, or all items", POSITIVE,
+        None, "negatives shared by a batch; default: 4,000, upon sums 1,000, or all items", POSITIVE,
         group=_TRAINING,
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import log_expected, repeats_last
+from tfdp_rec.clipping.negatives import of_batch
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
@@ -85,7 +85,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
         TensorShape([3, 16])
     """
 
-    shared_inputs = ("negatives",)
+    shared_inputs = ("negatives", "expected")
 
     def __init__(
         self,
@@ -142,9 +142,8 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
             training: Whether the model trains, as in Keras.
         """
         query = self.call(data, training=training)
-        negatives, often = repeats_last(data["negatives"])
-        others = often - log_expected(tf.size(data["negatives"]), self.num_labels - 1)
-        return self.labels.cross_entropy(query, data["label"], negatives, offsets=(None, others))
+        negatives, corrections = of_batch(data, self.num_labels - 1)
+        return self.labels.cross_entropy(query, data["label"], negatives, offsets=(None, corrections))
 
     def top_k(self, batch: Mapping[str, Any], k: int) -> tuple[tf.Tensor, tf.Tensor]:
         """The k labels with the best scores for each context, settled weights first.

@@ -7,8 +7,8 @@
 
 W, b and the label table begin at zero: at first all scores are the log prior, and a query is the recent items alone,
 which a private training learns soonest. The loss of an example is the mean over its places of the cross-entropy of the
-item that follows, against S negatives, drawn uniformly from the public catalogue and shared by the batch. All places of
-a user are one gradient, clipped as one, so the guarantee is that of a user.
+item that follows, against S negatives of the public catalogue, shared by the batch: drawn uniformly, or with chances
+that the batch tells. All places of a user are one gradient, clipped as one, so the guarantee is that of a user.
 
 `SASRec.upon` puts the logits of released private sums in the place of the log prior (`released_sums.py`): the model
 begins with their answers.
@@ -30,7 +30,7 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import log_expected, repeats_last
+from tfdp_rec.clipping.negatives import of_batch
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.models.arguments import SavedByArguments
@@ -56,10 +56,11 @@ class RecentItems(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
-    """Causal transformer over a history, lookup label tower, sampled softmax with shared uniform negatives.
+    """Causal transformer over a history, lookup label tower, sampled softmax with shared negatives.
 
     A batch is a dict: `context` `[batch, n]` (item numbers, the oldest first, then zeros), `label` `[batch, n]`, the
-    item that follows each, 0 for none, and `negatives` `[S]`: what `NextItemExamples(every_place=True)` makes.
+    item that follows each, 0 for none, and `negatives` `[S]`: what `NextItemExamples(every_place=True)` makes. With
+    its `released_counts` also `expected` `[S]`, the chance of each negative.
 
     Args:
         vocabulary: Raw ids of the public catalogue; item number i is `vocabulary[i - 1]`, number 0 is padding.
@@ -86,7 +87,7 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
         TensorShape([2, 4])
     """
 
-    shared_inputs = ("negatives",)
+    shared_inputs = ("negatives", "expected")
 
     def __init__(
         self,
@@ -214,12 +215,12 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
 
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """The mean over an example's places of the sampled-softmax cross-entropy, `[batch]`."""
-        label, (negatives, often) = tf.cast(data["label"], tf.int64), repeats_last(tf.cast(data["negatives"], tf.int64))
+        label, (negatives, corrections) = tf.cast(data["label"], tf.int64), of_batch(data, len(self.vocabulary))
         if self.sums is None:
             own, others = (tf.gather(self._log_prior, ids) for ids in (label, negatives))
         else:
             own, others = self.sums(data["context"], label, negatives)
-        others += often - log_expected(tf.size(data["negatives"]), len(self.vocabulary))
+        others += corrections
         losses = self.scores.cross_entropy(self.encode(data["context"]), label, negatives, offsets=(own, others))
         counts = tf.cast(tf.not_equal(label, PADDING), losses.dtype)
         return tf.math.divide_no_nan(tf.reduce_sum(losses * counts, axis=1), tf.reduce_sum(counts, axis=1))

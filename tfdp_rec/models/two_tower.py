@@ -4,9 +4,10 @@
     query = bag + hidden layer(bag) / 10, which tames the layer under the large learning rates that tables need
     score of movie i = query · label table_i + log prior_i
 
-The loss is the cross-entropy of the watched movie against S negatives drawn uniformly from the public catalogue of M
-movies and shared by the batch. Each negative stands for M/S movies, so log(M/S) is added to its logit: the loss then
-estimates that of the full softmax. Negatives do not depend on the data, so one example's gradient is its own.
+The loss is the cross-entropy of the watched movie against S negatives of the public catalogue of M movies, shared by
+the batch. One that is drawn with chance π (S/M, or what the batch tells) stands for 1/π movies, so log(1/π) is added to
+its logit: the loss then estimates that of the full softmax. Negatives do not depend on the data, so one example's
+gradient is its own.
 
 Reference:
     Ning et al., "EANA", RecSys 2022, §4.1.
@@ -23,7 +24,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import log_expected, repeats_last
+from tfdp_rec.clipping.negatives import of_batch
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
@@ -44,10 +45,10 @@ class BagOfWords(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
 class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTraining, tfrs.Model):
-    """Bag-of-words context tower, lookup label tower, sampled softmax with shared uniform negatives.
+    """Bag-of-words context tower, lookup label tower, sampled softmax with shared negatives.
 
-    A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none) and `negatives`
-    `[S]`.
+    A batch is a dict: `context` `[batch, n]` (movie numbers, 0 pads), `label` `[batch]` (0 for none),
+    `negatives` `[S]` and, if they are not equally likely, `expected` `[S]`, the chance of each.
 
     Args:
         vocabulary: The raw ids of the public catalogue; movie number i is `vocabulary[i - 1]`, number 0 is padding.
@@ -69,7 +70,7 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
         ['loss']
     """
 
-    shared_inputs = ("negatives",)
+    shared_inputs = ("negatives", "expected")
 
     def __init__(
         self,
@@ -125,9 +126,9 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
 
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """Sampled-softmax cross-entropy of each example, `[batch]`."""
-        label, (negatives, often) = tf.cast(data["label"], tf.int64), repeats_last(tf.cast(data["negatives"], tf.int64))
+        label, (negatives, corrections) = tf.cast(data["label"], tf.int64), of_batch(data, len(self.vocabulary))
         own, others = (tf.gather(self._log_prior, ids) for ids in (label, negatives))
-        others += often - log_expected(tf.size(data["negatives"]), len(self.vocabulary))
+        others += corrections
         losses = self.scores.cross_entropy(self.encode(data["context"]), label, negatives, offsets=(own, others))
         return losses * tf.cast(tf.not_equal(label, PADDING), losses.dtype)  # users without items learn nothing
 

@@ -40,6 +40,8 @@ def new_model(run: Run) -> SASRec:
 
 
 def _batches(run: Run) -> Any:
-    shared = run.negatives(upon_sums.name)
-    examples = NextItemExamples(run.log, run.users.train, HISTORY, shared, every_place=True, repeats=False)
+    examples = NextItemExamples(
+        run.log, run.users.train, HISTORY, run.negatives(upon_sums.name), every_place=True, repeats=False,
+        released_counts=run.upon.popularity,
+    )  # fmt: skip
     return run.sampling.batches(examples.fetch, shared=examples.shared)
