@@ -224,9 +224,11 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
         began.append({table.name: table.embeddings.numpy() for table in model.item_tables()})
         return model
 
+    made = upon_sums.NextItemExamples
+
     def examples(*args, **named):
         counts.append(named["released_counts"])
-        return NextItemExamples(*args, **named)
+        return made(*args, **named)
 
     monkeypatch.setattr(upon_sums, "new_model", remembered)
     monkeypatch.setattr(upon_sums, "NextItemExamples", examples)
