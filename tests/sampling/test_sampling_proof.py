@@ -235,6 +235,38 @@ def test_shared_inputs_out_of_fetch_are_refused():
     assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.parametrize("place", ["within an input", "in the targets"])
+def test_an_entry_of_examples_with_the_name_of_a_shared_one_is_refused(place):
+    def fetch(indices):
+        own = {"negatives": IDS[indices]}
+        return {**pairs(indices), "bought": own} if place == "within an input" else (pairs(indices), own)
+
+    model, sampling = sharing_model(), PoissonSampling(UNITS, BATCH)
+    with pytest.raises(REFUSED, match="'negatives' is of the model's shared_inputs and stands at two places"):
+        model.fit(sampling.batches(fetch, shared=negatives), steps_per_epoch=4, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+MADE_OF_ROWS = {
+    "other values": lambda batch: {**batch, "negatives": tf.concat([batch["negatives"][:-1], batch["item"][:1]], 0)},
+    "the rows": lambda batch: {**batch, "negatives": batch["item"]},
+    "within an entry": lambda batch: {"user": batch["user"], "item": batch["item"], "in": {"negatives": batch["item"]}},
+}
+
+
+@pytest.mark.parametrize("made", MADE_OF_ROWS)
+def test_a_map_that_makes_shared_inputs_of_the_rows_is_refused(made):
+    with pytest.raises(REFUSED, match="map makes 'negatives' anew"):
+        PoissonSampling(UNITS, BATCH).batches(pairs, shared=negatives, map=MADE_OF_ROWS[made])
+
+
+def test_a_map_may_leave_shared_inputs_as_they_are():
+    model, sampling = sharing_model(), PoissonSampling(UNITS, BATCH)
+    other = lambda batch: {**batch, "item": (batch["item"] + 1) % UNITS}  # noqa: E731
+    model.fit(sampling.batches(pairs, shared=negatives, map=other), steps_per_epoch=4, verbose=0)
+    assert int(model.optimizer.iterations) == 4
+
+
 def test_shared_inputs_that_the_model_does_not_name_are_refused(training):
     data = training.sampling.batches(lambda i: ({"ids": IDS[i][:, None]}, LABELS[i]), shared=negatives)
     with pytest.raises(REFUSED, match="shared_inputs"):

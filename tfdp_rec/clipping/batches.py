@@ -1,7 +1,7 @@
 """A batch as examples: what is split along the first axis, and what is shared by all examples.
 
-A batch is any nest of dicts, tuples and lists of tensors. Entries of a dict whose key is in `shared` have no batch axis
-(negatives drawn from the public catalogue, say) and are the same for every example.
+A batch is any nest of dicts, tuples and lists of tensors. An entry of a dict whose key is in `shared` has no batch axis
+(negatives drawn from the public catalogue, say) and is the same for every example. Such a key stands once in a batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,27 @@ from tfdp_rec.refused import NotPrivate
 
 def map_examples(transform: Callable[[tf.Tensor], Any], batch: Any, shared: Sequence[str] = ()) -> Any:
     """`batch` with `transform` applied to every tensor that has a batch axis."""
-    if isinstance(batch, dict):
-        kept = {k: v if k in shared else map_examples(transform, v, shared) for k, v in batch.items()}
-        return type(batch)(kept)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_examples(transform, v, shared) for v in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map_examples(transform, v, shared) for v in batch)
-    return None if batch is None else transform(batch)
+    found = set()
+
+    def mapped(part: Any) -> Any:
+        if isinstance(part, dict):
+            return type(part)({key: once(key, value) if key in shared else mapped(value) for key, value in part.items()})
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*map(mapped, part))
+        if isinstance(part, (tuple, list)):
+            return type(part)(map(mapped, part))
+        return None if part is None else transform(part)
+
+    def once(key: str, value: Any) -> Any:
+        if key in found:  # the draws of one would vouch for the other, which may be of examples
+            raise NotPrivate(
+                f"'{key}' is of the model's shared_inputs and stands at two places of the batch, such as in the inputs "
+                "and within one of them: one of the two cannot be the same for all examples. Give that one another name."
+            )
+        found.add(key)
+        return value
+
+    return mapped(batch)
 
 
 def example_leaves(batch: Any, shared: Sequence[str] = ()) -> list[tf.Tensor]:

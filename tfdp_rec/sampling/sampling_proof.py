@@ -212,6 +212,13 @@ def _refuse_seeing_shared(batch: Any, blind: Sequence[str], shared: Sequence[str
         )
 
 
+def _made_anew(batch: Any, mapped: Any, shared: Sequence[str]) -> list[str]:
+    """Keys of shared entries that are not, where a batch has them, the tensors that they were before a map."""
+    before, after = (inner[0] if isinstance(inner, tuple) else inner for inner in (batch, mapped))
+    kept = after if isinstance(after, dict) else {}
+    return [key for key in shared if key in _keys(mapped) and kept.get(key) is not before[key]]
+
+
 def _keys(batch: Any) -> set[str]:
     """Keys of all dicts of a nest."""
     if isinstance(batch, dict):
@@ -321,8 +328,17 @@ def dataset_of(
 ) -> tf.data.Dataset:
     """Elements ((iteration, number, size, place), batch) as `Drawn`, each batch after `map`."""
 
+    changed: list[str] = []
+
     def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
         mapped = batch if map is None else map(*batch) if type(batch) is tuple else map(batch)
+        changed.extend(_made_anew(batch, mapped, shared))
         return Drawn(mapped, Draw(sampling.name, seeded, tuple(shared), *numbers))
 
-    return rows.map(drawn)
+    dataset = rows.map(drawn)
+    if changed:
+        raise NotPrivate(
+            f"map makes '{changed[0]}' anew, which the batch shares, and map sees the drawn units: leave it as it is, and "
+            "make it in the function that is given as shared=."
+        )
+    return dataset
