@@ -7,6 +7,7 @@ found there and handled here.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
@@ -15,6 +16,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import set_keras_mask
+from keras.src.layers.layer import CallContext
+
+_ENTRY = "entry_layer"  # of a call's context: the outermost layer
 
 # Variables.
 
@@ -170,6 +176,37 @@ def makes_functional(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
 def mask_of(output: Any) -> tf.Tensor | None:
     """The mask of a layer's output."""
     return getattr(output, "_keras_mask", None)
+
+
+@dataclasses.dataclass
+class CallSurroundings:
+    """What a layer finds beside its arguments when it is called: masks on them, and values such as `training`."""
+
+    masks: dict[int, tf.Tensor]  # by place among the flat arguments
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, arguments: list[Any]) -> CallSurroundings:
+        """Those of the call that is going on."""
+        masks = {place: mask_of(value) for place, value in enumerate(arguments)}
+        context = global_state.get_global_attribute("current_call_ctx")
+        values = {} if context is None else {name: value for name, value in vars(context).items() if name != _ENTRY}
+        return cls({place: mask for place, mask in masks.items() if mask is not None}, values)
+
+    @contextlib.contextmanager
+    def again(self, arguments: list[Any], masks: dict[int, tf.Tensor]) -> Iterator[None]:
+        """A block in which other arguments, with masks of theirs, are given to the layer in the same surroundings."""
+        for place, mask in masks.items():
+            set_keras_mask(arguments[place], mask)
+        before = global_state.get_global_attribute("current_call_ctx")
+        context = CallContext(entry_layer=None)  # no layer's own, so that none ends it
+        for name, value in self.values.items():
+            context.set_value(name, value)
+        global_state.set_global_attribute("current_call_ctx", context)
+        try:
+            yield
+        finally:
+            global_state.set_global_attribute("current_call_ctx", before)
 
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:

@@ -56,6 +56,19 @@ def test_a_bag_is_clipped_as_by_the_oracle(combiner, given):
     assert np.isfinite(found.norms).all()
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_weights_may_be_named_before_the_ids(combiner):
+    forward = lambda p, b: p[1](p[0](weights=b["by"], inputs=b["ids"]))  # noqa: E731
+    model, batch = scored([bag(combiner), layers.Dense(2)], forward, {"ids": IDS, "by": WEIGHTS})
+    assert_matches_oracle(model, batch, rtol=1e-5)
+
+
+def test_bags_of_bags_are_refused():
+    model, batch = scored([bag("sum")], lambda p, b: p[0](b["ids"]), {"ids": IDS[:, :, None]})
+    with pytest.raises(tfdp_rec.NotPrivate, match=r"bags of ids \[batch\] or \[batch, T\], got \(.*4, 1\)"):
+        clipped_sum(model, batch, 1.0)
+
+
 def test_weights_may_be_learned():
     """Then they have a gradient of their own, through the bag."""
     layer, attention = bag("mean"), layers.Dense(1, activation="sigmoid")
@@ -160,13 +173,23 @@ def test_crosses_are_clipped_as_by_the_oracle(options):
     assert_matches_oracle(model, batch, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"self_interaction": True}, {"skip_gather": True}])
+@pytest.mark.parametrize("options", [{}, {"self_interaction": True}])
 def test_dot_interactions_are_clipped_as_by_the_oracle(options):
+    model, batch = interactions(options)
+    assert_matches_oracle(model, batch, rtol=1e-5)
+
+
+def test_dot_interactions_that_choose_a_branch_in_the_graph_are_refused():
+    model, batch = interactions({"skip_gather": True})
+    with pytest.raises(tfdp_rec.NotPrivate, match="chooses a branch"):
+        clipped_sum(model, batch, 1.0)
+
+
+def interactions(options):
     tables = [layers.Embedding(ROWS, WIDTH, embeddings_initializer="normal", name=f"table_{n}") for n in range(3)]
     parts = [*tables, keras_rs.layers.DotInteraction(**options), layers.Dense(2)]
     forward = lambda p, b: p[4](p[3]([p[n](b["ids"][:, n]) for n in range(3)]))  # noqa: E731
-    model, batch = scored(parts, forward, {"ids": IDS})
-    assert_matches_oracle(model, batch, rtol=1e-5)
+    return scored(parts, forward, {"ids": IDS})
 
 
 LOSSES = ["PairwiseHingeLoss", "PairwiseLogisticLoss", "PairwiseSoftZeroOneLoss", "PairwiseMeanSquaredError",

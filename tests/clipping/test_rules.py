@@ -377,3 +377,91 @@ def test_preprocessing_layers_pass_through():
 
 def test_inputs_passed_by_name():
     agrees([layers.Dense(2)], lambda p, b: p[0](inputs=b["x"]), {"x": normal(0, 3, 2)})
+
+
+# What a layer finds beside its arguments, when it is run again for each example.
+
+
+class Around(layers.Layer):
+    """A weight of its own around another layer, which heeds masks or `training`."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.w = inner, self.add_weight(shape=(3, 2), name="w")
+
+    def call(self, x):
+        return keras.ops.matmul(self.inner(x), self.w)
+
+
+class Thrice(layers.Layer):
+    def call(self, x, training=None):
+        return x * (3.0 if training else 1.0)
+
+
+HEEDING = {
+    "pooling": lambda: layers.GlobalAveragePooling1D(),
+    "a loop": lambda: layers.GRU(3),
+    "attention": lambda: keras.Sequential([Attending(), layers.GlobalAveragePooling1D()]),
+}
+
+
+class Attending(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.supports_masking, self.attention = True, layers.MultiHeadAttention(1, 3)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return self.attention(x, x)
+
+
+@pytest.mark.parametrize("heeding", HEEDING)
+def test_masks_on_arguments_are_there_when_a_layer_is_run_again(heeding):
+    parts = [layers.Embedding(5, 3, mask_zero=True), Around(HEEDING[heeding]())]
+    inputs = np.array([[1, 0, 0, 2], [3, 3, 0, 0], [1, 2, 4, 4]])
+    agrees(parts, plain, {"x": inputs})
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_that_is_run_again_is_told_whether_it_trains(training):
+    x, layer = keras.Input([3]), Around(Thrice())
+    model = tfdp_rec.PrivateModel(x, layer(x))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=3), loss="mse")
+    inputs, targets = normal(1, 3, 3), normal(2, 3, 2)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.reduce_mean(tf.square(model(inputs, training=training) - targets), axis=1))
+    found = clipped_sum(model, (inputs, targets), 1e6, training=training).gradients[layer.w.path]
+    np.testing.assert_allclose(found, tape.gradient(loss, layer.w.value), rtol=1e-12)
+
+
+# Weights of other layers within a call.
+
+
+class Tied(layers.Layer):
+    def __init__(self, other):
+        super().__init__()
+        vars(self)["other"], self.b = [other], self.add_weight(shape=(1,), name="b")
+
+    def call(self, h, table=None):
+        return h * keras.ops.sum((table or self.other[0]).embeddings) + self.b
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["as an argument", "hidden from Keras"])
+def test_a_layer_that_reads_the_weights_of_another_is_refused(given):
+    table = layers.Embedding(5, 3)
+    forward = lambda p, b: p[1](p[0](b["x"]), table=table) if given else p[1](p[0](b["x"]))  # noqa: E731
+    with pytest.raises(tfdp_rec.NotPrivate, match="reads weights of other layers .embedding.*/embeddings"):
+        agrees([table, Tied(table)], forward, {"x": ids(0, 5, 4)})
+
+
+def test_a_layer_may_read_weights_of_others_that_are_not_trained():
+    table = layers.Embedding(5, 3, trainable=False)
+    agrees([table, Tied(table)], lambda p, b: p[1](p[0](b["x"])), {"x": ids(0, 5, 4)})
+
+
+def test_the_first_argument_may_be_named_last():
+    layer, table = layers.Dense(2), layers.ReversibleEmbedding(5, 3)
+    forward = lambda p, b: (p[0](training=True, inputs=b["x"]), p[1](reverse=True, inputs=b["x"]))  # noqa: E731
+    agrees([layer, table], forward, {"x": normal(0, 4, 3)})

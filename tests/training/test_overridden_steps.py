@@ -381,3 +381,49 @@ def test_a_metrics_property_that_shows_keras_own_is_taken():
     optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(optimizer, "mse", metrics=["mae"])
     assert {"loss", "mae"} <= set(model.fit(X, Y, verbose=0).history)
+
+
+# Parts of a batch, in which layers draw as often as there are parts.
+
+
+def in_parts(kind=tfdp_rec.PrivateModel, layer=keras.layers.Dropout):
+    x = keras.Input([3])
+    model = kind(x, keras.layers.Dense(1)(layer(0.5, name="random")(x)))
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, loss="mse", microbatch_size=2)
+    return model
+
+
+def test_layers_of_parts_may_draw_and_leave_secret_seeds():
+    model = in_parts()
+    model.fit(X, Y, batch_size=5, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    state = model.get_layer("random").seed_generator.state.numpy()
+    model.train_on_batch(X, Y)
+    assert int(state[1]) > 10 and not set(state.tolist()) & set(model.get_layer("random").seed_generator.state.numpy())
+
+
+class Counting(keras.layers.Dropout):
+    """Counts its calls, which are as many as a batch has parts."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.calls = self.add_weight(shape=[], initializer="zeros", trainable=False, name="calls", dtype="int32")
+
+    def call(self, inputs, training=False):
+        self.calls.assign_add(1)
+        return super().call(inputs, training=training)
+
+
+def test_a_count_of_the_parts_is_refused():
+    with pytest.raises(NotPrivate, match="calls"):
+        in_parts(layer=Counting).fit(X, Y, batch_size=5, verbose=0)
+
+
+def test_under_a_step_of_the_users_own_nothing_of_parts_may_be_drawn():
+    class Own(tfdp_rec.PrivateModel):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    with pytest.raises(NotPrivate, match="seed_generator"):
+        in_parts(Own).fit(X, Y, batch_size=5, verbose=0)

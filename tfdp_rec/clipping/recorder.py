@@ -124,6 +124,7 @@ class Recording:
         self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
         self._tape, self._before_read = tape, before_read
         self._within = False
+        self._read_within: list[tuple[keras.layers.Layer, set[int]]] = []  # the variables that a layer's call reads
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._began = self._made()
 
@@ -139,10 +140,11 @@ class Recording:
         self._within = True
         try:
             hooks = rules.Hooks(lambda t: self._watch(call, t), self._settle)
-            with self.outside.stop_recording():
+            with self.outside.stop_recording(), tf.GradientTape() as inside:
                 output = rule.run(call, original, hooks)
         finally:
             self._within = False
+        self._read_within.append((layer, {id(variable) for variable in inside.watched_variables()}))
         self.calls.append(call)
         return output
 
@@ -160,6 +162,14 @@ class Recording:
         read = {id(variable) for variable in self.outside.watched_variables()}
         own = {id(variable) for variable in self.direct}
         others = [v for v in model.trainable_variables if id(v) not in own]
+        for layer, inside in self._read_within:  # a rule gives the gradient of its layer's variables alone
+            of_layer = {id(variable) for variable in layer.trainable_variables}
+            if strange := [v.path for v in others if id(rules.resource(v)) in inside and id(v) not in of_layer]:
+                raise NotPrivate(
+                    f"The call of layer '{layer.name}' reads weights of other layers ({', '.join(strange)}), whose "
+                    "gradient would not have this part: make those layers attributes of this one, or call them "
+                    "outside it and give it their outputs."
+                )
         escaped = [v.path for v in others if id(rules.resource(v)) in read]
         if escaped:
             made = [] if self._graph is None else self._graph.get_operations()[self._began :]

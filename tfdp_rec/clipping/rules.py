@@ -13,6 +13,8 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +23,15 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import factors
 from tfdp_rec.demands import demand
-from tfdp_rec.keras_internals import embeddings_of, kernel_of, layers_within, own_state, resource
+from tfdp_rec.keras_internals import (
+    CallSurroundings,
+    embeddings_of,
+    kernel_of,
+    layers_within,
+    own_state,
+    resource,
+    set_keras_mask,
+)
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows
 
@@ -49,6 +59,7 @@ class Call:
         watched: Tensors that the rule watches, in order.
         beside: Tensors other than arguments that the layer read when it was run for one example.
         masks: Factors by which calls of `Dropout` within the layer multiply, in order; None where nothing is dropped.
+        surroundings: What the layer finds beside its arguments: Keras' masks on them, and what a call hands on inwards.
     """
 
     layer: keras.layers.Layer
@@ -58,11 +69,21 @@ class Call:
     watched: list[tf.Tensor] = dataclasses.field(default_factory=list)
     beside: list[tf.Tensor] = dataclasses.field(default_factory=list)
     masks: list[Any] = dataclasses.field(default_factory=list)
+    surroundings: CallSurroundings | None = None
+
+    @property
+    def inputs(self) -> list[Any]:
+        """All that the layer is given: arguments, and masks on them."""
+        masks = {} if self.surroundings is None else self.surroundings.masks
+        return [*tf.nest.flatten((self.args, self.kwargs)), *masks.values()]
 
     @property
     def input(self) -> Any:
-        """The first argument, positional or not."""
-        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+        """The first argument of the layer's `call`, positional or by name."""
+        if self.args:
+            return self.args[0]
+        first = next(itertools.islice(inspect.signature(type(self.layer).call).parameters, 1, None))
+        return self.kwargs[first]
 
 
 @dataclasses.dataclass
@@ -449,6 +470,11 @@ class EmbedReduceRule(EmbeddingRule):
         for tensor in (ids, weights):
             if why := no_length(call.layer, tensor):
                 raise NotPrivate(why)
+        if len(ids.shape) > 2:  # which axis is summed differs between what keras-rs says and what it does
+            raise NotPrivate(
+                f"Layer '{call.layer.name}' makes bags of ids [batch] or [batch, T], got {ids.shape}: use a layer for "
+                "each bag of an example, or keras.layers.Embedding and a sum of its rows."
+            )
         rows = super().run(call, original, hooks)
         weights = None if weights is None else tf.convert_to_tensor(weights)
         return _combined(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]
@@ -489,7 +515,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         if not self._reversed(call):
             rows = super().run(call, original, hooks)
             if layer.mask_zero:
-                keras.src.backend.set_keras_mask(rows, tf.not_equal(call.input, 0))
+                set_keras_mask(rows, tf.not_equal(call.input, 0))
             return rows
         if not layer.tie_weights or layer.logit_soft_cap is not None:
             raise NotPrivate(f"Layer '{layer.name}': only tie_weights=True without logit_soft_cap has a rule.")
@@ -519,6 +545,7 @@ class UniversalRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         self.refuse_randomness_and_state(call.layer)
+        call.surroundings = CallSurroundings.of(tf.nest.flatten((call.args, call.kwargs)))
         with _dropping(call.layer, functools.partial(_drawn, call.masks)):
             return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
 
@@ -548,6 +575,9 @@ class UniversalRule(Rule):
         inputs = tuple(self._with_batch_axis(call, flat[i], gradients[0]) for i in batched)
         drawn = [mask for mask in call.masks if mask is not None]
         masks = tuple(self._with_batch_axis(call, mask, gradients[0]) for mask in drawn)
+        around = call.surroundings
+        assert around is not None
+        padding = {i: self._with_batch_axis(call, mask, gradients[0]) for i, mask in around.masks.items()}
 
         def gradient_of_one(example: tuple[tuple[tf.Tensor, ...], ...]) -> list[tf.Tensor]:
             values, outputs = list(flat), [g[None] for g in example[1]]
@@ -556,10 +586,12 @@ class UniversalRule(Rule):
             again = iter([mask if mask is None else next(left) for mask in call.masks])
             for i, value in zip(batched, example[0]):
                 values[i] = value[None]
+            there = {i: mask[None] for i, mask in example[3].items()}
             args, kwargs = tf.nest.pack_sequence_as((call.args, call.kwargs), values)
             sources = [resource(v) for v in variables]
-            given = [*values, *outputs, *own]
-            with _noting_inputs(call, given), _dropping(call.layer, lambda part, x, training: next(again)):
+            given = [*values, *outputs, *own, *there.values()]
+            dropping = _dropping(call.layer, lambda part, x, training: next(again))
+            with _noting_inputs(call, given), dropping, around.again(values, there):
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(sources)
                     output = tf.nest.flatten(call.layer(*args, **kwargs))
@@ -570,7 +602,7 @@ class UniversalRule(Rule):
         count = tf.shape(inputs[0])[0]
         pad = tf.cast(tf.equal(count, 0), tf.int32)
         padded = tf.nest.map_structure(
-            lambda t: tf.pad(t, [[0, pad]] + [[0, 0]] * (t.shape.rank - 1)), (inputs, tuple(gradients), masks)
+            lambda t: tf.pad(t, [[0, pad]] + [[0, 0]] * (t.shape.rank - 1)), (inputs, tuple(gradients), masks, padding)
         )
         for variable, values in zip(variables, tf.vectorized_map(gradient_of_one, padded)):
             yield variable, factors.PerExample(values[:count])

@@ -182,8 +182,7 @@ class StepReading:
         return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)
 
     def _inputs(self, call: Call) -> list[tf.Tensor]:
-        flat = tf.nest.flatten((call.args, call.kwargs))
-        return [t for t in flat if isinstance(t, tf.Tensor) and t.graph is self._graph]
+        return [t for t in call.inputs if isinstance(t, tf.Tensor) and t.graph is self._graph]
 
     def _walk(self, own: Any, forgiven: Sequence[Any] = ()) -> Walk:
         ids = {id(operation) for operation in forgiven}

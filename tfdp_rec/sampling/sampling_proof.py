@@ -327,7 +327,6 @@ def dataset_of(
     rows: tf.data.Dataset, sampling: Any, seeded: bool, shared: Sequence[str], map: Callable[..., Any] | None  # noqa: A002
 ) -> tf.data.Dataset:
     """Elements ((iteration, number, size, place), batch) as `Drawn`, each batch after `map`."""
-
     changed: list[str] = []
 
     def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
@@ -338,7 +337,7 @@ def dataset_of(
     dataset = rows.map(drawn)
     if changed:
         raise NotPrivate(
-            f"map makes '{changed[0]}' anew, which the batch shares, and map sees the drawn units: leave it as it is, and "
-            "make it in the function that is given as shared=."
+            f"map makes '{changed[0]}' anew, which the batch shares, and map sees the drawn units: leave it as it is, "
+            "and make it in the function that is given as shared=."
         )
     return dataset

@@ -13,7 +13,14 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
-from tfdp_rec.keras_internals import compiled_metrics, handles_of, loss_tracker, metrics_variables, resource_key
+from tfdp_rec.keras_internals import (
+    compiled_metrics,
+    handles_of,
+    loss_tracker,
+    metrics_variables,
+    random_states,
+    resource_key,
+)
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.own_loss import is_own
 
@@ -31,7 +38,11 @@ def read_step(model: Any, name: str, data: Any) -> Any:
     start = len(graph.get_operations())
     results = step(model, data)
     names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
-    refuse_writes(f"The model's {name}", graph, start, _tensors(data), handles_of(model.metrics_variables), names)
+    may = handles_of(model.metrics_variables)
+    if name == "train_step" and model.private_step.microbatch_size is not None and not is_own(model, name):
+        # How often parts have drawn tells the batch's size, until the last of them ends: then the seeds are replaced.
+        may += handles_of(random_states(model))
+    refuse_writes(f"The model's {name}", graph, start, _tensors(data), may, names)
     return results
 
 
