@@ -87,6 +87,16 @@ def test_they_are_clipped_as_by_the_oracle(name):
     assert isinstance(found.gradients[model.parts[0].embeddings.path], tf.IndexedSlices)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
+def test_candidates_are_named_by_whole_numbers_of_any_type(kind):
+    layer = tfdp_rec.CandidateScores(ROWS, WIDTH, "normal")
+    batch = {"user": USERS, "item": POSITIVES.astype(kind), "weight": np.ones(SIZE, "float32")}
+    others = np.array([1, 4, 4], kind)
+    model = Scored([table(4), layer], lambda p, b: p[1](p[0](b["user"]), b["item"], others))
+    model.per_example_loss(batch)
+    assert_matches_oracle(model, batch, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", TOWERS)
 def test_excluded_items_are_clipped_as_by_the_oracle(name):
     layer = fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5])

@@ -132,7 +132,7 @@ class CandidateScores(keras.layers.Layer):
                 f"Layer '{self.name}' is given text, and knows its candidates by number: make it with their ids, "
                 "tfdp_rec.CandidateScores(vocabulary=ids, width=..., negatives=...), which are public, or give numbers."
             )
-        known = self.lookup or tf.identity
+        known = self.lookup or _numbers
         positives, exclude = known(positives), None if exclude is None else known(exclude)
         if negatives is not None:
             return positives, known(negatives), exclude, False
@@ -244,6 +244,12 @@ class CandidateScores(keras.layers.Layer):
             "vocabulary": None if self.vocabulary is None else self.vocabulary.tolist(),
             **self.softmax.get_config(),
         }
+
+
+def _numbers(ids: Any) -> tf.Tensor:
+    """Ids of any type of whole numbers as rows of a table, which are looked up by int32 or int64."""
+    ids = tf.convert_to_tensor(ids)
+    return tf.cast(ids, tf.int64) if ids.dtype.is_integer and ids.dtype != tf.int32 else ids
 
 
 def _lookup_of(vocabulary: Any, size: int | None) -> tuple[Any, int]:
