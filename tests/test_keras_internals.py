@@ -404,3 +404,33 @@ def test_an_error_within_a_layer_is_raised_as_it_is():
     keras_internals.raised_as_it_is(Refused)
     with pytest.raises(Refused, match="^One sentence.$"):
         Refusing()(np.ones([2, 3]))
+
+
+def test_a_call_in_the_surroundings_of_another_has_its_masks_and_its_training():
+    class Inner(keras.layers.Layer):
+        def call(self, x, training=None):
+            seen.append((training, keras_internals.mask_of(x)))
+            return x
+
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def call(self, x):
+            around.append(keras_internals.CallSurroundings.of([x]))
+            return self.inner(x)
+
+    seen, around, outer, x = [], [], Outer(), tf.ones([2, 3])
+    model = keras.Sequential([outer])
+    model(x)  # builds
+    seen.clear(), around.clear()
+    keras_internals.set_keras_mask(x, tf.constant([True, False]))
+    model(x, training=True)
+    other = tf.zeros([2, 3])
+    with around[0].again([other], {0: tf.constant([False, False])}):
+        outer(other)
+    outer(tf.zeros([2, 3]))
+    assert [training for training, _ in seen] == [True, True, None]
+    masks = [None if mask is None else mask.numpy().tolist() for _, mask in seen]
+    assert masks == [[True, False], [False, False], None]

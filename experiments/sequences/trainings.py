@@ -136,7 +136,7 @@ class Trainings:
         blocks = self.sizes.blocks if cell.method == SASREC else 0
         if not cell.epsilon:
             prior = np.bincount(log.numbers, minlength=self.items + 1)[1:] + 1.0
-            return self._by_adam(self._model(blocks, prior=prior), prior, log)
+            return self._by_adam(self._model(blocks, prior=prior), self._examples(log))
         noise = COUNTS_NOISE * noise_of_one_release(cell.epsilon, DELTA)
         counted = private_counts(log, Catalogue(np.arange(1, self.items + 1)), noise_multiplier=noise)
         model = self._model(blocks, prior=np.maximum(counted.values, noise))
@@ -166,11 +166,11 @@ class Trainings:
             titles,
         )  # fmt: skip
 
-    def _by_adam(self, model: SASRec, counts: Any, log: Timelines) -> tuple[Scores, dict[str, Any]]:
-        batch = min(ADAM_BATCH, len(log))
-        steps = min(self.sizes.adam_epochs * math.ceil(len(log) / batch), self.sizes.adam_steps)
+    def _by_adam(self, model: SASRec, examples: NextItemExamples) -> tuple[Scores, dict[str, Any]]:
+        batch = min(ADAM_BATCH, len(examples))
+        steps = min(self.sizes.adam_epochs * math.ceil(len(examples) / batch), self.sizes.adam_steps)
         rate = keras.optimizers.schedules.CosineDecay(self.sizes.adam_rate, steps)
-        sampling, examples = PoissonSampling(len(log), batch, unit="user"), self._examples(log, counts)
+        sampling = PoissonSampling(len(examples), batch, unit="user")
         batches = sampling.batches(examples.fetch, shared=examples.shared)
         train(model, keras.optimizers.Adam(rate), batches, steps, sampling, DELTA)
         return self._scores(model), {"steps": steps}
@@ -196,7 +196,7 @@ class Trainings:
             "noise": plan.noise_multiplier, "rate": rate, "batch": batch, "epsilon spent": spent_at_last,
         }  # fmt: skip
 
-    def _examples(self, log: Timelines, counts: Any) -> NextItemExamples:
+    def _examples(self, log: Timelines, counts: Any = None) -> NextItemExamples:
         return NextItemExamples(
             log, history=self.sizes.history, negatives=min(self.sizes.negatives, self.items), every_place=True,
             released_counts=counts,

@@ -59,7 +59,7 @@ class Call:
         watched: Tensors that the rule watches, in order.
         beside: Tensors other than arguments that the layer read when it was run for one example.
         masks: Factors by which calls of `Dropout` within the layer multiply, in order; None where nothing is dropped.
-        surroundings: What the layer finds beside its arguments: Keras' masks on them, and what a call hands on inwards.
+        surroundings: Masks on the arguments, and values such as `training`, that the layer finds beside them.
     """
 
     layer: keras.layers.Layer
