@@ -579,7 +579,7 @@ class UniversalRule(Rule):
         assert around is not None
         padding = {i: self._with_batch_axis(call, mask, gradients[0]) for i, mask in around.masks.items()}
 
-        def gradient_of_one(example: tuple[tuple[tf.Tensor, ...], ...]) -> list[tf.Tensor]:
+        def gradient_of_one(example: Any) -> list[tf.Tensor]:
             values, outputs = list(flat), [g[None] for g in example[1]]
             own = [mask[None] for mask in example[2]]
             left = iter(own)
