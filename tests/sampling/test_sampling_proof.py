@@ -254,6 +254,31 @@ MADE_OF_ROWS = {
 }
 
 
+def in_place(batch):
+    batch["negatives"] = batch["item"]
+    return batch
+
+
+def within_in_place(batch):
+    batch["negatives"]["ids"] = batch["item"]
+    return batch
+
+
+@pytest.mark.parametrize("change", [in_place, within_in_place])
+def test_a_map_that_changes_its_batch_in_place_hides_nothing(change):
+    shared = negatives if change is in_place else lambda: {"negatives": {"ids": negatives()["negatives"]}}
+    with pytest.raises(REFUSED, match="map makes 'negatives' anew"):
+        PoissonSampling(UNITS, BATCH).batches(pairs, shared=shared, map=change)
+
+
+def test_shared_inputs_of_a_batch_whose_first_entry_is_a_tuple_are_looked_at():
+    fetch = lambda i: (({"user": IDS[i]}, IDS[i]), IDS[i])  # noqa: E731
+    keep, change = lambda x, y: (x, y), lambda x, y: (({**x[0], "negatives": y}, x[1]), y)
+    PoissonSampling(UNITS, BATCH).batches(fetch, shared=negatives, map=keep)
+    with pytest.raises(REFUSED, match="map makes 'negatives' anew"):
+        PoissonSampling(UNITS, BATCH).batches(fetch, shared=negatives, map=change)
+
+
 @pytest.mark.parametrize("made", MADE_OF_ROWS)
 def test_a_map_that_makes_shared_inputs_of_the_rows_is_refused(made):
     with pytest.raises(REFUSED, match="map makes 'negatives' anew"):

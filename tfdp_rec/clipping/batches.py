@@ -21,18 +21,15 @@ def map_examples(transform: Callable[[tf.Tensor], Any], batch: Any, shared: Sequ
 
     def mapped(part: Any) -> Any:
         if isinstance(part, dict):
-            return type(part)({key: (once if key in shared else of_examples)(key, part[key]) for key in part})
+            return type(part)({k: once(k, v) if k in shared else mapped(v) for k, v in part.items()})
         if isinstance(part, tuple) and hasattr(part, "_fields"):
             return type(part)(*map(mapped, part))
         if isinstance(part, (tuple, list)):
             return type(part)(map(mapped, part))
         return None if part is None else transform(part)
 
-    def of_examples(_: str, value: Any) -> Any:
-        return mapped(value)
-
     def once(key: str, value: Any) -> Any:
-        if key in found:  # the draws of one would vouch for the other, which may be of examples
+        if key in found:  # the other may be of examples, and would be checked by nothing
             raise NotPrivate(
                 f"'{key}' is of the model's shared_inputs and stands at two places of the batch, such as in the inputs "
                 "and within one of them. Only one can be the same for all examples: give the other one another name."

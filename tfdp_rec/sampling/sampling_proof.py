@@ -212,11 +212,23 @@ def _refuse_seeing_shared(batch: Any, blind: Sequence[str], shared: Sequence[str
         )
 
 
-def _made_anew(batch: Any, mapped: Any, shared: Sequence[str]) -> list[str]:
+def _tensors_of(batch: Any, shared: Sequence[str]) -> dict[str, list[Any]]:
+    """The tensors of each shared entry, where `joined` puts it."""
+    while isinstance(batch, tuple):
+        batch = batch[0]
+    there = [key for key in shared if key in batch] if isinstance(batch, dict) else []
+    return {key: tf.nest.flatten(batch[key]) for key in there}
+
+
+def _made_anew(before: dict[str, list[Any]], mapped: Any, shared: Sequence[str]) -> list[str]:
     """Keys of shared entries that are not, where a batch has them, the tensors that they were before a map."""
-    before, after = (inner[0] if isinstance(inner, tuple) else inner for inner in (batch, mapped))
-    kept = after if isinstance(after, dict) else {}
-    return [key for key in shared if key in _keys(mapped) and kept.get(key) is not before[key]]
+    after = _tensors_of(mapped, shared)
+
+    def kept(key: str) -> bool:
+        now, then = after.get(key, []), before[key]
+        return len(now) == len(then) and all(one is other for one, other in zip(now, then))
+
+    return [key for key in shared if key in _keys(mapped) and not kept(key)]
 
 
 def _keys(batch: Any) -> set[str]:
@@ -330,8 +342,9 @@ def dataset_of(
     changed: list[str] = []
 
     def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
+        before = _tensors_of(batch, shared)  # first: a map may change the batch in place
         mapped = batch if map is None else map(*batch) if type(batch) is tuple else map(batch)
-        changed.extend(_made_anew(batch, mapped, shared))
+        changed.extend(_made_anew(before, mapped, shared))
         return Drawn(mapped, Draw(sampling.name, seeded, tuple(shared), *numbers))
 
     dataset = rows.map(drawn)
