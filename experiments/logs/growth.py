@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anew-steps", type=int, default=600, help="of a model made anew; default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=4096, help="default: %(default)s")
     parser.add_argument("--public-items", action="store_true", help="items are a public list that grows")
+    parser.add_argument("--days-per-user", type=int, metavar="K", help="as in tfdp-rec train")
     parser.add_argument("--seed", type=int, default=0, help="of the stream; default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs/growth"), metavar="FOLDER", help="default: %(default)s")
 
@@ -88,6 +89,7 @@ class _Growth:
             given += ["--user", "user", "--item", "item", "--time", "time", "--mechanism", args.mechanism]
             given += ["--out", str(out), "--epsilon", str(args.epsilon), "--days", str(days), "--steps", str(steps)]
             given += ["--delta", "1e-6", "--batch-size", str(args.batch_size)]
+            given += ["--days-per-user", str(args.days_per_user)] if days > 1 and args.days_per_user else []
         began = time.process_time()
         if main(given):
             raise RuntimeError(f"tfdp-rec {' '.join(given)} failed.")

@@ -337,7 +337,6 @@ GOOD = "user_id,sku,ts\n" + "".join(f"u-{u},sku-{u % 3},2024-01-0{1 + u % 9}\n" 
         (["--mechanism", "upon-sums", "--order", "no"], "it does not go with --order no."),
         (["--mechanism", "upon-sums", "--sampling", "shuffled"], "it does not go with --sampling shuffled."),
         (["--mechanism", "upon-sums", "--local", "1", "1"], "it does not go with --local."),
-        (["--mechanism", "upon-sums", "--days", "3", "--days-per-user", "2"], "--days-per-user is of spectral"),
         (["--local", "0", "1"], "--local needs at least one worker and one server"),
     ],
 )

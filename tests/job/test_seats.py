@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -17,14 +18,17 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.job import pipeline
 from tfdp_rec.job import seats as module
-from tfdp_rec.job.budget import ITEMS, LABELS, SUMS, Budget
+from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, UPON, Budget
 from tfdp_rec.job.seats import DaySeats, allowed
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
+from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
+from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.ledger import read
 
 BUDGET = Budget(8.0, 1e-6, days=6, public=True, days_per_user=3)
 BOTH = Budget(8.0, 1e-6, days=6, days_per_user=2)  # items are found, too
+FEW = ["--days", 3, "--days-per-user", 2]
 
 
 @functools.cache
@@ -372,11 +376,74 @@ def test_ctrl_c_keeps_the_list_once_all_is_written_and_leaves_none_where_nothing
     assert train("--continue", tmp_path / "run", "--data", log, "--quiet") == 0
 
 
+@pytest.fixture(scope="module", params=["lazydpsgd", "upon-sums"])
+def trained(request, tmp_path_factory):
+    """Three days of a training; a user's rows count on one in what is released before the steps."""
+    root, counted, asked = tmp_path_factory.mktemp("trained"), [], []
+    options = ["--mechanism", request.param, "--days", 3, "--days-per-user", 1, "--items-epsilon", 4, "--quiet"]
+    small = ["--batch-size", 80, "--steps", 3, "--width", 4, "--hidden", 0, "--negatives", 10]
+    init, batches = pipeline.UserSubset.__init__, PoissonSampling.batches
+
+    def subset(self, log, users, *show):
+        if isinstance(log, Interactions):  # not what a search for items makes of it
+            counted.append({log.unit_ids[int(user)].as_py() for user in users})
+        init(self, log, users, *show)
+
+    def drawn_from(self, *given, **named):
+        asked.append(self.num_units)
+        return batches(self, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.UserSubset, "__init__", subset)
+        patch.setattr(PoissonSampling, "batches", drawn_from)
+        for number in range(3):
+            pa.parquet.write_table(table(users=500 + 200 * number, rows=9000, seed=number), root / f"{number}.parquet")
+            first = [*COLUMNS, *small, *options, "--out", root / "run"]
+            to = ["--continue", root / "run", "--quiet"] if number else first
+            assert train("--data", root / f"{number}.parquet", *to) == 0
+    return request.param, root / "run", counted, asked
+
+
+def test_a_trainings_releases_are_of_users_with_seats_and_its_steps_of_all(trained, tmp_path):
+    name, run, counted, asked = trained
+    ledger, config = run / "release" / "ledger.jsonl", json.loads((run / "private" / "config.json").read_text())
+    paid, label = read(ledger).paid, {"lazydpsgd": LABELS[PRIOR], "upon-sums": LABELS[UPON]}[name]
+    assert [each.label for each in paid] == 3 * ["private vocabulary", label, "training"]
+    assert [each.event == NoOpDpEvent() for each in paid] == [False] * 3 + 2 * [True, True, False]
+    assert [each.steps for each in paid] == 3 * [0, 0, 3] and config["day"] == 3
+    # Each day has items, counts or sums of those with seats, and exact counts of all for the owner's report.
+    found, released, exact = counted[0::3], counted[1::3], counted[2::3]
+    assert len(exact) == 3
+    for each in (found, released):
+        assert len(set().union(*each)) == sum(map(len, each)) and min(map(len, each)) > 100
+    assert all(few < many for few, many in zip(released, found)) and len(released[2]) < 0.5 * len(exact[2])
+    assert {len(each) for each in exact} == set(asked)
+    # All of ε is used: the noise of steps knows that two days' releases are free.
+    spent = read(ledger).epsilon(config["delta"])
+    assert 7.9 < spent <= 8 and checked(ledger, config["delta"], tmp_path) == pytest.approx(spent, abs=1e-3)
+    said = " ".join((run / "release" / "statement.txt").read_text().split())
+    assert "3 so far, of at most 3, of which a user's rows count on 1 at most" in said
+    assert "in all but training steps, which add up as if each user were in all of them" in said
+
+
+def test_a_trained_model_of_users_with_seats_knows_the_same_cost(trained):
+    name, run, _, _ = trained
+    config = json.loads((run / "private" / "config.json").read_text())
+    model = keras.models.load_model(run / "release" / "model.keras")
+    entries = [entry for entry in model.privacy_history.snapshot() if not entry.label]
+    alone = Accountant(entries[-1].event, Sampling.from_state(entries[-1].sampling), config["delta"])
+    alone.follow(model)
+    spent = read(run / "release" / "ledger.jsonl").epsilon(config["delta"])
+    assert alone.epsilon() == pytest.approx(spent, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     "options, says",
     [
         (["--days-per-user", 3, "--days", 2], "--days-per-user must be at most --days, 2, got 3"),
-        (["--days-per-user", 2, "--days", 3, "--mechanism", "spectral", "lazydpsgd"], "--days-per-user is of spectral"),
+        ([*FEW, "--mechanism", "spectral", "lazydpsgd"], "one private recommender, and lazydpsgd and spectral would"),
+        ([*FEW, "--mechanism", "eana"], "--days-per-user is of one private recommender, and eana would be made"),
+        ([*FEW, "--mechanism", "spectral-exact"], "and spectral-exact would be made"),
         (["--days-per-user", 0, "--days", 3], "--days-per-user must be positive"),
     ],
 )

@@ -16,7 +16,7 @@ failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever
 **Days of a user.** Where a user's rows count on at most k days (`seats.py`), no user is in more than k such Gaussians,
 whatever T is. So noise is that of k days, σ_day⁻² = σ⁻²/k and δ_ρ/k. The first k payments for a kind of release are
 what any user can lose by it; those of further days are of other users or of seats that were not taken, and cost nothing
-(`due`).
+(`due`). Training steps draw from all users of a day, and all T days of them add up.
 
 **Who decides.** The first day's ε, δ and number of days are written in the ledger before anything is paid. A later day
 cannot change them: a budget that could be raised by the one it limits is none. What was spent is the total of the
@@ -158,8 +158,14 @@ class Budget:
 
     def due(self, chain: Chain, event: DpEvent, label: str) -> DpEvent:
         """Event to pay for a release of users with seats: free once as many days are paid for as a user can have."""
+        return event if self.costly_days(chain, label, 1) else NoOpDpEvent()
+
+    def costly_days(self, chain: Chain, label: str, left: int) -> int:
+        """On how many of the days that are left a kind of release costs something."""
+        if self.days_per_user is None:
+            return left
         paid = sum(each.label == label and not isinstance(each.event, NoOpDpEvent) for each in chain.paid)
-        return NoOpDpEvent() if self.days_per_user is not None and paid >= self.counted_days else event
+        return min(left, max(0, self.counted_days - paid))
 
     def refuse_beyond(self, ledger: Ledger, events: Sequence[DpEvent]) -> None:
         """Raises if paying for these events would pass what was decided."""

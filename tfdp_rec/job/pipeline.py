@@ -168,12 +168,21 @@ def _decide_noises(run: Run) -> None:
     past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
     left = max(1, run.budget.days - run.days(begins_with(run.released)))
     given = run.settings, run.sampling, run.delta
-    spent = {file: past + left * run.budget.before_training(file) for file in (PRIOR, UPON)}
+    spent = {file: past + _to_come(run, file, left) for file in (PRIOR, UPON)}
     noises = two_towers.noises_for(*given, spent[PRIOR], left)
     if names.upon_sums.name in run.settings.mechanism:
         noises[names.upon_sums.name] = training.noise_for(*given, spent[UPON], left)
     _refuse_no_step(run, noises, spent)
     checkpoint.keep_noises(noises)
+
+
+def _to_come(run: Run, file: str, left: int) -> list[tuple[DpEvent, str]]:
+    """What a training is going to pay beside its steps on the days that are left."""
+    budget, chain = run.budget, run.ledger(run.released)
+    return [
+        (event, label) for event, label in budget.before_training(file)
+        for _ in range(budget.costly_days(chain, label, left))
+    ]  # fmt: skip
 
 
 def _refuse_no_step(run: Run, noises: Mapping[str, float], spent: Mapping[Any, list[Any]]) -> None:
@@ -334,7 +343,7 @@ def _sums(run: Run, upon: bool = False) -> SpectralRecommender:
     what = "private sums to train upon," if upon else "private sums"
     run.show.begin(f"making {what} of {users}: {readings} readings, then minutes of algebra for many items")
     counter = functools.partial(run.show.count, "users read", readings * len(run.log))
-    made = private_sums.released(run, UserSubset(run.log, run.summed, counter), upon)
+    made = private_sums.released(run, UserSubset(run.log, run.counted, counter), upon)
     run.show.note(f"pairs of {len(made.released.head):,} items were counted: {made.pairs_words}")
     return made
 
@@ -345,7 +354,7 @@ def _prior(run: Run) -> np.ndarray:
 
     def count(payment: ReleasePayment, file: Any) -> None:
         payment.spend(event, LABELS[PRIOR])
-        users = UserSubset(run.log, run.users.train)
+        users = UserSubset(run.log, run.counted)
         np.save(file, users.noisy_popularity(run.log.catalogue, event.noise_multiplier).values)
 
     payers = [name for name in run.checkpoint.ledgers if is_two_tower(name)]

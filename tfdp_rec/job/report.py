@@ -243,7 +243,10 @@ def _drawn(draw: Callable[[Any], None]) -> bytes:
 def _made_of(report: RunReport) -> str:
     config = report.config
     items = "from a public list" if config["public"] else "found privately"
-    trained = "may be trained on, those with a seat on the day," if config["days_per_user"] else "are trained on"
+    trained = "are trained on"
+    if config["days_per_user"]:
+        trained = "may be counted, those with a seat on the day,"
+        trained = f"are trained on, and {trained}" if is_trained(report.released) else trained
     said = (
         f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."

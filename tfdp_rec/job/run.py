@@ -210,8 +210,8 @@ class Run:
         return features_of(self.log.items, self.features)
 
     @property
-    def summed(self) -> NDArray[np.int64]:
-        """The users who are in private sums today."""
+    def counted(self) -> NDArray[np.int64]:
+        """The users who are in private sums or popularity counts today."""
         train = self.users.train
         return train if self.seats is None else train[self.seats[train]]
 
@@ -249,7 +249,10 @@ class Run:
         each = self.budget.days_per_user
         if each is None:
             return "added up as if each user were in all of them"
-        return f"of which a user's rows count on {each} at most, kept account of in a private list"
+        kept = f"of which a user's rows count on {each} at most, kept account of in a private list"
+        if is_trained(self.released):
+            kept += ", in all but training steps, which add up as if each user were in all of them"
+        return kept
 
     @property
     def public_numbers(self) -> str:

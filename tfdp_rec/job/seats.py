@@ -1,4 +1,4 @@
-"""Which users have a seat on a day: their rows count on that day, on at most k of T days (`--days-per-user`).
+"""Which users have a seat on a day: their rows are released on that day, on at most k of T days (`--days-per-user`).
 
 A user may be in the log of every day, and noise of T days must then cover T of them. With at most k seats each it needs
 to cover k: it falls by √(k/T), and of users who come on few days nothing is lost. Up to day t a user has at most
@@ -7,8 +7,9 @@ to cover k: it falls by √(k/T), and of users who come on few days nothing is l
 
 seats, φ from 0 to 1 by a hash of the user's id: the first day of a user counts, whenever it is, further seats come one
 by one, and not to all users at once. What a user gets depends on the days of that user alone, so that the logs of two
-neighbours differ in one user's rows on at most k days. All else that a day releases, found items included, is of the
-users who have a seat. How many these are is private.
+neighbours differ in one user's rows on at most k days. What a day releases at once, found items and sums or popularity,
+is of the users who have a seat. How many these are is private. Training steps draw from all users of the day and are
+paid for on all days: seats change neither who is drawn nor what a step costs.
 
 **The list.** RUN/private/seats.parquet has a row for each seat that was ever taken. It is written before anything of a
 day is paid for, under another name, then noted in the ledger by an id that is drawn for each writing, then named so:
@@ -109,11 +110,14 @@ def refuse_unfit(settings: JobSettings) -> None:
             f"--days-per-user must be at most --days, {settings.days}, got {settings.days_per_user}: it is how many of "
             "those days a user's rows count on."
         )
-    others = set(settings.mechanism) - {names.spectral.name, names.exact.name}
-    if others or settings.mechanism == (names.exact.name,):
+    released = names.released(settings.mechanism, settings.export)
+    others = set(settings.mechanism) - {released, names.exact.name}
+    # One list of seats, one ledger that says which of them are taken.
+    if others or not names.named(released).claims_epsilon:
+        made = " and ".join(sorted(others | {released}))
         raise ValueError(
-            f"--days-per-user is of spectral, and {' and '.join(sorted(others)) or names.exact.name} would be made, "
-            "too: add --mechanism spectral, or leave it out."
+            f"--days-per-user is of one private recommender, and {made} would be made: name one by --mechanism, such "
+            "as spectral, or leave it out."
         )
 
 

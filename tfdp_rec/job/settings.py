@@ -98,8 +98,9 @@ class JobSettings:
         1, "days that --epsilon is for: this one, and others that are added by --continue", POSITIVE, group=_DAYS
     )
     days_per_user: int | None = option(
-        None, "of spectral: most of these days on which a user's rows count, for less noise on each; needs a private "
-        "list of users, which the run folder keeps (default: all days)", POSITIVE, metavar="K", group=_DAYS,
+        None, "most of these days on which a user's rows count in sums, popularity and found items, for less noise on "
+        "each; needs a private list of users, which the run folder keeps (default: all days)", POSITIVE, metavar="K",
+        group=_DAYS,
     )  # fmt: skip
     keep: float = option(
         1.0, "share of the earlier sums that a further day keeps; below 1 where tastes change",
