@@ -40,12 +40,14 @@ def test_a_sequential_model_as_it_is():
 
 def test_users_give_one_of_their_rows_drawn_anew():
     users = np.array([f"user {n}" for n in np.arange(ROWS) % 150])
-    private = tfdp_rec.make_private(sequential(), (np.arange(ROWS), Y), unit=users, **SETTINGS)
+    labels, weights = np.arange(ROWS, dtype="float32")[:, None], np.arange(ROWS, dtype="float32")
+    private = tfdp_rec.make_private(sequential(), (np.arange(ROWS), labels, weights), unit=users, **SETTINGS)
     sampling, seen = private.plan.sampling, {}
     assert (sampling.num_units, sampling.unit, private.steps_per_epoch) == (150, "user", 2)
     for drawn in private.batches.take(100):
         rows = drawn.batch[0].numpy()
         assert len(set(rows % 150)) == len(rows)  # no user twice
+        assert all((part.numpy().reshape(-1) == rows).all() for part in drawn.batch[1:])  # of the same rows
         for row in rows:
             seen.setdefault(row % 150, set()).add(int(row))
     assert sum(map(len, seen.values())) == ROWS  # a row is missed by 100 batches once in 10^11

@@ -46,6 +46,7 @@ from tfdp_rec.training import PrivateModel, PrivateTraining
 from tfdp_rec.training.callback_checks import several
 from tfdp_rec.training.ordinary_steps import watch
 from tfdp_rec.training.own_loss import is_own
+from tfdp_rec.training.predictions import predictions_by_row
 
 # A model that is made private again gives the same private model, with the history of the weights that they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
@@ -146,14 +147,22 @@ class _Release:
     def __reduce__(self) -> Any:
         raise TypeError("A PrivateFit with a reliability cannot be pickled: a copy would release it again.")
 
+    def _rows(self) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(self._inputs).batch(1024)
+
+    def traced(self, model: Any) -> Any:
+        """The model's predictions as they are released; refused if one of them may depend on other rows."""
+        return predictions_by_row(model, self._rows().element_spec)
+
     def of(self, model: Any) -> Reliability:
         """The answer: made for this model, or for the one that was asked for first."""
         with self._one_at_a_time:
             if self._made is None:
                 if not int(model.optimizer.iterations):
                     raise ValueError("The model has made no step: fit() first, its predictions are what is corrected.")
-                rows = tf.data.Dataset.from_tensor_slices((self._inputs,)).batch(1024)
-                predicted = np.asarray(model.predict(rows, verbose=0), np.float64).reshape(-1)
+                model.release.settle_outside_steps()
+                by_row, rows = self.traced(model), self._rows()
+                predicted = np.concatenate([by_row(batch).numpy() for batch in rows]).astype(np.float64).reshape(-1)
                 logits = predicted if self._from_logits else special.logit(np.clip(predicted, 0.0, 1.0))
                 # The plan has declared it: it is charged no second time.
                 self._made = private_reliability(logits, self._clicks, noise_multiplier=self._noise, unit=self._units)
@@ -238,7 +247,14 @@ def make_private(
         dense_optimizer = first_dense_optimizer(plan.steps, settings.get("weight_decay", 0.0))
         settings = {"dense_optimizer": dense_optimizer, **settings}
     private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **settings), **compiled)
-    batches = plan.batches(lambda drawn: tf.nest.map_structure(lambda array: array[pick(drawn)], data))
+    if release:
+        release.traced(private)
+
+    def fetch(drawn: np.ndarray) -> Any:
+        chosen = pick(drawn)  # once: features and labels are of the same rows
+        return tf.nest.map_structure(lambda array: array[chosen], data)
+
+    batches = plan.batches(fetch)
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
         private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)

@@ -11,6 +11,8 @@ from tfdp_rec.settings import add_options, chosen
 
 HELP = """\
   python -m experiments.clicks generated                                generated displays of Criteo's schema
+  python -m experiments.clicks generated-ads                            of CriteoPrivateAd's, by users
+  python -m experiments.clicks generated-ads --rows-alone               the same by displays
   python -m experiments.clicks frappe-events train.csv test.csv         app use; an hour on two cores
   python -m experiments.clicks movielens ml-100k                        ratings; 4 and 5 stars are clicks
   python -m experiments.clicks movielens ml-100k --per-user 64          the same with users as units
@@ -20,7 +22,8 @@ HELP = """\
 Contestants are tuned on validation rows and judged on test rows: AUC, and log loss relative to that of the rate of
 clicks. Run it again to go on where it stopped, or with more --epsilons or --seeds.
 """
-NAMES = ("frappe", "frappe-events", "movielens", "movielens-events", "criteo", "avazu", "private-ad", "generated")
+NAMES = ("frappe", "frappe-events", "movielens", "movielens-events", "criteo", "avazu", "private-ad", "generated",
+         "generated-ads")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains what is missing, then writes results.json, the plot and report.md."""
     sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    if sizes.per_user and sizes.rows_alone:
+        raise ValueError("--per-user and --rows-alone are two kinds of units: leave one out.")
     from experiments.clicks import report
     from experiments.clicks.sources import SOURCES
     from experiments.clicks.trainings import CONTESTANTS, Trainings
@@ -49,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     log = log.by_user(sizes.per_user) if sizes.per_user else log
     files = [str(path.resolve()) for path in args.files]
     config = {**dataclasses.asdict(sizes), "log": args.log, "files": files}
-    kind = "-users" if sizes.per_user else ""
+    log = log.by_row() if sizes.rows_alone else log
+    kind = "-users" if sizes.per_user else "-rows" if sizes.rows_alone else ""
     study = Study(args.out or f"runs/study-clicks-{args.log}{kind}", config)
     trainings = Trainings(log, sizes, grid, study)
     results = {

@@ -95,6 +95,11 @@ class ClickLog:
         sizes = self.sizes[:place] + self.sizes[place + 1 :]
         return ClickLog(self.name, columns, sizes, parts, "user", per_user, self.source)
 
+    def by_row(self) -> ClickLog:
+        """The log with each row a unit, such as one display of a user."""
+        parts = {part: dataclasses.replace(rows, units=np.arange(len(rows))) for part, rows in self.parts.items()}
+        return dataclasses.replace(self, parts=parts, unit="display", per_unit=1)
+
     @property
     def first(self) -> np.ndarray:
         """The row of each column's id 0 where the columns' tables are laid end to end."""

@@ -19,6 +19,7 @@ class Sizes:
     hidden: tuple[int, ...] = option((32,), "widths of dense layers", POSITIVE)
     delta: float = option(1e-6, "of the guarantee", POSITIVE)
     per_user: int = option(0, "rows of a user in a step, whose users are the units then; 0: the log's units")
+    rows_alone: bool = option(False, "each row is a unit, in a log whose units are users")
     correction: float = option(30.0, "noise multiplier of the release that corrects predictions", POSITIVE)
 
 

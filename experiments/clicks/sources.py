@@ -9,6 +9,7 @@
     avazu          the Kaggle logs, whose last two hours-sorted tenths are validation and test
     private-ad     CriteoPrivateAd: Parquet by day; the last two days are validation and test
     generated      rows of Criteo's schema, from a generator
+    generated-ads  rows of CriteoPrivateAd's schema, from a generator (units: users)
 
 The vocabularies are taken from the files and treated as public, as the published protocols do.
 """
@@ -27,6 +28,7 @@ from pyarrow import csv, dataset
 from experiments.adafest import criteo_files
 from experiments.clicks.log import PARTS, ClickLog, Rows, numbered, split
 from experiments.generated.clicks import KAGGLE_BUCKETS, CriteoExamples, SyntheticCriteo
+from experiments.generated.private_ads import SyntheticPrivateAds
 
 FRAPPE_COLUMNS = (
     "user", "item", "daytime", "weekday", "weekend", "homework", "cost", "weather", "country", "city",
@@ -199,10 +201,22 @@ def private_ad(paths: Sequence[Path]) -> ClickLog:
     """Displays of a folder of Parquet files by day; units are users, a user's day being one of them."""
     _expect(paths, 1, "a folder with day_int=1, day_int=2, ...")
     table = dataset.dataset(paths[0], partitioning="hive").to_table()
+    return _of_displays(table, "CriteoPrivateAd", "real displays", str(paths[0]))
+
+
+def generated_ads(paths: Sequence[Path], days: int = 8, seed: int = 0) -> ClickLog:
+    """Displays of CriteoPrivateAd's schema."""
+    _expect(paths, 0, "no files")
+    generator = SyntheticPrivateAds(seed=seed)
+    table = pa.concat_tables([generator.day(day) for day in range(1, 1 + days)])
+    return _of_displays(table, "CriteoPrivateAd's schema", "generated displays", "the generator")
+
+
+def _of_displays(table: pa.Table, name: str, kind: str, where: str) -> ClickLog:
     lists = [name for name in table.column_names if name.endswith("_array")]
     names = [n for n in table.column_names if n.startswith(("features_", "campaign_id", "publisher_id"))]
     if "click_delay_after_display_array" not in lists or "user_id" not in table.column_names or not names:
-        raise ValueError(f"{paths[0]}: expected user_id, click_delay_after_display_array and features_... columns.")
+        raise ValueError(f"{where}: expected user_id, click_delay_after_display_array and features_... columns.")
     labels = pc.fill_null(pc.greater(pc.list_value_length(table["click_delay_after_display_array"]), 0), False)
     ids = np.stack([_hashed(table[name]) for name in names], axis=1)
     users = np.unique(table["user_id"].to_numpy(zero_copy_only=False), return_inverse=True)[1]
@@ -210,11 +224,11 @@ def private_ad(paths: Sequence[Path]) -> ClickLog:
     day = table["day_int"].to_numpy()
     last = np.unique(day)[-2:]
     if len(np.unique(day)) < 3:
-        raise ValueError(f"{paths[0]}: expected at least three days.")
+        raise ValueError(f"{where}: expected at least three days.")
     where = {"train": day < last[0], "validation": day == last[0], "test": day == last[1]}
     parts = {part: rows.taken(np.flatnonzero(where[part])) for part in PARTS}
-    source = f"{len(ids):,} real displays of {len(np.unique(users)):,} users; the last two days held back"
-    return ClickLog("CriteoPrivateAd", tuple(names), (BUCKETS,) * len(names), parts, "user", 4, source)
+    source = f"{len(ids):,} {kind} of {len(np.unique(users)):,} users; the last two days held back"
+    return ClickLog(name, tuple(names), (BUCKETS,) * len(names), parts, "user", 4, source)
 
 
 def _in_order(rows: Rows, shares: Sequence[float]) -> dict:
@@ -254,4 +268,5 @@ SOURCES: dict[str, Callable[[Sequence[Path]], ClickLog]] = {
     "avazu": avazu,
     "private-ad": private_ad,
     "generated": generated,
+    "generated-ads": generated_ads,
 }

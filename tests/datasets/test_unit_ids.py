@@ -1,6 +1,7 @@
 """Numbers of units: equal ids are one unit in every type, and ids that are none are refused."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,10 @@ def test_arrays_of_every_type(dtype):
         (np.ma.array([1, 2], mask=[False, True]), "row 1"),
         ([(float("nan"), 1), (float("nan"), 1)], "row 0"),
         (np.array([(1, 1.0), (1, np.nan)], [("a", int), ("b", float)]), "row 1"),
+        (pa.array(["a", None]), "row 1"),
+        (pa.chunked_array([[None, 2]], pa.int64()), "row 0"),
+        (pa.array(["a", None]).dictionary_encode(), "row 1"),
+        (list(pa.array(["a", None])), "row 1"),
         ([1], "one id"),
         (np.array([[1], [2]]), "one id"),
     ],
@@ -54,6 +59,12 @@ def test_arrays_of_every_type(dtype):
 def test_ids_that_are_none_are_refused(ids, words):
     with pytest.raises(ValueError, match=words):
         unit_numbers(ids, 2)
+
+
+def test_arrow_ids_are_numbered_as_lists_are():
+    ids = ["b", "a", "b", "c"]
+    for each in (pa.array(ids), pa.chunked_array([ids[:1], ids[1:]])):
+        assert unit_numbers(each, 4).tolist() == unit_numbers(ids, 4).tolist()
 
 
 def test_the_largest_floats_that_are_told_apart_and_records():

@@ -12,6 +12,8 @@ from experiments.clicks import command, counts, sources
 from experiments.clicks.__main__ import main
 from experiments.clicks.log import ClickLog, Rows, Units, numbered, split
 from experiments.clicks.model import ClickModel
+from experiments.generated.clicks import auc
+from experiments.generated.private_ads import SyntheticPrivateAds
 from experiments.study import Study
 
 
@@ -192,6 +194,37 @@ def test_avazu_and_private_ad(tmp_path):
     assert log.unit == "user" and [len(rows) for rows in log.parts.values()] == [4, 2, 2]
     rows = log.parts["train"]
     assert rows.labels.tolist() == [1, 0, 1, 0] and (rows.ids[1::2, 0] == 0).all() and (rows.ids[::2, 0] > 0).all()
+
+
+def test_generated_ads_have_the_schema_users_of_one_day_and_clicks_that_follow_from_what_a_browser_would_not_tell():
+    generator = SyntheticPrivateAds(users=3000, seed=2)
+    one, two = generator.day(1), generator.day(2)
+    assert generator.day(1) == one and not set(one["user_id"].to_pylist()) & set(two["user_id"].to_pylist())
+    order = one["display_order"].to_numpy()
+    starts = np.flatnonzero(order == 1)
+    assert len(starts) == 3000 == len(set(one["user_id"].to_pylist()))
+    assert (np.diff(order)[np.diff(order) != 1] <= 0).all()
+    clicked = np.array([len(each) for each in one["click_delay_after_display_array"].to_pylist()])
+    assert set(clicked) == {0, 1} and 0.2 < clicked.mean() < 0.4
+    # The user's fit to the campaign is in what one site knows, the less the later the column.
+    told = [auc(clicked, one[f"features_kv_bits_constrained_{k}"].to_numpy()) for k in (0, 4, 7)]
+    assert told[0] > 0.6 > told[1] > told[2] > 0.48
+    assert auc(clicked, one["features_browser_bits_constrained_0"].to_numpy()) > 0.53
+    assert len(set(one["features_not_available_5"].to_pylist())) == 16
+    campaigns = np.bincount(one["campaign_id"].to_numpy())
+    assert campaigns.max() == campaigns[0] and abs(campaigns[0] / len(order) - 0.02) < 0.005
+
+
+def test_rows_alone_are_units_of_their_own(monkeypatch, capsys):
+    monkeypatch.setattr(sources, "SyntheticPrivateAds", lambda seed: SyntheticPrivateAds(users=50, seed=seed))
+    log = sources.generated_ads([], days=4)
+    rows = log.parts["train"]
+    assert log.unit == "user" and log.per_unit == 4 and len(set(rows.units)) == 100 < len(rows)
+    alone = log.by_row()
+    assert alone.unit == "display" and alone.per_unit == 1 and (alone.parts["train"].ids == rows.ids).all()
+    assert len(set(alone.parts["train"].units)) == len(rows)
+    assert main(["generated-ads", "--per-user", "4", "--rows-alone"]) == 2
+    assert "two kinds of units" in capsys.readouterr().err
 
 
 def test_the_hash_is_fixed():

@@ -11,6 +11,7 @@ import tensorflow as tf
 from catalogues import named
 from scipy import stats
 
+from experiments.news.published import PublishedLabelPermutation
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local
 from tfdp_rec.federated.cohort import Client, Draws, client_of, with_private_labels
 from tfdp_rec.federated.simulation import FedAdam, Simulation
@@ -289,6 +290,35 @@ def test_a_simulation_learns_and_charges_who_answered(world):
     accountant.spend_labels(LabelPermutation(2.0).event, 2)
     assert private.worst_epsilon(1e-5) == pytest.approx(accountant.epsilon(1e-5, disjoint=True))
     assert private.worst_epsilon(1e-5) > 5.5
+
+
+def test_the_most_that_a_client_has_spent_is_not_that_of_one_who_pays_less_for_an_answer(world):
+    update = fresh_update(world, local.PrivateUpdate, PRIVATE, LabelPermutation(0.1, 3))
+    new = dataclasses.replace(world.clients[0], history=())  # who has no history yet pays for labels alone
+    simulation = Simulation(update, [new, *world.clients], 3)
+    simulation.answers[:] = [9, 8, *[7] * (len(world.clients) - 1)]
+    spent = [simulation.client_epsilon(i, 1e-5) for i in range(len(simulation.clients))]
+    assert spent[0] < spent[1] == max(spent) == simulation.worst_epsilon(1e-5)
+
+
+def test_a_round_that_is_cut_off_while_it_is_written_is_counted(world, monkeypatch):
+    simulation = Simulation(fresh_update(world, local.PrivateUpdate), world.clients, 3)
+
+    def cut(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation.optimizer, "apply", cut)
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run(1)
+    assert simulation.answers.sum() == 3
+
+
+def test_labels_drawn_once_by_a_permutation_that_does_not_hold_have_no_bound(world):
+    labels = PublishedLabelPermutation(0.1, 3)
+    client = with_private_labels(world.clients[0], labels)
+    accountant = ClientAccountant()
+    update_of(world, local.PrivateUpdate).charge(client, accountant)
+    assert client.label_epsilon == math.inf == accountant.epsilon(1e-5)
 
 
 def test_no_client_answers_more_often_than_it_may(world):

@@ -4,13 +4,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.noise.words import seeded
-from tfdp_rec.privacy import private_counts
+from tfdp_rec.privacy import Accountant, PoissonSampling, private_counts
+from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.sums.counts import grid_counts
 from tfdp_rec.sums.fixed_point import ONE
 
@@ -62,10 +64,36 @@ def test_with_a_typical_user_long_histories_give_less():
 def test_counts_come_with_noise_and_the_event_of_that_noise():
     people = [[3]] * 400 + [[1, 4]] * 100
     counted = private_counts(people, CATALOGUE, noise_multiplier=2.0, words=seeded(0))
-    assert counted.event == GaussianDpEvent(2.0)
+    assert counted.event == NonPrivateDpEvent()  # noise that can be drawn again hides nothing
     assert counted.values[:3] == pytest.approx([400, 70.7, 70.7], abs=12)
-    one, other = (private_counts(people, CATALOGUE, noise_multiplier=2.0).values for _ in range(2))
-    assert (one != other).mean() > 0.9
+    one, other = (private_counts(people, CATALOGUE, noise_multiplier=2.0) for _ in range(2))
+    assert one.event == GaussianDpEvent(2.0) and (one.values != other.values).mean() > 0.9
+
+
+def test_an_accountant_pays_for_noise_that_can_be_drawn_again_without_a_guarantee():
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-6)
+    private_counts([[3]], CATALOGUE, noise_multiplier=2.0, accountant=accountant)
+    assert accountant.epsilon() < 4
+    private_counts([[3]], CATALOGUE, noise_multiplier=2.0, accountant=accountant, words=seeded(0))
+    assert accountant.epsilon() == np.inf
+
+
+def test_a_log_is_counted_by_its_own_numbers_alone_and_nothing_is_paid_for_others():
+    log = Interactions.read({"u": [0, 1, 2], "i": [318, 318, 3]}, user="u", item="i", items=[318, 296, 3])
+    assert private_counts(log, log.catalogue, noise_multiplier=1e-3).values == pytest.approx([2, 0, 1], abs=0.02)
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-6)
+    with pytest.raises(ValueError, match="the numbers 1 to 3"):
+        private_counts(log, Catalogue([318, 296, 3]), noise_multiplier=1.0, accountant=accountant)
+    assert not accountant.spent_besides
+    with pytest.raises(ValueError, match="the numbers 1 to 3"):
+        SpectralRecommender([318, 296, 3], 1.0, 1e-6).fit(log)
+
+
+def test_a_dict_is_no_list_of_histories_and_an_id_that_is_missing_is_unknown():
+    with pytest.raises(TypeError, match="keys would be taken for users"):
+        private_counts({1: [3]}, CATALOGUE, noise_multiplier=1.0)
+    counted = private_counts([[3, None], [None], [1, float("nan")]], CATALOGUE, noise_multiplier=1e-3)
+    assert counted.values == pytest.approx([1, 1, 0, 0, 0, 0, 0], abs=0.02)
 
 
 @pytest.mark.parametrize("change, words", [({"noise_multiplier": 0}, "noise_multiplier"), ({"typical": 0}, "typical")])

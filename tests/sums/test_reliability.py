@@ -16,6 +16,7 @@ from scipy import special
 import tfdp_rec
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_reliability
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sums.fixed_point import ONE
 from tfdp_rec.sums.reliability import LABEL, Reliability, grid_counts
 
@@ -203,6 +204,42 @@ def test_text_is_predicted_as_it_was_trained():
     assert private.reliability().tells
 
 
+class Centred(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x if training else x - keras.ops.mean(x)
+
+
+class Counting(keras.layers.Layer):
+    def build(self, shape):
+        self.seen = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if not training:
+            self.seen.assign_add(keras.ops.sum(x))
+        return x + self.seen
+
+
+@pytest.mark.parametrize("layer, words", [(Centred, "puts several examples"), (Counting, "writes")])
+def test_a_prediction_that_depends_on_other_rows_is_refused_before_the_training(layer, words):
+    model = keras.Sequential([keras.layers.Embedding(ITEMS, 4), keras.layers.Dense(1), layer()])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    with pytest.raises(NotPrivate, match=words):
+        tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+
+
+def test_what_is_released_is_what_was_read_and_not_a_prediction_step_of_ones_own():
+    class Own(tfdp_rec.PrivateModel):
+        def predict_step(self, data):
+            return keras.ops.zeros_like(super().predict_step(data)) + keras.ops.mean(super().predict_step(data))
+
+    inputs = keras.Input([], dtype="int32")
+    model = Own(inputs, keras.layers.Dense(1)(keras.layers.Embedding(ITEMS, 4)(inputs)))
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    private = tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
+    private.fit(verbose=0)
+    assert private.reliability().tells  # of logits that differ: a mean is one cell
+
+
 def test_an_accountant_of_users_is_not_charged_for_rows():
     accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(20, 2, unit="user"), delta=1e-5)
     logits = np.zeros(1000)
@@ -221,7 +258,7 @@ def test_the_likelihood_is_at_its_least_where_steps_of_newton_overshoot():
     cells, rows = private_reliability([], [], noise_multiplier=1.0).logits, np.zeros(86)
     rows[8:10] = 1e6  # just below -8
     clicks = rows * special.expit(0.36 * cells + 2.85)
-    found = Reliability(cells, clicks, rows - clicks, GaussianDpEvent(30.0))
+    found = Reliability(cells, clicks, rows - clicks, 30.0, GaussianDpEvent(30.0))
     predicted = special.expit(found.corrected(cells[8:10]))
     np.testing.assert_allclose(predicted, (clicks / np.maximum(rows, 1))[8:10], atol=0.01)
 

@@ -62,6 +62,11 @@ class StepReading:
         left = iter(gradients)
         return [self._read_call(call, [next(left) for _ in call.watched], tf.shape(losses)[0]) for call in calls]
 
+    def read_rows(self, tensor: tf.Tensor, subject: str) -> None:
+        """Raises `NotPrivate` unless a tensor has a row for each example, made of that example alone."""
+        self._seen = self._walk(())
+        self._require(tensor, subject, ONE)
+
     def refusals(
         self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any, known: Iterable[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:

@@ -6,8 +6,9 @@ user all the same. A log is read in parts, each user whole, so that memory does 
 
 from __future__ import annotations
 
+import numbers
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -171,6 +172,8 @@ class UserLists:
     """Users' raw ids in an iterable that can be iterated more than once."""
 
     def __init__(self, lists: Iterable[ArrayLike]):
+        if isinstance(lists, Mapping):
+            raise TypeError("histories is a dict, whose keys would be taken for users: give its values().")
         if iter(lists) is lists:
             raise TypeError(
                 "histories must be readable twice, once for the counts and once for the pairs, and a generator is not: "
@@ -214,7 +217,15 @@ def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, in
 
 def _joined(held: list[NDArray[Any]], catalogue: Catalogue, in_order: bool) -> Part:
     lengths = np.array([len(history) for history in held], np.int64)
-    return _part(np.concatenate([history.astype(np.int64) for history in held]), lengths, catalogue, in_order)
+    ids = np.concatenate([_whole_numbers(history, catalogue.padding) for history in held])
+    return _part(ids, lengths, catalogue, in_order)
+
+
+def _whole_numbers(ids: NDArray[Any], unknown: int) -> NDArray[np.int64]:
+    # Ids that are missing, among others, count as unknown: an error would tell of the user who has one.
+    if ids.dtype != object:
+        return ids.astype(np.int64)
+    return np.array([each if isinstance(each, numbers.Integral) else unknown for each in ids.tolist()], np.int64)
 
 
 def _part(items: NDArray[Any], lengths: NDArray[np.int64], catalogue: Catalogue, in_order: bool) -> Part:

@@ -32,7 +32,8 @@ def unit_numbers(unit: Any, rows: int) -> NDArray[np.int64]:
 
 def _objects(unit: Any) -> NDArray[Any]:
     # Not by way of np.asarray, which makes floats of large whole numbers, and a second axis of tuples.
-    return np.fromiter(unit, object)
+    # Of an Arrow array, None stands for what is missing, which its own scalars do not.
+    return np.fromiter(unit.to_pylist() if hasattr(unit, "to_pylist") else unit, object)
 
 
 def _by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
@@ -51,7 +52,7 @@ def _by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _missing(each: Any) -> bool:
-    if each is None:
+    if each is None or getattr(each, "is_valid", True) is False:  # of Arrow's scalars
         return True
     if isinstance(each, (tuple, frozenset)):
         return any(map(_missing, each))

@@ -123,6 +123,7 @@ class Simulation:
     def round(self) -> float:
         """One round; returns the cohort's loss."""
         chosen = self._chosen()
+        self.answers[chosen] += 1  # before anything of them comes into the weights
         draws = self.update.draw([self.clients[i] for i in chosen], self.source)
         gradients, loss = self.update.gradients(draws, self.source)
         variables = self.update.model.trainable_variables
@@ -130,7 +131,6 @@ class Simulation:
         weights = self.optimizer.apply([np.array(v) for v in variables], gradients, self._rounds_done)
         for variable, value in zip(variables, weights):
             variable.assign(value)
-        self.answers[chosen] += 1
         self.losses.append(loss)
         return loss
 
@@ -153,10 +153,11 @@ class Simulation:
         return accountant.epsilon(delta, disjoint=True)  # histories are fixed before the training clicks
 
     def worst_epsilon(self, delta: float) -> float:
-        """The most any client has spent: that of the clients that answered most often."""
-        most = np.flatnonzero(self.answers == self.answers.max())
-        kinds = {
-            (client.spends_on_history, client.spends_on_labels, client.label_epsilon): i
-            for i, client in ((i, self.clients[i]) for i in most.tolist())
-        }
-        return max(self.client_epsilon(int(i), delta) for i in kinds.values())
+        """The most any client has spent."""
+        # What an answer costs depends on a client's kind: of each, the one that answered most often has spent most.
+        most: dict[Any, int] = {}
+        for i, client in enumerate(self.clients):
+            kind = client.spends_on_history, client.spends_on_labels, client.label_epsilon
+            if kind not in most or self.answers[i] > self.answers[most[kind]]:
+                most[kind] = i
+        return max(self.client_epsilon(i, delta) for i in most.values())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import Catalogue, Part, log_of
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.sums.fixed_point import checked_noise, grid_weights, released
+from tfdp_rec.sums.fixed_point import checked_noise, event_with, grid_weights, released
 
 LABEL = "popularity counts"
 
@@ -67,12 +67,14 @@ def private_counts(
     noise = checked_noise(noise_multiplier)
     if typical is not None and not typical >= 1:
         raise ValueError(f"typical must be at least 1 item, got {typical!r}.")
+    event = event_with(words, GaussianDpEvent(noise))
+    parts = log_of(histories).parts(catalogue)  # refused before it is paid for, read after
     if accountant is not None:
-        accountant.spend(GaussianDpEvent(noise), LABEL)
+        accountant.spend(event, LABEL)
     total = np.zeros(len(catalogue), np.int64)
-    for part in log_of(histories).parts(catalogue):
+    for part in parts:
         total += grid_counts(part, len(catalogue), typical)
-    return Counted(released(total, noise, words), GaussianDpEvent(noise))
+    return Counted(released(total, noise, words), event)
 
 
 def grid_counts(part: Part, num_items: int, typical: int | None = None) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.files import row_chunks
@@ -46,6 +47,11 @@ def checked_noise(noise_multiplier: float) -> float:
     if not 0 < noise_multiplier < _LARGEST_NOISE:
         raise ValueError(f"noise_multiplier must be positive and below 2^20, got {noise_multiplier!r}.")
     return float(noise_multiplier)
+
+
+def event_with(words: WordSource, event: DpEvent) -> DpEvent:
+    """The event of a release with these words: one without a guarantee, unless they are the operating system's."""
+    return event if words is os_entropy else NonPrivateDpEvent()
 
 
 def released(

@@ -28,10 +28,12 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.noise.words import WordSource, os_entropy, uniform
 from tfdp_rec.pricing.events import REPLACE, PureDpEvent
+from tfdp_rec.sums.fixed_point import event_with
 
 LABEL = "labels by randomised response"
 UNIT = "label"
@@ -71,7 +73,7 @@ class PrivateLabels:
     labels: NDArray[np.int64]
     num_classes: int
     chances: Response
-    event: PureDpEvent
+    event: DpEvent
 
     def debiased(self) -> NDArray[np.float32]:
         """Labels whose mean is the true label: `[rows]` of two classes, else `[rows, classes]`; some are below 0."""
@@ -115,7 +117,7 @@ def private_labels(
     if int(num_classes) != num_classes or num_classes < 2:
         raise ValueError(f"num_classes must be a whole number, at least 2, got {num_classes!r}.")
     num_classes = int(num_classes)
-    chances, event = response(epsilon, num_classes), PureDpEvent(epsilon)
+    chances, event = response(epsilon, num_classes), event_with(words, PureDpEvent(epsilon))
     given = labels if isinstance(labels, np.ma.MaskedArray) else np.asarray(labels)
     if given.ndim != 1:
         raise ValueError(f"labels must be one class a row, got shape {given.shape}.")

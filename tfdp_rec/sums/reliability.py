@@ -29,13 +29,13 @@ import functools
 from typing import Any
 
 import numpy as np
-from dp_accounting import GaussianDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
 
 LABEL = "reliability of predictions"
 _FAR = np.array([9.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0])  # where a model is much too sure
@@ -55,24 +55,26 @@ class Reliability:
         logits: Centre of each cell.
         clicks: Noisy weight of the rows with a click in each cell; some are negative.
         others: Noisy weight of the rows without one.
+        noise_multiplier: Noise multiplier σ of the counts.
         event: Event to give to `Accountant.spend`.
     """
 
     logits: NDArray[np.float64]
     clicks: NDArray[np.float64]
     others: NDArray[np.float64]
-    event: GaussianDpEvent
+    noise_multiplier: float
+    event: DpEvent
 
     @property
     def clear(self) -> NDArray[np.bool_]:
         """Whether a cell's rows stand out of the noise."""
-        return self.clicks + self.others > _CLEAR * 2**0.5 * self.event.noise_multiplier
+        return self.clicks + self.others > _CLEAR * 2**0.5 * self.noise_multiplier
 
     @property
     def tells(self) -> bool:
         """Whether clicks, and rows without, stand out of the noise in all clear cells together."""
         clear = self.clear
-        least = _CLEAR * self.event.noise_multiplier * max(float(clear.sum()), 1.0) ** 0.5
+        least = _CLEAR * self.noise_multiplier * max(float(clear.sum()), 1.0) ** 0.5
         return bool(min(self.clicks[clear].sum(), self.others[clear].sum()) > least)
 
     @functools.cached_property
@@ -82,7 +84,7 @@ class Reliability:
         if not self.tells:
             return known, np.full(2, np.nan)
         x, clicks, others = (v[self.clear] for v in (self.logits, self.clicks, self.others))
-        both, noise = np.stack([x, np.ones_like(x)], axis=1), self.event.noise_multiplier
+        both, noise = np.stack([x, np.ones_like(x)], axis=1), self.noise_multiplier
         towards = np.diag(noise * np.sqrt(np.square(both).sum(axis=0)))
         found = _least(both, clicks, clicks + others, towards, known)
         if found[0] < 0:  # predictions turned round: noise has the say
@@ -175,12 +177,13 @@ def private_reliability(
             f"{labels.dtype}."
         )
     units = None if unit is None else unit_numbers(unit, len(given))
+    event = event_with(words, GaussianDpEvent(noise))
     if accountant is not None:
         _refuse_other_units(accountant.sampling, units, len(given))
-        accountant.spend(GaussianDpEvent(noise), LABEL)
+        accountant.spend(event, LABEL)
     counts = released(grid_counts(given, labels == 1, units), noise, words).reshape(2, -1)
     counts.flags.writeable = False
-    return Reliability(_CENTRES, counts[1], counts[0], GaussianDpEvent(noise))
+    return Reliability(_CENTRES, counts[1], counts[0], noise, event)
 
 
 def _refuse_other_units(sampling: Any, units: NDArray[np.int64] | None, rows: int) -> None:

@@ -26,7 +26,7 @@ Reference:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
 
 _RATIO = 9.0  # of a round's share of the budget to that of the round before
 LABEL = "private vocabulary"
@@ -96,13 +96,14 @@ def private_items(
         (('tea', 'jam'), 2)
     """
     plan = _Rounds(noise_of_one_release(epsilon, delta / 2), delta / 2, max_items, rounds)
+    event = event_with(words, plan.event)
     _check_size(size)
     if accountant is not None:
-        accountant.spend(plan.event, LABEL)
+        accountant.spend(event, LABEL)
     histories, chunks = log.found()
     ids = chunks.combine_chunks()
     before = pc.is_in(ids, value_set=as_kind(ids.type, pa.array(list(known), ids.type if not known else None)))
-    return Found(_found(histories, ids, plan, size, words, before.to_numpy(zero_copy_only=False)), plan.event)
+    return Found(_found(histories, ids, plan, size, words, before.to_numpy(zero_copy_only=False)), event)
 
 
 def least_users(epsilon: float, delta: float, max_items: int = 100, rounds: int = 3) -> float:
@@ -143,10 +144,17 @@ def private_terms(
     plan = _Rounds(noise_multiplier, threshold_delta, max_terms, rounds)
     _check_size(size)
     numbers: dict[str, int] = {}
-    codes = [[numbers.setdefault(term, len(numbers) + 1) for term in terms] for terms in held]
+    codes = [[numbers.setdefault(term, len(numbers) + 1) for term in _terms(each)] for each in held]
     offsets = np.cumsum([0, *map(len, codes)])
     histories = Log(np.array([code for each in codes for code in each], np.int64), offsets)
-    return Found(_found(histories, pa.array(numbers, pa.string()), plan, size, words), plan.event)
+    return Found(_found(histories, pa.array(numbers, pa.string()), plan, size, words), event_with(words, plan.event))
+
+
+def _terms(held: Iterable[str]) -> Iterator[str]:
+    if isinstance(held, (str, bytes)):
+        raise TypeError("held gives one text for an individual, where it should give a list of terms.")
+    # Text that cannot be written down, of half a character, has a "?" there: an error would tell who has it.
+    return (term if term.isascii() else term.encode("utf-8", "replace").decode() for term in held)
 
 
 class _Rounds:

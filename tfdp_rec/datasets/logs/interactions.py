@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.datasets.log import Catalogue, Log, values_at
+from tfdp_rec.datasets.log import PART, Catalogue, Log, Part, values_at
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import Temporary, row_chunks
@@ -229,6 +229,19 @@ class Interactions(Log):
     def catalogue(self) -> Catalogue:
         """The numbers 1..M, as the public items that `private_counts` and the spectral recommender ask for."""
         return Catalogue(np.arange(1, self.num_items + 1))
+
+    def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
+        """As `Log.parts`, by the numbers of the log's items.
+
+        Raises:
+            ValueError: The catalogue is another than `self.catalogue`, whose numbers are 1, 2, ..., M.
+        """
+        if not np.array_equal(catalogue.ids, self.catalogue.ids):
+            raise ValueError(
+                f"The items of this log are the numbers 1 to {self.num_items}, and the catalogue has other ids: give "
+                "log.catalogue, or log.catalogue.ids; log.items translates them."
+            )
+        return super().parts(catalogue, events, in_order)
 
     def found(self) -> tuple[Log, pa.ChunkedArray]:
         """All items of the log and the users that have them, for a private release of a list: itself private."""

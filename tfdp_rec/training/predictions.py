@@ -1,0 +1,34 @@
+"""Predictions of which each depends on its own row alone: they are read as they are traced, like a private loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.clipping.step_reading import StepReading
+
+
+def predictions_by_row(model: Any, spec: Any) -> Any:
+    """A traced function from a batch of inputs to the model's predictions at `training=False`.
+
+    Args:
+        model: Model that trains privately.
+        spec: Specs of a batch of inputs.
+
+    Returns:
+        A concrete function. The model's weights are read when it is called.
+
+    Raises:
+        NotPrivate: A prediction may depend on other rows of the batch, or on batches before it.
+    """
+
+    # Not by way of `predict`: what is read is what is run.
+    @tf.function(autograph=False)
+    def predicted(inputs: Any) -> tf.Tensor:
+        reading = StepReading(model, inputs, ())
+        found = model(inputs, training=False)
+        reading.read_rows(found, "a prediction")
+        return found
+
+    return predicted.get_concrete_function(spec)
