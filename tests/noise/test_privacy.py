@@ -38,7 +38,8 @@ class NoisyDescent(keras.optimizers.SGD):
         step = tf.cast(self.iterations.value, tf.int64)
         size = int(np.prod(gradient.shape))
         noise = self.noise.normal(0, tf.zeros([1], tf.int64), step, size)
-        super().update_step(gradient + tf.reshape(noise, gradient.shape), variable, learning_rate)
+        noisy = gradient + tf.cast(tf.reshape(noise, gradient.shape), gradient.dtype)
+        super().update_step(noisy, variable, learning_rate)
 
 
 def trained_model(noise):

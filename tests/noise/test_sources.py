@@ -144,7 +144,7 @@ def test_shapes_eager_and_traced(name):
     for count in (0, 1, 2, 700):
         rows = tf.range(count, dtype=tf.int64)
         for values in (source.normal(1, rows, STEP, width), traced(rows)):
-            assert values.dtype == tf.float32
+            assert values.dtype == tf.float64
             assert values.shape == (count, width)
             assert np.isfinite(values).all()
             # Nothing drawn twice; but of 2,100 float32 numbers two are equal once in 27 times.
@@ -169,7 +169,7 @@ def test_a_loop_in_a_graph_draws_anew(name):
 
     @tf.function
     def loop(times):
-        out = tf.TensorArray(tf.float32, size=times)
+        out = tf.TensorArray(tf.float64, size=times)
         for i in tf.range(times):
             out = out.write(i, source.normal(0, tf.range(5, dtype=tf.int64), tf.cast(i, tf.int64), 6))
         return out.stack()

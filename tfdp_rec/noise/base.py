@@ -2,7 +2,11 @@
 
 Gaussians for some rows of some variables at one step, each row at the scale asked for:
 
-    draw([Request(variable, rows, width, scale), …], step) -> float32 [rows, draws, width] for each request
+    draw([Request(variable, rows, width, scale), …], step) -> float64 [rows, draws, width] for each request
+
+or the sum of them and of what they hide, on a public grid (`meeting.py`):
+
+    noisy([Request(variable, rows, width, scale, onto, grid), …], step) -> float32 [rows, width]
 
 and, for mechanisms that choose rows, 64 fair coin tosses for each number:
 
@@ -20,6 +24,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdp_rec.noise.meeting import met
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -29,23 +35,37 @@ class Request:
         variable: Number of the variable within its optimizer.
         rows: Row numbers, int64 `[n]`, distinct; n may be unknown and may be 0.
         width: Number of values of a row.
-        scale: Standard deviation of each draw of each row, `[n, draws]`; None for one draw of 1.
+        scale: Standard deviation of each draw of each row, `[n, draws]`; a scalar for one draw of this of every row;
+            None for one draw of 1.
+        onto: float32 tensors `[n, width]` that one draw is added to, for `noisy`.
+        grid: Step of the grid that the sum is rounded to, float64, for `noisy`; None for a sum in float64, to be
+            rounded to a grid later.
     """
 
     variable: int
     rows: tf.Tensor
     width: int
     scale: tf.Tensor | None = None
+    onto: tuple[tf.Tensor, ...] = ()
+    grid: tf.Tensor | None = None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each row has a scale of its own."""
+        return self.scale is not None and self.scale.shape.rank != 0
 
     @property
     def draws(self) -> int:
         """Gaussians a value."""
-        return 1 if self.scale is None else int(self.scale.shape[1])
+        return int(self.scale.shape[1]) if self.by_row else 1  # type: ignore[union-attr]
 
     def scaled(self, unit: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians, so many as were asked for, in any shape, as the answer to the request."""
-        shaped = tf.reshape(unit, [-1, self.draws, self.width])
-        return shaped if self.scale is None else shaped * self.scale[:, :, None]
+        shaped = tf.reshape(tf.cast(unit, tf.float64), [-1, self.draws, self.width])
+        if self.scale is None:
+            return shaped
+        scale = tf.cast(self.scale, tf.float64)
+        return shaped * (scale[:, :, None] if self.by_row else scale)
 
 
 class NoiseSource(abc.ABC):
@@ -69,11 +89,24 @@ class NoiseSource(abc.ABC):
             step: Step whose noise is drawn, an int64 scalar.
 
         Returns:
-            float32 tensors `[n, draws, width]`, in the order of the requests.
+            float64 tensors `[n, draws, width]`, in the order of the requests.
         """
 
+    def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        """What the requests' Gaussians hide, with them, on the requests' grids.
+
+        Args:
+            requests: One request for each variable, of one draw.
+            step: Step whose noise is drawn, an int64 scalar.
+
+        Returns:
+            Tensors `[n, width]`, in the order of the requests: float32 on a grid, float64 without one.
+        """
+        drawn = self.draw(requests, step)
+        return [met(noise[:, 0], request.onto, request.grid) for request, noise in zip(requests, drawn, strict=True)]
+
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """64 independent fair coin tosses for each row, for choices finer than a float32 Gaussian.
+        """64 independent fair coin tosses for each row, for choices finer than a Gaussian.
 
         Args:
             variable: Number that no variable of the optimizer has (selection uses negative ones).

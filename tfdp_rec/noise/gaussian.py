@@ -23,9 +23,8 @@ import tensorflow as tf
 
 from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
+from tfdp_rec.noise.meeting import met
 from tfdp_rec.noise.threefry import threefry
-
-RowSampler = Callable[[int, tf.Tensor, tf.Tensor], tf.Tensor]
 
 _WORDS = 7  # of a key and of a counter block
 _SMALLEST_BUCKET = 2**14  # pairs
@@ -55,41 +54,60 @@ class EntropyNoise(NoiseSource):
     def __init__(self, jit_compile: bool = True) -> None:
         self.jit_compile = jit_compile
         self._sample = _COMPILED if jit_compile else _sample
-        self._sample_rows = _COMPILED_ROWS if jit_compile else _ROWS
+        self._noisy = _COMPILED_NOISY if jit_compile else _noisy
+        self._noisy_rows = _COMPILED_ROWS if jit_compile else _ROWS
         self._generator, self._process = _new_generator(), os.getpid()
 
     @tf.autograph.experimental.do_not_convert
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        del step  # every call draws anew
-        # Unit Gaussians are one row of numbers, whatever their shapes. Scaled ones are multiplied inside the sampler's
-        # loop, which spares them a pass through memory; that loop goes row by row, so it takes one width at a time.
-        together: dict[int | None, list[int]] = {}
-        for place, request in enumerate(requests):
-            together.setdefault(None if request.scale is None else request.width, []).append(place)
-        found: dict[int, tf.Tensor] = {}
-        for width, places in sorted(together.items(), key=lambda item: item[0] or 0):
-            those = [requests[place] for place in places]
-            drawn = self._units(those) if width is None else self._rows([r.scale for r in those], width)
-            found |= dict(zip(places, drawn))
-        return [found[place] for place in range(len(requests))]
-
-    def _units(self, requests: Sequence[Request]) -> list[tf.Tensor]:
-        """Unit Gaussians for all requests, in one draw."""
-        sizes = tf.stack([tf.size(request.rows, tf.int64) * request.width for request in requests])
+        del step  # every call draws anew; unit Gaussians are one row of numbers, whatever their shapes
+        if not requests:
+            return []
+        sizes = tf.stack([tf.size(r.rows, tf.int64) * (r.draws * r.width) for r in requests])
         total = tf.reduce_sum(sizes)
-        key = self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
-        pairs = self._sample(_bucket((total + 1) // 2), key)
-        values = tf.reshape(tf.bitcast(pairs, tf.float32), [-1])[:total]
+        pairs = self._sample(_bucket((total + 1) // 2), self._key())
+        values = tf.reshape(tf.bitcast(pairs, tf.float64), [-1])[:total]
         parts = tf.split(values, sizes, num=len(requests))
         return [request.scaled(part) for request, part in zip(requests, parts, strict=True)]
 
-    def _rows(self, scales: Sequence[tf.Tensor], width: int) -> list[tf.Tensor]:
-        """Noise for rows of one width, a row for each entry of each of `scales`, all in one draw."""
-        every = tf.concat([tf.reshape(scale, [-1]) for scale in scales], axis=0)
-        key = self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
-        values = self._sample_rows(width, every, key)
-        parts = tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
-        return [tf.reshape(p, [-1, s.shape[1], width]) for p, s in zip(parts, scales, strict=True)]
+    @tf.autograph.experimental.do_not_convert
+    def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        if any(request.grid is None for request in requests):
+            return super().noisy(requests, step)
+        # Scaled, added up and rounded inside the sampler's loop: nothing but the answer goes to memory. Where all rows
+        # have one scale, a request is a row of numbers, too; else the loop goes row by row, one width at a time.
+        together: dict[Any, list[int]] = {}
+        for place, request in enumerate(requests):
+            own = request.width if request.by_row else None, id(None if request.by_row else request.scale)
+            together.setdefault((*own, id(request.grid), len(request.onto)), []).append(place)
+        found: dict[int, tf.Tensor] = {}
+        for places in together.values():
+            those = [requests[place] for place in places]
+            found |= dict(zip(places, self._rows(those) if those[0].by_row else self._sums(those), strict=True))
+        return [found[place] for place in range(len(requests))]
+
+    def _sums(self, requests: Sequence[Request]) -> list[tf.Tensor]:
+        """Sums of one scale and grid, in one draw."""
+        sizes = tf.stack([tf.size(request.rows, tf.int64) * request.width for request in requests])
+        total = tf.reduce_sum(sizes)
+        pairs = _bucket((total + 1) // 2)
+        flat = [tf.concat([tf.reshape(x, [-1]) for x in each], 0) for each in zip(*(r.onto for r in requests))]
+        onto = [tf.pad(x, [[0, 2 * tf.cast(pairs, tf.int64) - total]]) for x in flat]
+        scale = tf.cast(1.0 if requests[0].scale is None else requests[0].scale, tf.float64)
+        drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto)
+        parts = tf.split(tf.reshape(tf.bitcast(drawn, tf.float32), [-1])[:total], sizes, num=len(requests))
+        return [tf.reshape(part, [-1, request.width]) for part, request in zip(parts, requests, strict=True)]
+
+    def _rows(self, requests: Sequence[Request]) -> list[tf.Tensor]:
+        """Sums of rows of one width, each row with its own scale, in one draw."""
+        scales = [tf.reshape(request.scale, [-1]) for request in requests]
+        onto = [tf.concat(each, axis=0) for each in zip(*(request.onto for request in requests))]
+        width, grid = requests[0].width, requests[0].grid
+        values = self._noisy_rows(width, tf.concat(scales, axis=0), self._key(), grid, onto)
+        return tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
+
+    def _key(self) -> tf.Tensor:
+        return self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -116,26 +134,41 @@ def _new_generator() -> tf.random.Generator:
 
 def _sample(pairs: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     """Pairs of unit Gaussians as complex numbers, a pure function of seven words."""
+    return tf.complex(*_pairs(pairs, key))
+
+
+def _pairs(pairs: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     index = tf.bitcast(tf.range(pairs, dtype=tf.int32), tf.uint32)
     words = threefry((index, key[0], key[1], key[2]), (key[3], key[4], key[5], key[6]))
-    return tf.complex(*gaussian_pairs(words))
+    return gaussian_pairs(words, tf.float64)
 
 
-def _sample_rows(pairs: int, scale: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """So many pairs a row, multiplied by the row's scale."""
-    rows = tf.size(scale)
-    unit = tf.reshape(_sample(rows * pairs, key), [rows, pairs])
-    return tf.complex(scale[:, None] * tf.math.real(unit), scale[:, None] * tf.math.imag(unit))
+def _noisy(pairs: tf.Tensor, key: tf.Tensor, scale: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+    """Pairs of sums, with noise of one scale."""
+    halves = [tf.reshape(x, [pairs, 2]) for x in onto]
+    unit = _pairs(pairs, key)
+    return tf.complex(*(met(scale * z, [x[:, side] for x in halves], grid) for side, z in enumerate(unit)))
 
 
-def _rows_by(sample: RowSampler) -> RowSampler:
+def _noisy_rows(
+    pairs: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]
+) -> tf.Tensor:
+    """So many pairs of sums a row, with noise of the row's scale."""
+    rows, each = tf.size(scale), tf.cast(scale, tf.float64)[:, None]
+    halves = [tf.reshape(x, [rows, pairs, 2]) for x in onto]
+    unit = [tf.reshape(z, [rows, pairs]) for z in _pairs(rows * pairs, key)]
+    return tf.complex(*(met(each * z, [x[:, :, side] for x in halves], grid) for side, z in enumerate(unit)))
+
+
+def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     """Rows of some width, one for each scale, by a sampler of pairs for so many rows as are admitted."""
 
-    def rows(width: int, scale: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    def rows(width: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
         pairs = (width + 1) // 2
         total = tf.size(scale, tf.int64)
         room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
-        drawn = sample(pairs, tf.pad(scale, [[0, room - total]]), key)
+        padded = [tf.pad(x, [[0, room - total], [0, 2 * pairs - width]]) for x in onto]
+        drawn = sample(pairs, tf.pad(scale, [[0, room - total]]), key, grid, padded)
         values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
         return values if width % 2 == 0 else values[:, :width]
 
@@ -153,5 +186,6 @@ def _bucket(pairs: tf.Tensor) -> tf.Tensor:
 
 # Shared, so that XLA compiles a length once.
 _COMPILED = tf.function(_sample, jit_compile=True, autograph=False)
-_COMPILED_ROWS = _rows_by(tf.function(_sample_rows, jit_compile=True, autograph=False))
-_ROWS = _rows_by(_sample_rows)
+_COMPILED_NOISY = tf.function(_noisy, jit_compile=True, autograph=False)
+_COMPILED_ROWS = _rows_by(tf.function(_noisy_rows, jit_compile=True, autograph=False))
+_ROWS = _rows_by(_noisy_rows)

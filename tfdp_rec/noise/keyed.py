@@ -71,7 +71,7 @@ class KeyedNoise(NoiseSource):
         angle_bits = tf.cast(tf.bitwise.bitwise_and(bits, _long(2**_ANGLE_BITS - 1)), tf.float64)
         radius = tf.sqrt(-2.0 * tf.math.log((radius_bits + 0.5) * 2.0**-_RADIUS_BITS))
         angle = (angle_bits + 0.5) * (2.0 * math.pi * 2.0**-_ANGLE_BITS)
-        return tf.cast(radius * tf.cos(angle), tf.float32)
+        return radius * tf.cos(angle)
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -75,9 +75,9 @@ class SecureNoise(NoiseSource):
         pairs = (count + 1) // 2
         chunk = tf.where(pairs > _SMALL_CHUNK, tf.constant(_CHUNK, tf.int64), _SMALL_CHUNK)
         chunks = tf.range(tf.maximum((pairs + chunk - 1) // chunk, 1))
-        signature = tf.TensorSpec([None], tf.complex64)
+        signature = tf.TensorSpec([None], tf.complex128)
         values = tf.map_fn(lambda _: self._pairs(chunk), chunks, fn_output_signature=signature)
-        return tf.reshape(tf.bitcast(values, tf.float32), [-1])[:count]
+        return tf.reshape(tf.bitcast(values, tf.float64), [-1])[:count]
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -119,14 +119,14 @@ def _new_stream() -> Any:
 
 
 def _half_sums_of_four(words: tf.Tensor) -> tf.Tensor:
-    """Pairs of N(0, 1) as complex numbers, each from four pairs: uint32 [4, 4, n] -> complex64 [n]."""
+    """Pairs of N(0, 1) as complex numbers, each from four pairs: uint32 [4, 4, n] -> complex128 [n]."""
     real: Any = 0.0
     imaginary: Any = 0.0
     for term in range(_TERMS):
         block = words[0, term], words[1, term], words[2, term], words[3, term]
         first, second = gaussian_pairs(block, tf.float64)
         real, imaginary = real + first, imaginary + second
-    return tf.complex(tf.cast(0.5 * real, tf.float32), tf.cast(0.5 * imaginary, tf.float32))
+    return tf.complex(0.5 * real, 0.5 * imaginary)
 
 
 _COMPILED = tf.function(_half_sums_of_four, jit_compile=True, autograph=False)  # shared: XLA compiles a length once

@@ -17,7 +17,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
@@ -30,9 +30,10 @@ from tfdp_rec.clipping.data_flow import ours
 from tfdp_rec.clipping.weights import Auto, WeightRule, clip_and_rule, normalised
 from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
+from tfdp_rec.noise.meeting import grid_of
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.rules import Recursion, TableRule
-from tfdp_rec.optimizers.tables import Table, after
+from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.spending.entries import SAVED_AS, Entries
@@ -137,8 +138,8 @@ class Step:
 
     @property
     def noise_scale(self) -> tf.Tensor:
-        """−η s: what a unit Gaussian moves a weight by, float32."""
-        return tf.cast(-tf.cast(self.pace, tf.float64) * self.stddev, tf.float32)
+        """−η s: what a unit Gaussian moves a weight by, float64."""
+        return -tf.cast(self.pace, tf.float64) * self.stddev
 
     def move(self, table: Table) -> tf.IndexedSlices:
         """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
@@ -391,11 +392,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.iterations.assign_add(1)
 
     def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        noise, noisy = self.dense_noise(), []
+        gradients, noisy = self._noisy_gradients(step), []
         for path, dense in self.dense.items():
-            gradient = tf.cast(step.stddev, tf.float32) * noise[path]
-            if path in step.clipped.gradients:
-                gradient += tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
+            gradient = gradients[path]
             if path in regularization:
                 gradient += tf.cast(regularization[path], tf.float32)
             if self.dense_optimizer is not None:
@@ -411,29 +410,37 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if self.dense_optimizer is not None and noisy:
             self.dense_optimizer.apply_gradients(noisy)
 
-    def dense_noise(self) -> dict[str, tf.Tensor]:
-        """Unit Gaussians for every dense variable at this step, in its shape."""
-        sizes = {path: int(tf.TensorShape(dense.variable.shape).num_elements()) for path, dense in self.dense.items()}
-        one = tf.zeros([1], tf.int64)
-        requests = [noise_sources.Request(self.dense[path].number, one, size) for path, size in sizes.items()]
-        drawn = self.noise.draw(requests, self.step_number) if requests else []
-        return {path: tf.reshape(u, dense.variable.shape) for u, (path, dense) in zip(drawn, self.dense.items())}
+    def _noisy_gradients(self, step: Step) -> dict[str, tf.Tensor]:
+        """Gradients of all dense variables with their noise, in their shapes."""
+        one, grid, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), []
+        for path, dense in self.dense.items():
+            size = int(tf.TensorShape(dense.variable.shape).num_elements())
+            onto: tuple[tf.Tensor, ...] = ()
+            if path in step.clipped.gradients:
+                mean = tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
+                onto = (tf.reshape(tf.cast(mean, tf.float32), [1, size]),)
+            wanted.append((path, noise_sources.Request(dense.number, one, size, step.stddev, onto, grid)))
+        made = self.meet(wanted, self.step_number) if wanted else []
+        shapes = [dense.variable.shape for dense in self.dense.values()]
+        return {path: tf.reshape(each, shape) for (path, _), (each, _), shape in zip(wanted, made, shapes, strict=True)}
 
-    def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """Unit Gaussians for some rows of a table at a step."""
-        return self.noise.normal(table.number, ids, step, table.width)
+    def meet(
+        self, wanted: Sequence[tuple[str, noise_sources.Request]], number: tf.Tensor
+    ) -> list[tuple[tf.Tensor, Operations]]:
+        """What some variables' requests are added to, with noise, on their grids; and writes that belong to it."""
+        # One draw for all variables. Data and noise meet here and nowhere else.
+        return [(each, []) for each in self.noise.noisy([request for _, request in wanted], number)]
 
-    def touched_rows(
-        self, step: Step, number: tf.Tensor, scaled: bool = True
-    ) -> Iterable[tuple[Table, tf.IndexedSlices, tf.Tensor]]:
-        """Each table, the moves of its rows with a gradient, and noise for these, as large as the step's or units."""
-        moves = [(table, step.move(table)) for table in self.tables.values()]
-        requests, each = [], step.noise_scale
-        for table, move in moves:
-            scale = tf.fill([tf.size(move.indices), 1], each) if scaled else None
-            requests.append(noise_sources.Request(table.number, move.indices, table.width, scale))
-        drawn = self.noise.draw(requests, number)  # one draw for all tables
-        return [(table, move, noise[:, 0]) for (table, move), noise in zip(moves, drawn, strict=True)]
+    def noisy_moves(
+        self, step: Step, moves: Sequence[tuple[Table, tf.Tensor, tf.Tensor]]
+    ) -> list[tuple[tf.Tensor, Operations]]:
+        """Moves of rows, `(table, ids, moves)`, with the step's noise; and writes that belong to it."""
+        scale, grid = step.noise_scale, grid_of(step.noise_scale)
+        request = noise_sources.Request
+        return self.meet(
+            [(table.path, request(table.number, ids, table.width, scale, (move,), grid)) for table, ids, move in moves],
+            self.step_number,
+        )
 
     @property
     def step_number(self) -> tf.Tensor:

@@ -39,9 +39,11 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import Check, demand_all
+from tfdp_rec.noise import Request
+from tfdp_rec.noise.meeting import met
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.dp_sgd import DPSGD
-from tfdp_rec.optimizers.tables import Operations, Table, after, assigned, scatter
+from tfdp_rec.optimizers.tables import Operations, after, assigned, scatter
 from tfdp_rec.pricing.correlated_noise import BufferedToeplitz, Correlation
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.orders import Order
@@ -87,11 +89,16 @@ class CorrelatedOptimizer(PrivateOptimizer):
         with after(self.course.count(step.source)), self.course.whole():
             super().write(step, regularization)
 
-    def dense_noise(self) -> dict[str, tf.Tensor]:
-        return {path: self.buffers.noise(path, unit)[0] for path, unit in super().dense_noise().items()}
+    def meet(self, wanted: Sequence[tuple[str, Request]], number: tf.Tensor) -> list[tuple[tf.Tensor, Operations]]:
+        units = self.noise.draw([Request(each.variable, each.rows, each.width) for _, each in wanted], number)
+        return [self._met(*each, unit[:, 0]) for each, unit in zip(wanted, units, strict=True)]
 
-    def table_noise(self, table: Table, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return self.buffers.noise(table.path, super().table_noise(table, ids, step), ids)[0]
+    def _met(self, path: str, request: Request, unit: tf.Tensor) -> tuple[tf.Tensor, Operations]:
+        whole = path in self.dense
+        unit = tf.reshape(unit, self.dense[path].variable.shape) if whole else unit
+        noise, remembered = self.buffers.noise(path, unit, None if whole else request.rows)
+        scaled = tf.cast(request.scale, tf.float64) * tf.reshape(noise, [-1, request.width])
+        return met(scaled, request.onto, request.grid), remembered
 
     @property
     def cut_short(self) -> bool:
@@ -164,14 +171,14 @@ class Buffers:
         done: Operations = []
         for held, value in zip(self._held[path], values, strict=True):
             if ids is None:
-                held.assign(value)
+                done += assigned(held, tf.cast(value, held.dtype))
             else:
                 done += scatter("Update", held, ids, value)
         return done
 
     def noise(self, path: str, unit: tf.Tensor, ids: tf.Tensor | None = None) -> tuple[tf.Tensor, Operations]:
-        """n_t from z_t, and the writes by which the buffers remember it."""
-        noise, values = self._strategy.next_noise(unit, self.read(path, ids))
+        """n_t from z_t, in z_t's type, and the writes by which the buffers remember it."""
+        noise, values = self._strategy.next_noise(unit, [tf.cast(each, unit.dtype) for each in self.read(path, ids)])
         return noise, self.write(path, values, ids)
 
     def clear(self) -> None:

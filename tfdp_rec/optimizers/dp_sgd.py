@@ -46,10 +46,10 @@ class DPSGD(PrivateOptimizer):
         ids, values = tf.gather(ids, order), tf.gather(moves.values, order)
 
         def act(rows: tf.Tensor) -> None:
-            total = step.noise_scale * self.table_noise(table, rows, self.step_number)
             first, end = tf.unstack(tf.searchsorted(ids, tf.stack([rows[0], rows[-1] + 1])))
-            places = ids[first:end, None] - rows[0]
-            total = tf.tensor_scatter_nd_add(total, places, values[first:end])
+            places, shape = ids[first:end, None] - rows[0], tf.stack([tf.size(rows, tf.int64), table.width])
+            onto = tf.scatter_nd(places, values[first:end], shape)
+            ((total, _),) = self.noisy_moves(step, [(table, rows, onto)])
             table.step(rows, total, step.learning_rate)
 
         table.sweep(act)

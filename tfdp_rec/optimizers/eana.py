@@ -38,5 +38,6 @@ class EANA(PrivateOptimizer):
         return dp_accounting.NonPrivateDpEvent()
 
     def step_tables(self, step: Step) -> None:
-        for table, move, noise in self.touched_rows(step, self.step_number):
-            table.step(move.indices, move.values + noise, step.learning_rate)
+        moves = [(table, move.indices, move.values) for table in self.tables.values() for move in [step.move(table)]]
+        for (table, ids, _), (noisy, _) in zip(moves, self.noisy_moves(step, moves), strict=True):
+            table.step(ids, noisy, step.learning_rate)

@@ -60,6 +60,11 @@ class Recursion:
         """Whether a row has a velocity beside its weight."""
         return self.momentum > 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step adds to a weight and does nothing else."""
+        return not self.momentum and not self.weight_decay
+
     def state_width(self, width: int) -> int:
         """Number of values that a row of that width has beside its weights."""
         return width if self.has_velocity else 0

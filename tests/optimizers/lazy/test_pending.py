@@ -15,7 +15,7 @@ from helpers import Seeded
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.noise import KeyedNoise, NoiseSource
 from tfdp_rec.optimizers import LazyDPSGD
 from tfdp_rec.optimizers.lazy.pending import (
     Debt,
@@ -29,6 +29,7 @@ from tfdp_rec.optimizers.lazy.pending import (
 from tfdp_rec.optimizers.rules import Recursion
 
 DRAWS = 10**6
+NO_GRID = None
 UNLIKELY = 5.5  # standard errors: a false alarm once in 10^7
 RATES = np.array([0.5, 0.4, 0.4, 0.1, 0.9, 0.3, 0.3])
 STDDEVS = np.array([1.0, 1.0, 0.5, 0.5, 1.0, 1.5, 0.6])
@@ -74,8 +75,12 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
     ids, now = tf.range(len(since), dtype=tf.int64), tf.constant(len(RATES), tf.int64)
     since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
     by_mark = kind.owed_by_mark(now, history) if for_all_rows else None
-    draw = lambda requests, step: [request.scaled(unit(request.draws)) for request in requests]  # noqa: E731
-    ((weight, *velocity),) = kind.settled([Debt(0, ids, rows, since, now)], history, draw, by_mark)
+
+    class Source(NoiseSource):
+        def draw(self, requests, step):
+            return [request.scaled(unit(request.draws)) for request in requests]
+
+    ((weight, *velocity),) = kind.settled([Debt(0, ids, rows, since, now)], history, Source(), NO_GRID, by_mark)
     velocity = velocity[0] if velocity else tf.zeros_like(weight)
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
 
@@ -251,8 +256,8 @@ def test_rows_of_several_tables_owe_what_each_owes_alone(recursion, sizes):
         state = tuple(tf.constant(rng.normal(size=[size, 4]), tf.float32) for _ in range(1 + recursion.has_velocity))
         ids, since = tf.range(size, dtype=tf.int64), tf.constant(rng.integers(0, len(RATES), size) * (1 - number % 2))
         debts.append(Debt(number, ids, state, since, now))
-    for debt, together in zip(debts, kind.settled(debts, history, noise.draw), strict=True):
-        (alone,) = kind.settled([debt], history, noise.draw)
+    for debt, together in zip(debts, kind.settled(debts, history, noise, NO_GRID), strict=True):
+        (alone,) = kind.settled([debt], history, noise, NO_GRID)
         for one, other in zip(alone, together, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -260,13 +265,13 @@ def test_rows_of_several_tables_owe_what_each_owes_alone(recursion, sizes):
 def test_totals_stay_while_a_row_owes():
     history = History(2)
     marks = RowMarks([history], {"table": 3}, start=0)
-    marks.tick(tf.constant(1, tf.int64), [tf.constant([0.5, 4.0], tf.float64)])
+    marks.tick(tf.constant(1, tf.int64), [tf.constant([0.5, 4.0], tf.float64)], tf.constant(-0.5, tf.float64))
     for row in range(3):
         marks.begin_totals(marks.now())
-        assert history.at(1).numpy().tolist() == [0.5, 4.0]
+        assert history.at(1).numpy().tolist() == [0.5, 4.0] and float(marks.largest) == 0.5
         marks.mark("table", tf.constant([row], tf.int64), tf.constant(1, tf.int64))
     marks.begin_totals(marks.now())
-    assert history.at(1).numpy().tolist() == [0.0, 0.0]
+    assert history.at(1).numpy().tolist() == [0.0, 0.0] and float(marks.largest) == 0.0
 
 
 # The whole optimizer: every row of a table, whichever way it came to be settled.

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from tfdp_rec.optimizers.base import Step
 from tfdp_rec.optimizers.dp_ftrl import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
@@ -43,8 +42,6 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         True
     """
 
-    scales_touched = False  # the buffers know no scale
-
     def pending_of(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
@@ -59,7 +56,3 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
     def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
         own = len(values) - self.correlation.strategy.buffers
         return self.buffers.write(table.path, values[own:], ids) + super().write_rows(table, ids, values[:own])
-
-    def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
-        noise, remembered = self.buffers.noise(table.path, drawn, move.indices)
-        return remembered + super().step_rows(table, move, step.noise_scale * noise, step)

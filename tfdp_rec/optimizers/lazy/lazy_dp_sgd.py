@@ -35,8 +35,9 @@ import tensorflow as tf
 
 from tfdp_rec.demands import Check
 from tfdp_rec.keras_internals import learning_rate_of
+from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, weights_on
 from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
@@ -70,7 +71,6 @@ class LazyDPSGD(PrivateOptimizer):
     why_no_table_rule = "Adagrad and Adam are not linear in their gradients, so that late noise cannot be added up"
     moves_every_row = True
     pays_late = True
-    scales_touched = True  # whether the noise of rows with a gradient is drawn as large as the step's, or in units
 
     # Of a parameter server: where its totals are kept, and that the steps of other workers may have landed since the
     # rows of a gradient were read.
@@ -123,7 +123,7 @@ class LazyDPSGD(PrivateOptimizer):
             debts.setdefault(_steps_of(table), {})[path] = debt
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]
-            settled = way.settled(list(several.values()), history, self.noise.draw, by_mark)
+            settled = way.settled(list(several.values()), history, self.noise, self.row_marks.grid, by_mark)
             for (path, debt), values in zip(several.items(), settled):
                 # Noise before mark: a step that is cut short in between leaves a row that has its noise and owes it
                 # still, which adds noise. The other way round it would have no noise and owe none.
@@ -166,7 +166,7 @@ class LazyDPSGD(PrivateOptimizer):
         now = before + 1
         accounts = self.accounts.values()
         totals = [way.next_totals(history.at(before), rate, step.stddev) for way, history in accounts]
-        with after(self.row_marks.tick(now, totals)):
+        with after(self.row_marks.tick(now, totals, step.noise_scale)):
             self._step_touched(step, before)
         upcoming = step.upcoming.items()
         self.settle_rows({path: self._announced(path, ids, now) for path, ids in upcoming if path in self.tables}, now)
@@ -175,13 +175,18 @@ class LazyDPSGD(PrivateOptimizer):
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
-        for table, move, drawn in self.touched_rows(step, number, self.scales_touched):
-            with after(self.step_rows(table, move, drawn, step)):
-                self.row_marks.mark(table.path, move.indices, before + 1)
-
-    def step_rows(self, table: Table, move: tf.IndexedSlices, drawn: tf.Tensor, step: Step) -> Operations:
-        """Makes the step of rows with a gradient: `move` is −η ĝ, `drawn` their noise."""
-        return table.step(move.indices, move.values + drawn, step.learning_rate)
+        scale, grid, wanted, old = step.noise_scale, self.row_marks.grid, [], []
+        for path, table in self.tables.items():
+            move = step.move(table)
+            old.append(table.read(move.indices))
+            plain = _steps_of(table).is_plain
+            onto, on = ((old[-1][0], move.values), grid) if plain else ((move.values,), None)
+            wanted.append((path, Request(table.number, move.indices, table.width, scale, onto, on)))
+        for rows, (path, asked), (noisy, others) in zip(old, wanted, self.meet(wanted, number), strict=True):
+            recursion, ids = _steps_of(self.tables[path]), asked.rows
+            made = (noisy,) if recursion.is_plain else _stepped(recursion, rows, noisy, step.learning_rate, grid)
+            with after(others + self.tables[path].write(ids, made)):
+                self.row_marks.mark(path, ids, before + 1)
 
     def _announced(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """The distinct rows among announced ids that owe noise; row 0 for an id outside the table."""
@@ -235,7 +240,7 @@ class LazyDPSGD(PrivateOptimizer):
         marks = {f"marks/{path}": variable for path, variable in self.row_marks.marks.items()}
         named = {r: "totals" if r == self.recursion else f"totals/{r.weight_decay!r}" for r in self.accounts}
         totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
-        return {"clock": self.row_marks.clock, **totals, **marks}
+        return {"clock": self.row_marks.clock, "largest": self.row_marks.largest, **totals, **marks}
 
     @contextlib.contextmanager
     def restoring_pending(self) -> Iterator[None]:
@@ -265,6 +270,12 @@ class LazyDPSGD(PrivateOptimizer):
 def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """The distinct ids among those that are counted."""
     return tf.unique(tf.boolean_mask(ids, counted))[0]
+
+
+def _stepped(recursion: Recursion, rows: Rows, noisy: tf.Tensor, rate: tf.Tensor, grid: tf.Tensor) -> Rows:
+    """Rows after a step that has its noise: weights on the grid."""
+    wide = tuple(tf.cast(each, tf.float64) for each in rows)
+    return weights_on(grid, recursion.step(wide, noisy, tf.cast(rate, tf.float64)))
 
 
 def _steps_of(table: Table) -> Recursion:

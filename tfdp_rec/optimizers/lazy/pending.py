@@ -36,13 +36,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.noise import Request
+from tfdp_rec.noise import NoiseSource, Request
+from tfdp_rec.noise.meeting import grid_of, on_grid
 from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, after, assigned, scatter
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
-
-Draw = Callable[[Sequence[Request], tf.Tensor], list[tf.Tensor]]
-"""A noise source's `draw`."""
 
 _FIRST_CAPACITY = 1024
 
@@ -96,9 +94,16 @@ class Debt:
     since: tf.Tensor
     now: tf.Tensor
 
-    def noise(self, stddev: tf.Tensor | None = None) -> Request:
+    def noise(
+        self, stddev: tf.Tensor | None = None, onto: tuple[tf.Tensor, ...] = (), grid: tf.Tensor | None = None
+    ) -> Request:
         """Gaussians for the rows, of these standard deviations `[n, draws]`; unit ones if left out."""
-        return Request(self.table, self.ids, self.rows[0].shape[1], stddev)
+        return Request(self.table, self.ids, self.rows[0].shape[1], stddev, onto, grid)
+
+    @property
+    def wide(self) -> Rows:
+        """The rows in float64."""
+        return tuple(tf.cast(each, tf.float64) for each in self.rows)
 
 
 class Owed(NamedTuple):
@@ -106,6 +111,11 @@ class Owed(NamedTuple):
 
     stddev: tf.Tensor
     coefficients: tuple[tf.Tensor, ...] = ()
+
+    @property
+    def wide(self) -> tuple[tf.Tensor, ...]:
+        """The coefficients in float64."""
+        return tuple(tf.cast(each, tf.float64) for each in self.coefficients)
 
     def of(self, rows: tf.Tensor) -> Owed:
         """The same of some of the rows."""
@@ -131,7 +141,9 @@ class Pending(abc.ABC):
         """The totals after a step of that learning rate and noise, from those before it. float64."""
 
     @abc.abstractmethod
-    def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+    def settled(
+        self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
+    ) -> list[Rows]:
         """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark` as `owed_by_mark`."""
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
@@ -148,15 +160,22 @@ class Aggregated(Pending):
 
     @abc.abstractmethod
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
-        """The rows after Gaussians `[n, draws, width]` of the standard deviations owed."""
+        """The rows after Gaussians `[n, draws, width]` of the standard deviations owed, in float64."""
 
-    def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
+    def settled(
+        self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
+    ) -> list[Rows]:
         # Found for the rows of all tables at once: a step has many tables, and a table few rows.
         every, now = tf.concat([debt.since for debt in debts], axis=0), debts[0].now
         due = by_mark.of(every) if by_mark else self.owed(every, now, history)
         owed = due.split([tf.size(debt.since) for debt in debts])
-        noise = draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], now)
-        return [self.moved(debt.rows, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise)]
+        if not due.coefficients:  # one Gaussian, added to the weight
+            asked = [debt.noise(each.stddev, (debt.rows[0],), grid) for debt, each in zip(debts, owed)]
+            return [(weight,) for weight in source.noisy(asked, now)]
+        noise = source.draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], now)
+        return [
+            weights_on(grid, self.moved(debt.wide, each.wide, drawn)) for debt, each, drawn in zip(debts, owed, noise)
+        ]
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
         # There are fewer steps than rows: where all are settled, what one owes is found once for each possible mark.
@@ -185,8 +204,7 @@ class WithoutMomentum(Aggregated):
         return Owed(_float32(_root(totals[1] - tf.square(kept) * then[:, 1]))[:, None], (_float32(kept),))
 
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
-        weight = coefficients[0][:, None] * rows[0] if coefficients else rows[0]
-        return (weight - noise[:, 0],)
+        return (coefficients[0][:, None] * rows[0] - noise[:, 0],)
 
 
 class WithMomentum(Aggregated):
@@ -237,23 +255,30 @@ class Replayed(Pending):
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
 
-    def settled(self, debts: Sequence[Debt], history: History, draw: Draw, by_mark: Owed | None = None) -> list[Rows]:
-        return [self._replay(debt, history, draw) for debt in debts]
+    def settled(
+        self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
+    ) -> list[Rows]:
+        return [weights_on(grid, self._replay(debt, history, source)) for debt in debts]
 
-    def _replay(self, debt: Debt, history: History, draw: Draw) -> Rows:
+    def _replay(self, debt: Debt, history: History, source: NoiseSource) -> Rows:
         own = 1 + self.recursion.has_velocity  # before the buffers
 
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
-            eta, stddev = tf.unstack(tf.cast(history.at(step + 1), tf.float32))
+            eta, stddev = tf.unstack(history.at(step + 1))
             # All rows draw, also those that owe less: noise of a step must not depend on which other rows are settled.
-            noise, buffers = self._strategy.next_noise(draw([debt.noise()], step)[0][:, 0], rows[own:])
+            noise, buffers = self._strategy.next_noise(source.draw([debt.noise()], step)[0][:, 0], rows[own:])
             made = (*self.recursion.step(rows[:own], -eta * stddev * noise, eta), *buffers)
             due = (debt.since <= step)[:, None]
             return step + 1, *(tf.where(due, new, old) for new, old in zip(made, rows, strict=True))
 
         first = tf.reduce_min(tf.concat([debt.since, debt.now[None]], axis=0))
-        return tf.while_loop(lambda step, *_: step < debt.now, body, (first, *debt.rows), parallel_iterations=1)[1:]
+        return tf.while_loop(lambda step, *_: step < debt.now, body, (first, *debt.wide), parallel_iterations=1)[1:]
+
+
+def weights_on(grid: tf.Tensor, rows: Rows) -> Rows:
+    """float64 rows as float32, their weights on the grid."""
+    return on_grid(rows[0], grid), *(tf.cast(each, tf.float32) for each in rows[1:])
 
 
 def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
@@ -271,6 +296,9 @@ class RowMarks:
 
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
+        # The largest η s since all rows were settled. All weights stand on its grid: on which steps a row has been read
+        # or settled must not show in a weight's last bits.
+        self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
         self.histories = histories
         self.marks = {
             path: tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="marks")
@@ -283,6 +311,7 @@ class RowMarks:
         for history in self.histories:
             history.restart(now)
         self.clock.assign(now)
+        self.largest.assign(0.0)
         for marks in self.marks.values():
             marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
@@ -306,9 +335,14 @@ class RowMarks:
         """The steps that rows were settled at, int64."""
         return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
 
-    def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor]) -> Operations:
-        """Puts a step on the clock, the totals of each history first."""
-        first: Operations = []
+    @property
+    def grid(self) -> tf.Tensor:
+        """Step of the grid that all weights stand on."""
+        return grid_of(self.largest.read_value())
+
+    def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
+        """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""
+        first = assigned(self.largest, tf.maximum(self.largest.read_value(), tf.abs(scale)))
         for history, those in zip(self.histories, totals, strict=True):
             first += history.append(now, those)
         with after(first):
@@ -317,6 +351,7 @@ class RowMarks:
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
         settled = tf.reduce_all([tf.reduce_min(marks) >= tf.cast(now, tf.int32) for marks in self.marks.values()])
+        self.largest.assign(tf.where(settled, tf.zeros_like(self.largest), self.largest))
         for history in self.histories:
             history.begin(now, settled)
 

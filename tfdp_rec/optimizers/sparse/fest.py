@@ -30,7 +30,6 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
-from tfdp_rec.noise import Request
 from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.sparse.draws import BucketSpace
@@ -77,12 +76,9 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
             return
         clipped = step.clipped
         chosen = {path: self._with_shared(path, ids, clipped) for path, ids in self.choose(clipped).items()}
-        wanted = [Request(table.number, chosen[path], table.width) for path, table in self.tables.items()]
-        noises = self.noise.draw(wanted, self.step_number)  # one draw for all tables
-        for (path, table), noise in zip(self.tables.items(), noises):
-            ids = chosen[path]
-            moves = sum_at(step.move(table), ids)
-            table.step(ids, moves + step.noise_scale * noise[:, 0], step.learning_rate)
+        moves = [(table, chosen[path], sum_at(step.move(table), chosen[path])) for path, table in self.tables.items()]
+        for (table, ids, _), (noisy, _) in zip(moves, self.noisy_moves(step, moves), strict=True):
+            table.step(ids, noisy, step.learning_rate)
             resource(self._updated_values).assign_add(tf.size(ids, tf.int64) * table.width)
 
     def _with_shared(self, path: str, ids: tf.Tensor, clipped: ClippedSum) -> tf.Tensor:

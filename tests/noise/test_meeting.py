@@ -1,0 +1,129 @@
+"""Where data and noise meet: what is released is on a public grid, and its last bits are those of the noise."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfdp_rec
+from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
+from tfdp_rec.noise import gaussian as module
+from tfdp_rec.noise.meeting import grid_of, met, on_grid
+from tfdp_rec.optimizers.sparse.preselection import Preselection
+from tfdp_rec.privacy import optimised_correlation
+
+SOURCES = {"entropy": EntropyNoise, "entropy, not compiled": lambda: EntropyNoise(jit_compile=False),
+           "secure": SecureNoise, "keyed": lambda: KeyedNoise(11)}  # fmt: skip
+STEP = tf.constant(5, tf.int64)
+
+
+@pytest.mark.parametrize("stddev", [1.0, 0.3, 7.0, 1e-9, 1e-30, 2.0**-100])
+def test_a_step_of_the_grid_is_a_power_of_two_below_the_noise(stddev):
+    grid = float(grid_of(tf.constant(stddev)))
+    mantissa, exponent = np.frexp(grid)
+    assert mantissa == 0.5 and np.float32(stddev) / 2**21 < grid <= np.float32(stddev) / 2**20
+    assert float(grid_of(tf.constant(-stddev, tf.float64))) == float(grid_of(tf.constant(stddev, tf.float64)))
+
+
+def test_without_noise_there_is_no_grid():
+    assert float(grid_of(0.0)) == 0.0
+    values = tf.constant([0.1, -1e-30], tf.float64)
+    np.testing.assert_array_equal(on_grid(values, grid_of(0.0)), np.float32(values))
+
+
+def test_sums_are_rounded_to_the_nearest_step_once():
+    grid, x = tf.constant(2.0**-10, tf.float64), tf.constant([1.0, 1e-3, -5.0], tf.float32)
+    noise = tf.constant([2.0**-11 * 1.001, 0.0, 2.0**-12], tf.float64)
+    assert met(noise, [x], grid).numpy().tolist() == [1 + 2.0**-10, 2.0**-10, -5.0]
+
+
+def asked(rows, width, scale=0.3, fill=0.1):
+    x = tf.fill([rows, width], np.float32(fill))
+    return Request(0, tf.range(rows, dtype=tf.int64), width, tf.constant(scale), (x,), grid_of(tf.constant(scale)))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("by_row", [False, True])
+def test_the_last_bits_are_those_of_the_noise(name, by_row):
+    """Float32 noise has no such bits where it cancels its data, and those of the data come to light."""
+    source, request = SOURCES[name](), asked(4000, 25)
+    if by_row:
+        scale = tf.fill([4000, 1], request.scale)
+        request = Request(0, request.rows, 25, scale, request.onto, request.grid)
+    (found,) = source.noisy([request], STEP)
+    assert found.dtype == tf.float32 and found.shape == (4000, 25)
+    steps = np.asarray(found, np.float64).ravel() / float(request.grid)
+    assert (steps == np.round(steps)).all()
+    near = steps[np.abs(found.numpy().ravel()) < 0.05]  # noise and data cancel there but for a sixth
+    assert len(near) > 10_000 and stats.chisquare(np.bincount(near.astype(int) % 16, minlength=16)).pvalue > 1e-7
+    noise = (np.asarray(found, np.float64) - 0.1).ravel() / 0.3
+    assert stats.kstest(noise, "norm").pvalue > 1e-7
+    assert stats.kstest(1.06 * noise, "norm").pvalue < 1e-7
+
+
+@pytest.mark.parametrize("name", ["entropy", "secure"])
+def test_gaussians_are_finer_than_any_grid_that_they_come_to(name):
+    drawn = SOURCES[name]().normal(0, tf.range(1000, dtype=tf.int64), STEP, 50).numpy().ravel()
+    assert stats.kstest((drawn * 2.0**36) % 1.0, "uniform").pvalue > 1e-7  # float32 has nothing behind 2⁻²⁴
+    assert len(np.unique(drawn)) == len(drawn)
+
+
+def test_the_fused_loop_is_the_arithmetic_step_by_step():
+    key, pairs = tf.random.Generator.from_seed(1).uniform_full_int([7], dtype=tf.uint32), tf.constant(2**14)
+    x, scale, grid = tf.random.normal([2**15]), tf.constant(0.7, tf.float64), grid_of(tf.constant(0.7))
+    unit = tf.reshape(tf.bitcast(module._sample(pairs, key), tf.float64), [-1])
+    fused = tf.reshape(tf.bitcast(module._COMPILED_NOISY(pairs, key, scale, grid, [x]), tf.float32), [-1])
+    apart = np.abs(fused - met(scale * unit, [x], grid)) / float(grid)
+    assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1  # a tie that a last bit of a sine decides
+    rows = tf.fill([2**10], np.float32(0.7))
+    by_row = module._COMPILED_ROWS(32, rows, key, grid, [tf.reshape(x, [2**10, 32])])
+    apart = np.abs(tf.reshape(by_row, [-1]) - met(np.float64(np.float32(0.7)) * unit, [x], grid)) / float(grid)
+    assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1
+
+
+# The mechanisms.
+
+ROWS, WIDTH = 40, 8
+BASICS = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4.0}
+PLAN = optimised_correlation(10, 10)
+KINDS = {
+    "DPSGD": (tfdp_rec.DPSGD, {}),
+    "LazyDPSGD": (tfdp_rec.LazyDPSGD, {}),
+    "LazyDPSGD, momentum": (tfdp_rec.LazyDPSGD, {"momentum": 0.9}),
+    "LazyDPSGD, decay": (tfdp_rec.LazyDPSGD, {"weight_decay": 0.1}),
+    "LazyDPSGD, replayed": (tfdp_rec.LazyDPSGD, {"aggregate_noise": False}),
+    "LazyDPFTRL": (tfdp_rec.LazyDPFTRL, {"correlation": PLAN}),
+    "DPFTRL": (tfdp_rec.DPFTRL, {"correlation": PLAN}),
+    "FEST": (tfdp_rec.FEST, {"preselection": Preselection({"table": range(ROWS)})}),
+    "EANA": (tfdp_rec.EANA, {}),
+}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
+    """What a row has been through, and with which gradients, is not in its last bits: two data sets, one grid."""
+    make, options = KINDS[kind]
+    for gradient in (0.0, 0.3712345):  # without and with an example's
+        table, dense = (keras.Variable(np.zeros(shape, "float32"), name=name)
+                        for shape, name in (([ROWS, WIDTH], "table"), ([50], "dense")))  # fmt: skip
+        optimizer = make(0.5, **BASICS, secure=secure, **options)
+        optimizer.build([table, dense], {table.path: None})
+        for step in range(3):
+            ids = tf.constant([0, 1 + step], tf.int64)
+            optimizer.before_read(table, ids)
+            slices = tf.IndexedSlices(tf.fill([2, WIDTH], np.float32(gradient)), ids)
+            sums = {table.path: slices, dense.path: tf.fill([50], np.float32(gradient))}
+            optimizer.apply(ClippedSum(sums, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
+            if step == 0 and "momentum" not in options:
+                first = np.asarray(dense, np.float64)
+                assert (first != 0).any()
+        optimizer.settle()
+        grid = 0.5 * float(grid_of(0.25))  # of a dense gradient's noise, and of a row's: η s = 0.125
+        for weights in (table, dense):
+            if weights is dense and options:
+                continue  # momentum and decay of what is no table are functions of what was released
+            steps = np.asarray(weights, np.float64) / grid
+            assert (steps == np.round(steps)).all() and (steps[0] != 0).any()
