@@ -112,6 +112,8 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
         optimizer = make(0.5, **BASICS, secure=secure, **options)
         optimizer.build([table, dense], {table.path: None})
         for step in range(3):
+            if "Lazy" in kind:  # the grid is that of the largest rate since all rows were settled
+                optimizer.learning_rate = (0.5, 0.11, 0.05)[step]
             ids = tf.constant([0, 1 + step], tf.int64)
             optimizer.before_read(table, ids)
             slices = tf.IndexedSlices(tf.fill([2, WIDTH], np.float32(gradient)), ids)
@@ -123,7 +125,7 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
         optimizer.settle()
         grid = 0.5 * float(grid_of(0.25))  # of a dense gradient's noise, and of a row's: η s = 0.125
         for weights in (table, dense):
-            if weights is dense and options:
-                continue  # momentum and decay of what is no table are functions of what was released
+            if weights is dense and (options or "Lazy" in kind):
+                continue  # what is no table moves by functions of what was released
             steps = np.asarray(weights, np.float64) / grid
             assert (steps == np.round(steps)).all() and (steps[0] != 0).any()

@@ -12,10 +12,7 @@ Two attacks on textbook samplers, two answers.
 
   which is again N(0, 1); the four other coordinates give a second value. Both are two equations in eight
   uniforms, so that six must be guessed (Holohan and Braghin, n = 2, count 2^(3 * 53) trials for four uniforms
-  where the textbook sampler needs one), and the sum, cut to float32, reaches every float32 near it.
-
-What it does not do: the optimizer still adds in float32, so a released weight is rounded to the grid of
-float32. docs/privacy-noise.md says what that leaves open.
+  where the textbook sampler needs one). Then the sum with the data is rounded to a public grid (`meeting.py`).
 
 Reference:
     N. Holohan and S. Braghin, Secure random sampling in differential privacy, ESORICS 2021.
