@@ -185,6 +185,9 @@ class ServedNoise(NoiseSource):
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
         return self._source.draw([self._translated(request) for request in requests], step)
 
+    def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        return self._source.noisy([self._translated(request) for request in requests], step)
+
     def _translated(self, request: Request) -> Request:
         number, first = self._places[request.variable]
         return dataclasses.replace(request, variable=number, rows=request.rows + first)
