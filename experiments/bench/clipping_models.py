@@ -22,7 +22,7 @@ class Silence(NoiseSource):
     """No noise, so that clipping is timed alone."""
 
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.zeros([tf.size(r.rows), r.draws, r.width]) for r in requests]
+        return [tf.zeros([tf.size(r.rows), r.draws, r.width], tf.float64) for r in requests]
 
 
 class ClippedSGD(tfdp_rec.DPSGD):

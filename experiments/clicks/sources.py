@@ -212,11 +212,11 @@ def generated_ads(paths: Sequence[Path], days: int = 8, seed: int = 0) -> ClickL
     return _of_displays(table, "CriteoPrivateAd's schema", "generated displays", "the generator")
 
 
-def _of_displays(table: pa.Table, name: str, kind: str, where: str) -> ClickLog:
+def _of_displays(table: pa.Table, name: str, kind: str, origin: str) -> ClickLog:
     lists = [name for name in table.column_names if name.endswith("_array")]
     names = [n for n in table.column_names if n.startswith(("features_", "campaign_id", "publisher_id"))]
     if "click_delay_after_display_array" not in lists or "user_id" not in table.column_names or not names:
-        raise ValueError(f"{where}: expected user_id, click_delay_after_display_array and features_... columns.")
+        raise ValueError(f"{origin}: expected user_id, click_delay_after_display_array and features_... columns.")
     labels = pc.fill_null(pc.greater(pc.list_value_length(table["click_delay_after_display_array"]), 0), False)
     ids = np.stack([_hashed(table[name]) for name in names], axis=1)
     users = np.unique(table["user_id"].to_numpy(zero_copy_only=False), return_inverse=True)[1]
@@ -224,7 +224,7 @@ def _of_displays(table: pa.Table, name: str, kind: str, where: str) -> ClickLog:
     day = table["day_int"].to_numpy()
     last = np.unique(day)[-2:]
     if len(np.unique(day)) < 3:
-        raise ValueError(f"{where}: expected at least three days.")
+        raise ValueError(f"{origin}: expected at least three days.")
     where = {"train": day < last[0], "validation": day == last[0], "test": day == last[1]}
     parts = {part: rows.taken(np.flatnonzero(where[part])) for part in PARTS}
     source = f"{len(ids):,} {kind} of {len(np.unique(users)):,} users; the last two days held back"
