@@ -9,7 +9,10 @@ from scipy import stats
 
 import tfdp_rec
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.noise.words import seeded
 from tfdp_rec.optimizers import FEST, Preselection, noisy_frequencies
+from tfdp_rec.optimizers.sparse import preselection
+from tfdp_rec.sums.fixed_point import ONE
 
 
 def model_of(optimizer, rows=60):
@@ -137,10 +140,47 @@ def test_frequencies_are_clipped_example_by_example_over_all_tables():
     np.testing.assert_allclose(np.concatenate([found["a"], found["b"]]), expected, rtol=1e-5)
 
 
+def can_come_of(count, released, noise_multiplier):
+    """Whether a count and some float32 Gaussian give the released float32 numbers, if the noise is added to it."""
+    found = np.zeros(released.shape, bool)
+    likely = ((released.astype("float64") - count) / noise_multiplier).astype("float32")
+    for towards in (-np.inf, np.inf):
+        unit = likely
+        for _ in range(3):  # others are too far away to round to the number
+            found |= (count + noise_multiplier * unit.astype("float64")).astype("float32") == released
+            unit = np.nextafter(unit, np.float32(towards))
+    return found
+
+
+def test_the_lowest_bits_of_a_frequency_do_not_tell_the_count():
+    """Noise with gaps between its numbers, added to a count, leaves gaps that move with it: 43% of zeros were told."""
+    rows, noise_multiplier = 20_000, 1.0
+    unit = np.random.default_rng(0).standard_normal(rows, dtype="float32")
+    rounded = (0.0 + noise_multiplier * unit.astype("float64")).astype("float32")
+    assert can_come_of(0.0, rounded, noise_multiplier).all()
+    assert np.mean(~can_come_of(1.0, rounded, noise_multiplier)) > 0.4, "the attack works on such noise"
+    read = {"a": np.arange(rows // 2)}  # by one example, whose weight is in steps of the grid as well
+    for batches in ([], [read], [{"a": np.zeros([3, 1], int)}]):
+        found = noisy_frequencies(batches, {"a": rows}, noise_multiplier=noise_multiplier)["a"].astype("float64")
+        assert ((found * ONE) % 1 == 0).all(), "numbers of one grid, whatever the count"
+        assert (((found - 1.0) * ONE) % 1 == 0).all() and len(np.unique(found)) > rows * 0.99
+
+
+@pytest.mark.parametrize("reads", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("clip", [0.3, 1.0, 1.5, 7.1, 1000.0])
+def test_an_example_moves_the_frequencies_by_the_clip_at_most(reads, clip):
+    """In whole numbers, with no rounding that could exceed it."""
+    found = preselection._clipped_histogram([{"a": np.arange(reads)[None], "b": [[0]]}], {"a": 1000, "b": 2}, clip)
+    moved = np.concatenate([found["a"], found["b"]])
+    assert moved.dtype == np.int64 and sum(int(each) ** 2 for each in moved) <= ONE**2
+    weight = min(1.0, clip / np.sqrt(reads + 1))
+    assert np.count_nonzero(moved) == reads + 1 and moved.max() * clip / ONE == pytest.approx(weight, rel=1e-3)
+
+
 @pytest.mark.parametrize("error, accepted", [(1.0, True), (0.97, False), (1.03, False)])
 def test_every_row_gets_the_noise_it_should(error, accepted):
     found = noisy_frequencies(
-        [{"a": np.array([0])}], {"a": 60_000}, noise_multiplier=3.0, contribution_clip=2.0, noise=KeyedNoise(4)
+        [{"a": np.array([0])}], {"a": 60_000}, noise_multiplier=3.0, contribution_clip=2.0, words=seeded(4)
     )
     scaled = found["a"][1:] / (error * 6.0)
     assert (stats.kstest(scaled, "norm").pvalue > 1e-3) or not accepted
@@ -158,8 +198,7 @@ def test_the_most_frequent_rows_are_chosen():
 def test_days_add_up_to_a_stream():
     days = [{"a": np.full(50, day)} for day in range(3)]
     noisy = [
-        noisy_frequencies([day], {"a": 5}, noise_multiplier=0.01, noise=KeyedNoise(i))["a"]
-        for i, day in enumerate(days)
+        noisy_frequencies([day], {"a": 5}, noise_multiplier=0.01, words=seeded(i))["a"] for i, day in enumerate(days)
     ]
     running = np.cumsum(noisy, axis=0)
     chosen = [set(Preselection.from_frequencies({"a": run}, 3, noise_multiplier=0.01).rows["a"]) for run in running]
@@ -172,7 +211,9 @@ def test_days_add_up_to_a_stream():
     "wrong, complaint",
     [
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": 2.0**20}, "noise_multiplier"),
         ({"contribution_clip": -1.0}, "contribution_clip"),
+        ({"contribution_clip": 1025.0}, "contribution_clip"),
         ({"batches": [{"a": np.array([5])}]}, "5 rows, but an example reads row 5"),
     ],
 )

@@ -1,9 +1,12 @@
 """Rows chosen once, before training: the private top k of each table, or rows that are public knowledge.
 
-Every example adds its contribution map, clipped to L2 norm C1 (`draws.contribution_counts`), to a histogram over
-all rows of all tables. The histogram gets N(0, (s0 C1)^2) on *every* row, and the k largest of each table are kept:
+Every example adds its contribution map, 1 on the distinct rows that it reads, clipped to L2 norm C1, to a histogram
+over all rows of all tables. It gets N(0, (s0 C1)^2) on *every* row, and the k largest of each table are kept:
 
   one Gaussian event with noise multiplier s0, not sampled, paid once.
+
+Counts and noise are whole numbers of steps of 2^-20 C1 (`sums.fixed_point`), so that an example moves the histogram by
+C1 at most, and the lowest bits of a frequency do not tell which count the noise was added to.
 
 The noisy histograms of disjoint sets of examples (days, say) cost one such event in all, since an example is in one
 of them only; sums of them are post-processing. `noisy_frequencies` of each day, added up, is therefore how a choice
@@ -25,11 +28,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.noise import EntropyNoise, NoiseSource
+from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.optimizers.sparse import draws
+from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
 
 Frequencies = dict[str, np.ndarray]
 _ROWS_AT_A_TIME = 1 << 20
+_LARGEST_CLIP = 1024  # in units of the clip an entry of 1 is then still a thousand steps of the grid
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -108,7 +113,7 @@ def noisy_frequencies(
     *,
     noise_multiplier: float,
     contribution_clip: float = 1.0,
-    noise: NoiseSource | None = None,
+    words: WordSource = os_entropy,
 ) -> Frequencies:
     """How often examples read each row, clipped by example, with Gaussian noise on every row.
 
@@ -118,39 +123,40 @@ def noisy_frequencies(
         sizes: Table path -> number of its rows.
         noise_multiplier: Noise multiplier s0 of the frequencies.
         contribution_clip: Bound C1 on the L2 norm of what an example adds.
-        noise: A noise source, for tests.
+        words: Source of random bits, for tests; the operating system's by default. With any other the frequencies have
+            no guarantee, whatever the event of a choice says.
 
     Returns:
-        Table path -> float32 [rows].
+        Table path -> float32 [rows], multiples of 2^-20 C1 up to the rounding to float32.
 
     Raises:
-        ValueError: a noise multiplier or clip that is not positive; an id beyond its table.
+        ValueError: noise_multiplier is not positive and below 2^20, or contribution_clip not positive and at most 1024;
+            an id is beyond its table.
 
     Example:
         >>> counts = noisy_frequencies([{"a": np.array([2, 2, 0])}], {"a": 4}, noise_multiplier=1e-6)
         >>> counts["a"].round(3).tolist()
         [1.0, 0.0, 2.0, 0.0]
     """
-    for name, value in {"noise_multiplier": noise_multiplier, "contribution_clip": contribution_clip}.items():
-        if not 0.0 < value < np.inf:
-            raise ValueError(f"{name} must be positive, got {value!r}.")
-    counts = _clipped_histogram(batches, sizes, contribution_clip)
-    source = noise or EntropyNoise()
-    for number, histogram in enumerate(counts.values()):
-        for start in range(0, len(histogram), _ROWS_AT_A_TIME):
-            part = histogram[start : start + _ROWS_AT_A_TIME]
-            rows = tf.range(start, start + len(part), dtype=tf.int64)
-            unit = source.normal(number, rows, tf.constant(0, tf.int64), 1).numpy()[:, 0]
-            part += noise_multiplier * contribution_clip * unit
-    return {path: histogram.astype(np.float32) for path, histogram in counts.items()}
+    noise = checked_noise(noise_multiplier)
+    if not 0.0 < contribution_clip <= _LARGEST_CLIP:
+        raise ValueError(f"contribution_clip must be positive and at most {_LARGEST_CLIP}, got {contribution_clip!r}.")
+    found = {}
+    for path, total in _clipped_histogram(batches, sizes, contribution_clip).items():
+        found[path] = np.zeros(len(total), np.float32)  # rounding a release is post-processing
+        for start in range(0, len(total), _ROWS_AT_A_TIME):
+            part = slice(start, start + _ROWS_AT_A_TIME)
+            found[path][part] = contribution_clip * released(total[part], noise, words)
+    return found
 
 
 def _clipped_histogram(
     batches: Iterable[Mapping[str, np.ndarray]], sizes: Mapping[str, int], contribution_clip: float
-) -> Frequencies:
-    """The sum of the examples' clipped contribution maps, without noise: not to be released."""
+) -> dict[str, np.ndarray]:
+    """The sum of the examples' clipped contribution maps, in grid steps. It has no noise and must not be released."""
     space = draws.BucketSpace(sizes)
-    total = np.zeros(space.size)
+    total = np.zeros(space.size, np.int64)
+    largest = int(ONE / max(1.0, contribution_clip))  # an entry of 1
     for batch in batches:
         examples, buckets = [], []
         for path, ids in batch.items():
@@ -159,8 +165,9 @@ def _clipped_histogram(
                 raise ValueError(f"'{path}' has {sizes[path]} rows, but an example reads row {ids.max()}.")
             examples.append(np.repeat(np.arange(len(ids)), ids.shape[1]))
             buckets.append(space.numbers(path, tf.constant(ids.reshape(-1))).numpy())
-        pairs = tf.constant(np.concatenate(examples)), tf.constant(np.concatenate(buckets))
-        votes = draws.contribution_counts(*pairs, space.size, contribution_clip)
-        total[votes.touched.numpy()] += votes.counts.numpy()
+        pairs = np.stack([np.concatenate(examples), np.concatenate(buckets)])
+        example, bucket = np.unique(pairs[:, pairs[1] >= 0], axis=1)  # an id that repeats counts once
+        weights = np.minimum(grid_weights(np.bincount(example)), largest)
+        np.add.at(total, bucket, weights[example])
     ends = np.cumsum(list(sizes.values()))
     return dict(zip(sizes, np.split(total, ends[:-1])))
