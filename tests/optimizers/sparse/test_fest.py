@@ -1,5 +1,7 @@
 """FEST and the choice of rows before training."""
 
+import json
+
 import dp_accounting
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.optimizers import FEST, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.sparse import preselection
+from tfdp_rec.spending.ledger import read
 from tfdp_rec.sums.fixed_point import ONE
 
 
@@ -82,16 +85,49 @@ def test_its_event_is_dp_sgds_and_the_choice_is_apart():
     )
 
 
-def test_labels_tell_choices_apart():
-    labels = {
-        Preselection(rows, noise_multiplier=1.0).label
-        for rows in ({"a": [1, 2]}, {"a": [1, 3]}, {"b": [1, 2]}, {"a": [1]})
-    }
-    assert len(labels) == 4
-    assert (
-        Preselection({"a": [2, 1]}, noise_multiplier=1.0).label
-        == Preselection({"a": [1, 2]}, noise_multiplier=1.0).label
-    )
+def test_a_label_is_of_one_look_and_kept_with_it():
+    rows = {"a": np.array([2, 1])}
+    looks = [Preselection(rows, noise_multiplier=1.0) for _ in range(2)]
+    looks += [
+        Preselection.from_frequencies({"a": np.array([0.0, 3.0, 3.0])}, 2, noise_multiplier=1.0) for _ in range(2)
+    ]
+    assert len({look.label for look in looks}) == 4, "whatever the rows"
+    for look in looks:
+        saved = json.loads(json.dumps(look.get_config()))
+        assert Preselection.from_config(saved).label == Preselection(**saved).label == look.label
+
+
+def test_a_choice_saved_before_there_were_ids_keeps_its_label():
+    """Ledgers have paid for it under that: a hash of its rows."""
+    config = {"rows": {"a": [2, 1], "b": []}, "noise_multiplier": 1.0}
+    assert Preselection.from_config(config).label == "pre-selection of 2 rows (bf6f4276)"
+    assert Preselection.from_config({**config, "rows": {"a": [1, 2], "b": []}}).label.endswith("(bf6f4276)")
+    again = Preselection.from_config(Preselection.from_config(config).get_config())
+    assert again.label == "pre-selection of 2 rows (bf6f4276)"
+
+
+@pytest.mark.parametrize("num_looks, through_a_file", [(1, False), (1, True), (2, False)])
+def test_each_private_look_at_the_data_is_paid_once(tmp_path, num_looks, through_a_file):
+    """Two looks that choose the same rows were one payment: the label was a hash of the rows."""
+    sampling = tfdp_rec.data.PoissonSampling(num_units=200, expected_batch_size=20)
+    looks = [
+        Preselection.from_frequencies({"ids/embeddings": -np.arange(60.0)}, 10, noise_multiplier=20.0)
+        for _ in range(num_looks)
+    ]
+    for number in range(2):
+        chosen = looks[number % num_looks]
+        optimizer = FEST(0.3, l2_norm_clip=1.0, noise_multiplier=1.25, expected_batch_size=20.0, preselection=chosen)
+        if through_a_file:
+            optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+        model = model_of(optimizer)
+        event, path = model.optimizer.dp_event(), tmp_path / "ledger.jsonl"
+        accountant = tfdp_rec.privacy.Accountant(event, sampling, 1e-3, "rdp", ledger=path)
+        data = sampling.batches(lambda indices: (np.ones([len(indices), 3], int), np.ones([len(indices), 1], "f4")))
+        budget = tfdp_rec.callbacks.PrivacyBudget(accountant, target_epsilon=8.0)
+        model.fit(data, steps_per_epoch=1, verbose=0, callbacks=[budget])
+        accountant.close()
+    paid = [entry.label for entry in read(path).paid if entry.label.startswith("pre-selection")]
+    assert paid == [look.label for look in looks]
 
 
 def test_without_rows_it_is_refused():

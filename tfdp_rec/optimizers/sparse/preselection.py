@@ -20,6 +20,7 @@ Reference:
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ class Preselection:
     Args:
         rows: Table path (`variable.path`) -> the chosen rows, distinct.
         noise_multiplier: s0 of the private choice that gave them; None if they are public knowledge.
+        id: Id of the private look at the data that gave them, which is paid for once; a new one by default.
 
     Raises:
         ValueError: for a noise multiplier that is not positive.
@@ -53,11 +55,12 @@ class Preselection:
         GaussianDpEvent(noise_multiplier=20.0)
     """
 
-    def __init__(self, rows: Mapping[str, Any], *, noise_multiplier: float | None = None):
+    def __init__(self, rows: Mapping[str, Any], *, noise_multiplier: float | None = None, id: str | None = None):
         if noise_multiplier is not None and not 0.0 < noise_multiplier < np.inf:
             raise ValueError(f"noise_multiplier must be positive, or None for public rows; got {noise_multiplier!r}.")
         self.rows = {path: np.asarray(chosen, dtype=np.int64).reshape(-1) for path, chosen in rows.items()}
         self.noise_multiplier = noise_multiplier
+        self.id = id or secrets.token_hex(8)  # not a hash of the rows: a second look may choose the same
 
     @classmethod
     def from_frequencies(
@@ -90,21 +93,24 @@ class Preselection:
 
     @property
     def label(self) -> str:
-        """Label of the choice in accounts; two different choices have two labels."""
-        digest = hashlib.sha256()
-        for path in sorted(self.rows):
-            digest.update(path.encode() + b"\0" + np.sort(self.rows[path]).tobytes())
-        return f"pre-selection of {sum(map(len, self.rows.values()))} rows ({digest.hexdigest()[:8]})"
+        """Label of the choice in accounts, with its id; saved and loaded it keeps both."""
+        return f"pre-selection of {sum(map(len, self.rows.values()))} rows ({self.id})"
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument."""
         rows = {path: chosen.tolist() for path, chosen in self.rows.items()}
-        return {"rows": rows, "noise_multiplier": self.noise_multiplier}
+        return {"rows": rows, "noise_multiplier": self.noise_multiplier, "id": self.id}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Preselection:
         """Rebuilds a choice from `get_config`."""
-        return cls(**config)
+        choice = cls(**config)
+        if "id" not in config:  # of a version before there were ids: it was paid for under a hash of its rows
+            digest = hashlib.sha256()
+            for path in sorted(choice.rows):
+                digest.update(path.encode() + b"\0" + np.sort(choice.rows[path]).tobytes())
+            choice.id = digest.hexdigest()[:8]
+        return choice
 
 
 def noisy_frequencies(
